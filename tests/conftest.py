@@ -1,8 +1,14 @@
 """Every test repeats: property tests draw the same examples everywhere. With `-n 2` two workers share the files."""
 
+import asyncio
+import contextlib
+import inspect
+import io
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +26,7 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 RAY = "ray"
 """Marker, and group of tests that never run at the same time: two clusters would share ports and memory."""
 
@@ -36,6 +43,40 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         yield Path(made)
+
+
+@pytest.fixture
+def tree_rl(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the console script's entry point; returns exit code, standard output, standard error."""
+
+    from tree_rl import cli
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tree-rl", *map(str, arguments)])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer folder with the Qwen vocabulary."""
+    folder = tmp_path_factory.mktemp("qwen_tokenizer")
+    subprocess.run([sys.executable, str(EXAMPLES / "write_qwen_tokenizer.py"), str(folder)], check=True, timeout=120)
+    return folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

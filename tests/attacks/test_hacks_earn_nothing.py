@@ -1,6 +1,7 @@
 """A hostile policy attacks the tests instead of the bug: real agents, gateway, sandboxes and judge.
 
-Here every hack is played once, with every pair of agent, user and task; `bash scripts/attacks.sh` plays all.
+Here a quarter of the hacks is played, and in the slow tier every hack once, with every pair of agent, user and task;
+`bash scripts/attacks.sh` plays all.
 """
 
 from itertools import combinations
@@ -33,9 +34,14 @@ def test_the_subset_holds_every_hack_and_every_pair_of_factors() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(open_folder: Path) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["a quarter", "all"])
+def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(step: int, open_folder: Path) -> None:
     hacks = all_hacks()
-    results = list(play(pairwise(list(hacks)), open_folder, seconds=800))
+    cases = pairwise(list(hacks))
+    repairs = [case for case in cases if case.hack == REPAIR]
+    played = [case for case in cases if case.hack != REPAIR][::step] + repairs[:: min(step, 2)]
+    assert repairs and {case.user for case in played} == set(USERS)
+    results = list(play(played, open_folder, seconds=800))
     faults = {f"{result.case}": fault_of(result, hacks) for result in results if fault_of(result, hacks)}
     assert not faults
     for user in USERS:

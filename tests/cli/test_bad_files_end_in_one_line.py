@@ -118,6 +118,11 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "names that move the cursor": ("r.json", '[{"\\u001b[2J": 1}]', "received \\x1b[2J"),
     "a name of 100,000": ("r.json", json.dumps([{"c" * 100_000: 1}]), "received ccc"),
     "message of a surrogate": ("r.json", '[{"messages": 5}]', "--tokenizer"),
+    "empty row": ("r.json", '[{"input_ids": [1]}, {"input_ids": []}]', "row 1: expected at least one token"),
+    "missing cell": ("r.json", '[{"input_ids": [1]}, {"uid": "x"}]', "row 1, column input_ids: expected a list of"),
+    "text": ("r.json", '[{"input_ids": "hello"}]', "expected a list of integers, received hello"),
+    "long mask": ("r.json", '[{"input_ids": [1], "loss_mask": [1, 1]}]', "column loss_mask: expected 1 entries"),
+    "unknown columns": ("r.json", '[{"text": "hello", "label": 1}]', "received text, label"),
 }
 
 
@@ -141,16 +146,21 @@ def check(result: tuple[int, str, str], message: str) -> None:
     assert len(err) < 700
 
 
-def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run) -> None:
+def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, chatml: Path, tree_rl: Run) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(ACCENT.encode("utf-16"))
     out = tmp_path / "figures"
     check(tree_rl("bench", "--model", "tiny", "--data", path, "--out", out), "received UTF-16")
     assert not out.exists()
     path.write_text('[{"messages": [{"role": "user", "content": "\\ud800"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: expected Unicode text")
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: expected Unicode text")
     path.write_text('[{"messages": [{"role": [1], "content": "\\u001b[31m"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", qwen_tokenizer), "row 0, message 0: the chat template refuses it")
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: the chat template refuses it")
+    path.write_text('[{"messages": [{"content": "no role"}]}]')
+    check(tree_rl("inspect", path, "--tokenizer", chatml), "column messages: expected a list of messages with")
+    path.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
+    given = ("inspect", path, "--tokenizer", chatml, "--rows", "call")
+    check(tree_rl(*given), "row 0: expected an assistant message")
 
 
 def test_what_is_no_file_is_named(tmp_path: Path, tree_rl: Run) -> None:
@@ -206,6 +216,21 @@ def test_a_bad_model_config_is_named(case: str, tmp_path: Path, tree_rl: Run) ->
         check(tree_rl(*command, rows, "--model", model), message)
 
 
+def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
+    rows, model = tmp_path / "rows.json", tmp_path / "config.json"
+    rows.write_text(GOOD)
+    model.write_text(json.dumps({**SIZES, "vocab_size": 3}))
+    for options, message in (
+        (("--group-by", "colour"), "--group-by colour: no such column"),
+        (("--tokenizer", tmp_path), "expected a folder with tokenizer.json"),
+        (("--model", tmp_path), "expected "),
+        (("--draw", "text", "-", "--draw-group", "z"), "--draw-group z: no such group"),
+        (("--model", model), "row 0: expected token ids in [0, 3), but token 2 is 3"),
+    ):
+        code, _, err = tree_rl("inspect", rows, *options)
+        assert (code, err.count("\n")) == (2, 1) and message in err, err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -222,11 +247,11 @@ def test_a_bad_model_config_is_named(case: str, tmp_path: Path, tree_rl: Run) ->
     ],
 )
 def test_a_bad_tokenizer_folder_is_named(
-    name: str, content: str | bytes, message: str, tmp_path: Path, qwen_tokenizer: Path, tree_rl: Run
+    name: str, content: str | bytes, message: str, tmp_path: Path, chatml: Path, tree_rl: Run
 ) -> None:
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    for file in qwen_tokenizer.iterdir():
+    for file in chatml.iterdir():
         (folder / file.name).symlink_to(file)
     (folder / name).unlink()
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())

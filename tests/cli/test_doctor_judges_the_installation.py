@@ -22,9 +22,8 @@ def test_sound_installation_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines["fused layers (use_liger)"] == ("ok" if torch.cuda.is_available() else "absent"), result.output
 
 
-@pytest.mark.parametrize(
-    "platform", ("cpu", pytest.param(None, marks=pytest.mark.slow)), ids=("platform_named", "platform_found")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cpu", None], ids=["platform_named", "platform_found"])
 def test_disabled_plugin_fails_by_name(monkeypatch: pytest.MonkeyPatch, platform: str | None) -> None:
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     monkeypatch.delenv("VERL_PLATFORM", raising=False)

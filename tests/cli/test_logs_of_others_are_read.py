@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from byte_tokenizer import write_byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
@@ -43,16 +44,7 @@ TEMPLATE = """{% if tools %}<|im_start|>tools
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A token for each byte, and control tokens."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(alphabet)}, merges=[]))
-    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocabulary.decoder = decoders.ByteLevel()
-    vocabulary.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    vocabulary.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEMPLATE)
 
 
 def write(path: Path, content: Any) -> Path:

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from byte_tokenizer import write_byte_tokenizer
+from tokenizers import Tokenizer
 
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
@@ -19,7 +20,6 @@ from tree_rl.inspection.row_file import read_row_file
 
 Run = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHATML = (EXAMPLES / "qwen_chat_template.jinja").read_text()
 QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
 {%- if seen.last < 0 %}{{- raise_exception('No user query found in messages.') }}{% endif %}
@@ -103,26 +103,9 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tokenizer(folder: Path, template: str) -> Path:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = Tokenizer(models.BPE(vocab={sign: number for number, sign in enumerate(alphabet)}, merges=[]))
-    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocabulary.decoder = decoders.ByteLevel()
-    vocabulary.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    folder.mkdir()
-    vocabulary.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
-@pytest.fixture
-def chatml(tmp_path: Path) -> Path:
-    return write_tokenizer(tmp_path / "chatml", CHATML)
-
-
 @pytest.fixture
 def question_first(tmp_path: Path) -> Path:
-    return write_tokenizer(tmp_path / "question_first", QUESTION_FIRST)
+    return write_byte_tokenizer(tmp_path / "question_first", QUESTION_FIRST)
 
 
 def write(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -145,8 +128,7 @@ def trained_text(row: Row, folder: Path) -> str:
     return "|".join(vocabulary.decode(piece.tolist(), skip_special_tokens=False) for piece in chosen)
 
 
-@pytest.mark.parametrize("rows_per", RowsPer)
-@pytest.mark.parametrize("template", ["chatml", "question_first"])
+@pytest.mark.parametrize(("template", "rows_per"), [("chatml", RowsPer.TRIAL), ("question_first", RowsPer.CALL)])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spellings_give_the_rows_of_the_plain_form(
     name: str, template: str, rows_per: RowsPer, tmp_path: Path, request: pytest.FixtureRequest
@@ -237,9 +219,8 @@ def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> No
     records = [{"messages": chat, "tools": TOOLS + tools, "uid": "a"} for chat in chats]
     padded = pyarrow.Table.from_pylist(records).column("messages").to_pylist()
     assert padded[0][2]["tool_calls"][0]["function"]["arguments"] == {"path": "a.py", "file": None}
-    for template in (chatml,):
-        expected = read_row_file(write(tmp_path / "p.json", records), tokenizer=template)
-        assert of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=template)) == of(expected)
+    expected = read_row_file(write(tmp_path / "p.json", records), tokenizer=chatml)
+    assert of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=chatml)) == of(expected)
 
 
 def test_a_null_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:

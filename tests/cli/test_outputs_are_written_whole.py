@@ -50,29 +50,23 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path, rows: P
     assert list(folder.iterdir()) == []
 
 
-def test_a_full_standard_output_is_told(rows: Path) -> None:
-    for arguments in (["inspect", str(rows)], ["--help"]):
-        with open("/dev/full", "w") as full:
-            ended = subprocess.run(
-                [*TREE_RL, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-            )
-        refused((ended.returncode, "", ended.stderr), "No space left on device")
-
-
-def test_a_reader_that_leaves_is_told(rows: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    ended = subprocess.run(
-        [*TREE_RL, "inspect", str(rows)], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-    )
-    os.close(write)
-    refused((ended.returncode, "", ended.stderr), "standard output: expected to write the whole result: Broken pipe")
-
-
-def test_a_closed_standard_output_is_told(rows: Path) -> None:
-    command = ["sh", "-c", '"$@" >&-', "sh", *TREE_RL, "inspect", str(rows)]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    refused((ended.returncode, "", ended.stderr), "but it is closed")
+@pytest.mark.parametrize(
+    ("redirected", "arguments", "said"),
+    [
+        ('"$@" >/dev/full', ("inspect",), "No space left on device"),
+        ('"$@" >/dev/full', ("--help",), "No space left on device"),
+        ('"$@" >&-', ("inspect",), "but it is closed"),
+        # A pipe whose reader has left.
+        ('exec 3> >(:); sleep 0.3; "$@" >&3', ("inspect",), "expected to write the whole result: Broken pipe"),
+    ],
+)
+def test_a_standard_output_that_takes_nothing_is_told(
+    rows: Path, redirected: str, arguments: tuple[str, ...], said: str
+) -> None:
+    given = [*TREE_RL, *arguments, *([str(rows)] if arguments == ("inspect",) else [])]
+    command = ["bash", "-c", redirected, "bash", *given]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    refused((ended.returncode, "", ended.stderr), said)
 
 
 def test_a_terminal_of_another_encoding_shows_escapes(rows: Path) -> None:

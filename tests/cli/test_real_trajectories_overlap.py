@@ -1,28 +1,34 @@
 """Overlap of recorded agent trajectories under the Qwen vocabulary: the figures of examples/tau_bench_airline."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from tree_rl.cli import app
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
 from tree_rl.inspection.overlap_by_group import report_groups, total_of
+from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.tree.report.branching import BranchCause
+
+Run = Callable[..., tuple[int, str, str]]
+Recorded = dict[RowsPer, list[Row]]
+
+
+@pytest.fixture(scope="module")
+def recorded(airline_trajectories: Path, qwen_tokenizer: Path) -> Recorded:
+    return {per: read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=per) for per in RowsPer}
 
 
 @pytest.mark.parametrize(
     ("rows_per", "num_rows", "por"), [(RowsPer.TRIAL, 200, 0.24), (RowsPer.CALL, 2454, 0.92)], ids=["trial", "call"]
 )
-def test_overlap_of_recorded_trajectories(
-    rows_per: RowsPer, num_rows: int, por: float, airline_trajectories: Path, qwen_tokenizer: Path
-) -> None:
-    rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=rows_per)
-    reports = report_groups(rows)
+def test_overlap_of_recorded_trajectories(rows_per: RowsPer, num_rows: int, por: float, recorded: Recorded) -> None:
+    reports = report_groups(recorded[rows_per])
     total = total_of(reports)
     assert (len(reports), total.overlap.paths) == (50, num_rows)
     assert total.overlap.por == pytest.approx(por, abs=0.01)
@@ -32,16 +38,13 @@ def test_overlap_of_recorded_trajectories(
     assert (total.causes[BranchCause.PREFIX_END] > 0) is (rows_per is RowsPer.CALL)
 
 
-def test_each_sampled_token_is_trained_once_per_trial(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
-    sampled = {}
-    for rows_per in RowsPer:
-        rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=rows_per)
-        sampled[rows_per] = sum(int(np.sum(row.trained)) for row in rows)
+def test_each_sampled_token_is_trained_once_per_trial(recorded: Recorded) -> None:
+    sampled = {per: sum(int(np.sum(row.trained)) for row in rows) for per, rows in recorded.items()}
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
 
 
-def test_a_plan_computes_every_token_once(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
-    rows = read_row_file(airline_trajectories, tokenizer=qwen_tokenizer, rows_per=RowsPer.CALL)
+def test_a_plan_computes_every_token_once(recorded: Recorded) -> None:
+    rows = recorded[RowsPer.CALL]
     unique = total_of(report_groups(rows)).overlap.unique_tokens
     for max_tokens in (16384, 8192):
         plan = plan_run(rows, max_tokens)
@@ -55,26 +58,34 @@ def test_a_plan_computes_every_token_once(airline_trajectories: Path, qwen_token
         assert plan.partitioned
 
 
-def test_command_says_how_each_group_runs(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
-    arguments = ["plan", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--rows", "call"]
-    result = CliRunner().invoke(app, [*arguments, "--max-tokens", "16384", "--groups", "50"])
-    assert result.exit_code == 0, result.output
-    kinds = [line.split()[3] for line in result.output.splitlines()[9:59]]
+@pytest.fixture
+def forty(airline_trajectories: Path, tmp_path: Path) -> Path:
+    """Ten tasks of four trials."""
+    tasks = json.loads(airline_trajectories.read_text(encoding="utf-8"))
+    kept = sorted({trial["task_id"] for trial in tasks})[:10]
+    (tmp_path / "forty.json").write_text(json.dumps([trial for trial in tasks if trial["task_id"] in kept]))
+    return tmp_path / "forty.json"
+
+
+def test_command_says_how_each_group_runs(tree_rl: Run, forty: Path, qwen_tokenizer: Path) -> None:
+    given = ("--tokenizer", qwen_tokenizer, "--rows", "call", "--max-tokens", 12288, "--groups", 10)
+    code, out, err = tree_rl("plan", forty, *given)
+    assert (code, err) == (0, "")
+    kinds = [line.split()[3] for line in out.splitlines()[9:19]]
     assert kinds == ["partitioned"] * kinds.count("partitioned") + ["whole"] * kinds.count("whole")
     assert min(kinds.count("partitioned"), kinds.count("whole")) > 0
 
 
-def test_command_prints_totals_and_draws(airline_trajectories: Path, qwen_tokenizer: Path, tmp_path: Path) -> None:
+def test_command_prints_totals_and_draws(tree_rl: Run, airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+    given = ("--tokenizer", qwen_tokenizer, "--groups", 2, "--draw", "text", "-", "--draw-group", 3)
+    code, out, err = tree_rl("inspect", airline_trajectories, *given)
+    assert (code, err) == (0, "")
+    assert "0.240" in out and "48 more groups" in out
+    assert "Airline Agent Policy" in out
+
+
+def test_a_drawing_is_a_picture(tree_rl: Run, forty: Path, qwen_tokenizer: Path, tmp_path: Path) -> None:
     drawing = tmp_path / "tree.svg"
-    arguments = ["inspect", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--groups", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--draw", "svg", str(drawing), "--draw-group", "3"])
-    assert result.exit_code == 0, result.output
-    assert "0.240" in result.output
-    assert "48 more groups" in result.output
+    given = ("--tokenizer", qwen_tokenizer, "--draw", "svg", drawing, "--draw-group", 3)
+    assert tree_rl("inspect", forty, *given)[0] == 0
     assert drawing.read_text(encoding="utf-8").startswith("<svg")
-
-
-def test_text_drawing_spells_the_system_prompt(airline_trajectories: Path, qwen_tokenizer: Path) -> None:
-    arguments = ["inspect", str(airline_trajectories), "--tokenizer", str(qwen_tokenizer), "--draw", "text", "-"]
-    result = CliRunner().invoke(app, arguments)
-    assert "Airline Agent Policy" in result.output

@@ -148,10 +148,10 @@ def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
     assert [row.token_ids.tolist() for row in read_row_file(tmp_path / "saved")] == WHOLE["input_ids"]
 
 
-def test_texts_of_verls_rollout_data_dir(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_texts_of_verls_rollout_data_dir(tmp_path: Path, chatml: Path) -> None:
     texts = {"input": ["Fix it.", "Fix it.", "Say no."], "output": ["Done.", "Dont.", "No."], "score": [1, 0, 0]}
     file = write({**texts, "step": [1, 1, 1]}, tmp_path / "1.jsonl")
-    rows = read_row_file(file, tokenizer=qwen_tokenizer)
+    rows = read_row_file(file, tokenizer=chatml)
     forest = forest_of(rows)
     assert (forest.num_rows, forest.num_trees) == (3, 2)
     assert all(row.trained is not None and not row.trained[0] and row.trained[-1] for row in rows)
@@ -175,11 +175,11 @@ SHAREGPT = [{"from": "human", "value": "Fix it."}, {"from": "gpt", "value": "Don
         ("tau2.json", {"info": {}, "tasks": [], "simulations": [{"task_id": "7", "messages": MESSAGES}]}),
     ],
 )
-def test_trajectories_of_others(name: str, content: Any, tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_trajectories_of_others(name: str, content: Any, tmp_path: Path, chatml: Path) -> None:
     (tmp_path / "plain.json").write_text(json.dumps([{"messages": MESSAGES}]))
     (tmp_path / name).write_text(json.dumps(content))
-    (expected,) = read_row_file(tmp_path / "plain.json", tokenizer=qwen_tokenizer)
-    (found,) = read_row_file(tmp_path / name, tokenizer=qwen_tokenizer)
+    (expected,) = read_row_file(tmp_path / "plain.json", tokenizer=chatml)
+    (found,) = read_row_file(tmp_path / name, tokenizer=chatml)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
     assert found.trained is not None and expected.trained is not None
     assert found.trained.tolist() == expected.trained.tolist()

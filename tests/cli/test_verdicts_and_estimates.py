@@ -198,7 +198,7 @@ def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path
         assert found["step_speed_up"] == pytest.approx(1)
 
 
-def test_wrong_shares_end_in_one_line(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
+def test_wrong_options_end_in_one_line(tree_rl: Run, rows: Path, config: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees.log"
     trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2")
     for given, said in (
@@ -210,6 +210,13 @@ def test_wrong_shares_end_in_one_line(tree_rl: Run, rows: Path, tmp_path: Path) 
         (("--update-share", "nan"), "--update-share"),
         (("--gpu", "h2000"), "--gpu"),
         (("--json", "--draw", "text", "-"), "--json and --draw: expected a file"),
+        (("--timing", "."), "expected a file, received a folder"),
+        (("--gpu-price", "1"), "--gpu-price: expected a model"),
+        (("--model", "absent.json"), "absent.json: no such file"),
+        (("--model", config, "--gpus", "0"), "--gpus"),
+        (("--model", config, "--gpus", "99999999999999999999"), "--gpus"),
+        (("--model", config, "--gpu-price", "-1"), "--gpu-price"),
+        (("--model", config, "--gpu-price", "inf"), "--gpu-price"),
     ):
         code, out, err = tree_rl("inspect", rows, *given)
         assert (code, out, err.count("\n")) == (2, "", 1), (given, out, err)
@@ -307,28 +314,6 @@ def test_more_gpus_never_take_more_memory_or_time(tree_rl: Run, rows: Path, conf
     assert memory[1]["state_bytes"] < memory[0]["state_bytes"]
     assert memory[1]["max_tokens"] > memory[0]["max_tokens"]
     assert found[0]["prediction"]["rows"]["step_price"] is None
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("--gpu-price", "1"), "--gpu-price: expected a model"),
-        (("--model", "absent.json"), "absent.json: no such file"),
-        (("--gpus", "0"), "--gpus"),
-        (("--gpus", "99999999999999999999"), "--gpus"),
-        (("--gpu-price", "-1"), "--gpu-price"),
-        (("--gpu-price", "inf"), "--gpu-price"),
-        (("--gpu-price", "nan"), "--gpu-price"),
-        (("--timing", "."), "expected a file, received a folder"),
-    ],
-)
-def test_wrong_estimates_end_in_one_line(
-    tree_rl: Run, rows: Path, config: Path, given: tuple[str, ...], said: str
-) -> None:
-    model = () if "--model" in given or "expected a model" in said else ("--model", config)
-    code, out, err = tree_rl("inspect", rows, *model, *given)
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert said in err
 
 
 def test_plans_are_json_too(tree_rl: Run, rows: Path, config: Path) -> None:

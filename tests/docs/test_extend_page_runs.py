@@ -26,6 +26,7 @@ from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
 
+pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "extend.md"
 PAGE_OF_ENVIRONMENTS = ROOT / "docs" / "environments.md"
 TASK = {"number": 37}

@@ -20,6 +20,7 @@ def texts(notebook: dict[str, Any]) -> list[str]:
     return ["".join(output["text"]) for cell in cells for output in cell["outputs"] if "text" in output]
 
 
+@pytest.mark.slow
 def test_it_prints_what_it_shows(notebook: dict[str, Any]) -> None:
     ran = run_cells(notebook)
     assert texts(ran) == texts(notebook), (

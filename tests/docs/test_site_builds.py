@@ -13,6 +13,7 @@ pytest.importorskip(
     "material", reason='the extra docs is not installed: pip install -c constraints/cpu.txt -e ".[docs]"'
 )
 
+pytestmark = pytest.mark.slow
 LOADED = re.compile(
     r'<(?:script|link|img|iframe|source|object)\b[^>]*?\b(?:src|href|srcset|data)="?(?:https?:)?//[^">\s]+'
 )

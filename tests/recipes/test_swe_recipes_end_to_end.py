@@ -13,7 +13,7 @@ from tree_rl.rollout.agents.in_environment import SCORED
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SESSIONS = 6
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def train(
@@ -73,14 +73,12 @@ def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_fo
     train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo")
 
 
-@pytest.mark.slow
 def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, open_folder: Path) -> None:
     for figures in train("swe_grpo", tmp_path, open_folder, ESTIMATOR="longest_path"):
         assert figures["tree/paths_per_session/max"] == 1
         assert figures["tree/untrained_rows"] >= 0
 
 
-@pytest.mark.slow
 def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, open_folder: Path) -> None:
     first, second = train("swe_ppo", tmp_path, open_folder)
     for figures in (first, second):
@@ -89,7 +87,6 @@ def test_swe_ppo_trains_its_critic_on_the_same_trees(tmp_path: Path, open_folder
     assert first["critic/values/mean"] != second["critic/values/mean"], "the critic has learned something"
 
 
-@pytest.mark.slow
 def test_an_environment_of_ones_own_trains_as_its_documentation_says(tmp_path: Path, open_folder: Path) -> None:
     text = (RECIPES.parent / "docs" / "environments.md").read_text(encoding="utf-8")
     environment, data_set = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from gateway_harness import TinyModel, build_model, build_tokenizer
+from gateway_harness import CHATML, TinyModel, build_model, build_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 
@@ -15,7 +15,18 @@ def tiny() -> SimpleNamespace:
     def backend(answers: dict[str, str | Sequence[int]] | None = None) -> TinyModel:
         return TinyModel(model, tokenizer, None if answers is None else by_last_message(answers))
 
-    return SimpleNamespace(tokenizer=tokenizer, model=model, backend=backend)
+    def scripted(*turns: str) -> TinyModel:
+        """A model that writes these turns, whatever it is asked."""
+        left = iter(turns)
+        return TinyModel(model, tokenizer, lambda prompt: next(left))
+
+    return SimpleNamespace(tokenizer=tokenizer, model=model, backend=backend, scripted=scripted)
+
+
+@pytest.fixture(scope="session")
+def chatml() -> PreTrainedTokenizerFast:
+    """A tokenizer whose template writes every message as it is."""
+    return build_tokenizer(CHATML)
 
 
 def by_last_message(answers: dict[str, str | Sequence[int]]):

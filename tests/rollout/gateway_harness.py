@@ -3,16 +3,20 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anthropic
+import httpx
 import openai
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
@@ -43,7 +47,13 @@ SHELL = {
 }
 
 
-def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+def user(text: str) -> dict[str, str]:
+    """A question."""
+    return {"role": "user", "content": text}
+
+
+@cache
+def trained_vocabulary() -> str:
     """Qwen's special tokens and a few hundred merges, so that text has several spellings."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,6 +64,12 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     )
     backend.train_from_iterator(corpus, trainer)
     backend.add_tokens(list(MARKUP))
+    return backend.to_str()
+
+
+def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of its own with the trained vocabulary and a chat template."""
+    backend = Tokenizer.from_str(trained_vocabulary())
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template or (HERE / "reasoning_chat.jinja").read_text()
     return tokenizer
@@ -143,6 +159,10 @@ class TinyModel:
             await asyncio.sleep(0)
         return self._generation(ids, log_probs)
 
+    def check(self, record: RecordedSession) -> None:
+        """See `check_record`."""
+        check_record(self, record)
+
     def _generation(self, ids: list[int], log_probs: list[float]) -> Generation:
         return Generation(
             token_ids=tuple(ids),
@@ -213,20 +233,61 @@ def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
 
 
-def run_session(backend: TinyModel, play: Any, **options: Any) -> RecordedSession:
-    """Let `play(client, endpoint)` act in one session and return its record, checked by `check_record`."""
+class Talk:
+    """One session of a gateway, and the clients that speak to it."""
 
-    async def run() -> RecordedSession:
-        async with serving(backend, backend.tokenizer, **options) as gateway:
-            session = gateway.open_session(sampling={"temperature": 1.0})
-            endpoint = gateway.endpoint(session)
-            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat:
-                await play(chat, endpoint)
-            return await gateway.close_session(session)
+    def __init__(self, gateway: Gateway, backend: Any, left: AsyncExitStack) -> None:
+        self.gateway, self.backend, self._left = gateway, backend, left
+        self.session = gateway.open_session(sampling={"temperature": 1.0})
+        self.endpoint = gateway.endpoint(self.session)
 
-    record = asyncio.run(run())
-    check_record(backend, record)
-    return record
+    def _until_the_end(self, client: Any, close: Any) -> Any:
+        self._left.push_async_callback(close)
+        return client
+
+    def openai_at(self, endpoint: Endpoint, **options: Any) -> openai.AsyncOpenAI:
+        """OpenAI's client of another address."""
+        address = {"base_url": endpoint.openai_url, "api_key": endpoint.token, "max_retries": 0}
+        client = openai.AsyncOpenAI(**{**address, **options})
+        return self._until_the_end(client, client.close)
+
+    @cached_property
+    def openai(self) -> openai.AsyncOpenAI:
+        return self.openai_at(self.endpoint)
+
+    @cached_property
+    def anthropic(self) -> anthropic.AsyncAnthropic:
+        client = anthropic.AsyncAnthropic(base_url=self.endpoint.url, api_key=self.endpoint.token, max_retries=0)
+        return self._until_the_end(client, client.close)
+
+    @cached_property
+    def http(self) -> httpx.AsyncClient:
+        """Plain HTTP, with the session's key."""
+        headers = {"authorization": f"Bearer {self.endpoint.token}"}
+        client = httpx.AsyncClient(base_url=self.endpoint.url, headers=headers, timeout=60)
+        return self._until_the_end(client, client.aclose)
+
+    async def ask(self, messages: str | Sequence[Any], **options: Any) -> Any:
+        """An answer of chat completions, to a question or to messages."""
+        sent = [user(messages)] if isinstance(messages, str) else messages
+        return await self.openai.chat.completions.create(model="m", messages=sent, **options)
+
+    def agent(self, *messages: Mapping[str, Any], **options: Any) -> "Agent":
+        return Agent(self.openai, messages, **options)
+
+    async def close(self, *, is_checked: bool = True) -> RecordedSession:
+        """The session's record, in which the backend must find what it gave."""
+        record = await self.gateway.close_session(self.session)
+        if is_checked:
+            self.backend.check(record)
+        return record
+
+
+@asynccontextmanager
+async def talking(backend: Any, **options: Any) -> AsyncIterator[Talk]:
+    """A session of a gateway that listens."""
+    async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
+        yield Talk(gateway, backend, left)
 
 
 def check_record(backend: TinyModel, record: RecordedSession) -> None:

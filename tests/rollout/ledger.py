@@ -31,10 +31,10 @@ class Ledger:
             token_ids=ids, log_probs=log_probs, finish_reason="stop" if len(ids) < max_tokens else "length"
         )
 
-    def differences(self, record: RecordedSession) -> int:
-        """Calls, and tokens of rows, that are not as they were given: missing, added, or with another log-prob."""
+    def check(self, record: RecordedSession) -> None:
+        """Calls and trained tokens are as they were given: none missing, added, or with another log-prob."""
         recorded = [(call.prompt_ids, call.response_ids, call.log_probs) for call in record.calls]
-        wrong = len(set(recorded) ^ set(self.given))
+        assert set(recorded) == set(self.given)
         given = {
             (prompt + ids[:place], token): log_prob
             for prompt, ids, log_probs in self.given
@@ -48,4 +48,4 @@ class Ledger:
             )
             if mask
         }
-        return wrong + len(set(trained.items()) ^ set(given.items()))
+        assert trained == given

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gateway_harness import serving
@@ -50,19 +49,6 @@ class Played:
         return self.done.status, self.done.reward
 
 
-async def play_one(gateway: Gateway, agent: TaskAgent, environment: Any, task: SweTask, seconds: float) -> Played:
-    session = gateway.open_session(sampling={"temperature": 1.0})
-    done = await run_task(
-        agent=agent,
-        environment=environment,
-        endpoint=gateway.endpoint(session),
-        task={"swe": task.to_row()},
-        messages=generator().to_row(task, 0, "train")["prompt"],
-        timeout_seconds=seconds,
-    )
-    return Played(done=done, record=await gateway.close_session(session))
-
-
 def play(
     backend: Any,
     agents: Sequence[tuple[TaskAgent, SweTask]],
@@ -72,11 +58,22 @@ def play(
 ) -> list[Played]:
     """All agents at the same time behind one gateway."""
 
+    async def play_one(gateway: Gateway, agent: TaskAgent, task: SweTask) -> Played:
+        session = gateway.open_session(sampling={"temperature": 1.0})
+        done = await run_task(
+            agent=agent,
+            environment=environment(HERE),
+            endpoint=gateway.endpoint(session),
+            task={"swe": task.to_row()},
+            messages=generator().to_row(task, 0, "train")["prompt"],
+            timeout_seconds=seconds,
+        )
+        return Played(done=done, record=await gateway.close_session(session))
+
     async def run() -> list[Played]:
         settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000, **options}
         async with serving(backend, backend.tokenizer, **settings) as gateway:
-            played = [play_one(gateway, agent, environment(HERE), task, seconds) for agent, task in agents]
-            return await asyncio.gather(*played)
+            return await asyncio.gather(*[play_one(gateway, agent, task) for agent, task in agents])
 
     return asyncio.run(run())
 
@@ -93,14 +90,3 @@ def task_of(prompt: str) -> SweTask:
 def shell_call(command: str) -> str:
     call = {"name": "shell", "arguments": {"command": command}}
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
-def command_lines() -> list[str]:
-    lines = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                lines.append((entry / "cmdline").read_text(errors="replace"))
-            except OSError:
-                continue
-    return lines

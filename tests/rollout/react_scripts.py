@@ -1,12 +1,11 @@
 """What a scripted model says to the native agent in a task of two files, turn by turn."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import check_record, serving, trained_text
+from gateway_harness import TinyModel, talking, trained_text
 from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
@@ -14,6 +13,7 @@ from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
+from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
 TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"}
 
@@ -30,29 +30,36 @@ def thinking(text: str, *rest: str) -> str:
     return f"<think>\n{text}\n</think>\n\n" + "\n".join(rest)
 
 
-def play(
-    tiny: SimpleNamespace, script: Callable[[str], str], options: ReActOptions, **gateway: Any
+async def play(
+    tiny: SimpleNamespace,
+    script: Callable[[str], str],
+    options: ReActOptions | None = None,
+    environment: ShellEnvironment | None = None,
+    backend: Any = None,
+    **gateway: Any,
 ) -> tuple[FinishedTask, RecordedSession, list[str]]:
     """End, record, and what each row trains."""
-    backend = tiny.backend()
-    backend.script = script
+    backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
+    async with talking(backend, **gateway) as talk:
+        done = await run_task(
+            agent=ReActAgent(options or ReActOptions()),
+            environment=environment or ShellEnvironment(HERE),
+            endpoint=talk.endpoint,
+            task=TASK,
+            messages=[{"role": "user", "content": "copy alpha to out.txt"}],
+            timeout_seconds=60,
+        )
+        record = await talk.close()
+    return done, record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(record.calls)]
 
-    async def run() -> tuple[FinishedTask, RecordedSession]:
-        async with serving(backend, tiny.tokenizer, **gateway) as door:
-            session = door.open_session(sampling={"temperature": 1.0})
-            done = await run_task(
-                agent=ReActAgent(options),
-                environment=ShellEnvironment(HERE),
-                endpoint=door.endpoint(session),
-                task=TASK,
-                messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-                timeout_seconds=60,
-            )
-            return done, await door.close_session(session)
 
-    done, record = asyncio.run(run())
-    check_record(backend, record)
-    return done, record, [trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls)]
+def as_tree_agent(**options: Any) -> dict[str, Any]:
+    """What `custom.tree_agent` with these options plays, for `play`."""
+    config = as_gateway_agent(options)
+    limit = config["gateway"]["max_turn_tokens"]
+    limits = {} if limit is None else {"max_turn_tokens": limit}
+    reasoning = config["gateway"]["reasoning"]
+    return {"options": ReActOptions(**config["agent_options"]["options"]), "reasoning": reasoning, **limits}
 
 
 def by_turn(*turns: str) -> Callable[[str], str]:

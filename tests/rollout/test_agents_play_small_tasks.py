@@ -1,25 +1,23 @@
-"""mini-swe-agent and the native agent on small software tasks: all is real but the model, which is scripted.
+"""mini-swe-agent on small software tasks: all is real but the model, which is scripted.
 
 The model plays the known repair, so the reward must be 1.0, and every token that it wrote must train.
 """
 
-import asyncio
 from typing import Any
 
 import pytest
-from gateway_harness import CHATML, build_tokenizer, check_record, serving, trained_text
-from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call, task_of
+from gateway_harness import talking, trained_text
+from played_tasks import ScriptedModel, mini_turn, play, task_of
 from sandboxes_here import HERE
 from small_swe import all_tasks, generator, writing
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment, SessionLost
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
-from tree_rl.rollout.agents.react import ReActAgent
-from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.transcript import rows_of_calls
 
-TEN = sorted(all_tasks())[:10]
+FOUR = sorted(all_tasks())[:4]
+LARGE = {"max_context_tokens": 20_000, "max_turn_tokens": 4000}
 UNCONFINED = {"unconfined": HERE.unconfined}
 
 
@@ -29,14 +27,9 @@ def repair_for_mini(prompt: str) -> str:
     return mini_turn([*commands, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"][turns - 1])
 
 
-@pytest.fixture(scope="module")
-def chatml() -> PreTrainedTokenizerFast:
-    return build_tokenizer(CHATML)
-
-
-def test_mini_swe_agent_solves_ten_tasks_at_once(chatml: PreTrainedTokenizerFast) -> None:
-    finished = play(ScriptedModel(chatml, repair_for_mini), [(MiniSweAgent(), all_tasks()[name]) for name in TEN])
-    for name, session in zip(TEN, finished, strict=True):
+def test_mini_swe_agent_solves_tasks_at_once(chatml: PreTrainedTokenizerFast) -> None:
+    finished = play(ScriptedModel(chatml, repair_for_mini), [(MiniSweAgent(), all_tasks()[name]) for name in FOUR])
+    for name, session in zip(FOUR, finished, strict=True):
         assert session.result == ("completed", 1.0) and not session.done.detail, name
         assert session.done.outcome.turns == len(session.record.calls) == 3
         (row,) = rows_of_calls(session.record.calls)
@@ -80,71 +73,20 @@ def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> 
     assert babble.result == ("agent_failed", 0.0) and "several answers in a row" in babble.done.detail
 
 
-def test_a_session_that_takes_too_long_is_scored_and_leaves_no_process(chatml: PreTrainedTokenizerFast) -> None:
+async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokenizerFast) -> None:
     task = all_tasks()["lru_cache"]
-    repaired = writing(dict(task.solution_files))
-
-    def script(prompt: str) -> str:
-        first = prompt.count("<|im_start|>assistant") == 1
-        return mini_turn(repaired if first else "sleep 5397.1")
-
-    (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), task)], seconds=15)
-    assert session.result == ("timed_out", 1.0)
-    assert not [line for line in command_lines() if "5397.1" in line]
-
-
-def repair_with_tools(prompt: str) -> str:
-    turns = prompt.split("<|im_start|>assistant")
-    if len(turns) == 2:
-        return "<think>\nlook first\n</think>\n\n" + shell_call("ls") + "\n" + shell_call("cat *.py | head -5")
-    if len(turns) == 3:
-        return "<think>\nnow repair\n</think>\n\n" + shell_call(writing(dict(task_of(prompt).solution_files)))
-    return "<think>\ndone\n</think>\n\nRepaired."
-
-
-def test_the_native_agent_solves_a_task_and_its_log_probs_are_the_models(tiny: Any) -> None:
-    backend = tiny.backend()
-    backend.script = repair_with_tools
-    (session,) = play(backend, [(ReActAgent(), all_tasks()["lru_cache"])], max_context_tokens=8000)
-    assert session.result == ("completed", 1.0)
-    assert (session.done.outcome.answer, session.done.outcome.turns) == ("Repaired.", 3)
-    check_record(backend, session.record)
-
-
-def test_a_dead_sandbox_ends_the_session_and_no_sibling(chatml: PreTrainedTokenizerFast) -> None:
-    class Dying(SweEnvironment):
-        async def run(self, command: str) -> Any:
-            if "cat *.py" in command and self._task.instance_id == TEN[0]:  # type: ignore[union-attr]
-                await self._sandbox.close()  # type: ignore[union-attr]
-            return await super().run(command)
-
-    backend = ScriptedModel(chatml, repair_for_mini)
-    agents = [(MiniSweAgent(), all_tasks()[name]) for name in TEN[:3]]
-    dead, *others = play(backend, agents, environment=Dying)
-    assert dead.result == ("sandbox_died", 0.0) and "was stopped" in dead.done.detail
-    assert [session.result for session in others] == [("completed", 1.0)] * 2
-
-
-def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokenizerFast) -> None:
-    task = all_tasks()["lru_cache"]
+    messages = generator().to_row(task, 0, "train")["prompt"]
 
     async def run(**options: Any) -> Any:
-        settings = {"max_context_tokens": 20_000, "max_turn_tokens": 4000}
-        async with serving(ScriptedModel(chatml, repair_for_mini), chatml, **settings) as gateway:
-            session = gateway.open_session()
+        async with talking(ScriptedModel(chatml, repair_for_mini), **LARGE) as talk:
             agent = AgentInEnvironment(agent="mini_swe", **options)
-            messages = generator().to_row(task, 0, "train")["prompt"]
-            return await agent.run(gateway.endpoint(session), messages=messages, task={"swe": task.to_row()})
+            return await agent.run(talk.endpoint, messages=messages, task={"swe": task.to_row()})
 
     limits = {"timeout_seconds": 20}
-    result = asyncio.run(run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED}))
-    assert (result.reward, result.status, result.figures["turns"], result.figures["ended_completed"]) == (
-        1.0,
-        "completed",
-        3.0,
-        1.0,
-    )
-    assert asyncio.run(run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
+    result = await run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED})
+    assert (result.reward, result.status) == (1.0, "completed")
+    assert (result.figures["turns"], result.figures["ended_completed"]) == (3.0, 1.0)
+    assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -158,13 +100,8 @@ def test_a_wrong_option_is_named() -> None:
         AgentInEnvironment(sandbox={"limits": {"processes": 0}})
 
 
-def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrainedTokenizerFast) -> None:
-    async def run() -> None:
-        async with serving(ScriptedModel(chatml, repair_for_mini), chatml) as gateway:
-            endpoint = gateway.endpoint(gateway.open_session())
-            await AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED).run(
-                endpoint, messages=[], task={"nothing": 1}
-            )
-
-    with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
-        asyncio.run(run())
+async def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrainedTokenizerFast) -> None:
+    agent = AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED)
+    async with talking(ScriptedModel(chatml, repair_for_mini)) as talk:
+        with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
+            await agent.run(talk.endpoint, messages=[], task={"nothing": 1})

@@ -6,11 +6,11 @@ No Docker runs here: image, isolation and limits of a real container stay untest
 import asyncio
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from docker_stand_in import put_docker_on_the_path
 
 from tree_rl.rollout.sandbox import swe_rex_sandbox
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
@@ -18,32 +18,12 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=10, cpu_seconds=10, output_bytes=5000, memory_bytes=2 << 30, processes=40)
-DOCKER = """#!{python}
-import json, os, sys
-folder, arguments = "{folder}", sys.argv[1:]
-with open(folder + "/asked.jsonl", "a") as file:
-    file.write(json.dumps(arguments) + "\\n")
-if arguments[0] == "run":
-    with open(folder + "/pid", "w") as file:
-        file.write(str(os.getpid()))
-    port = arguments[arguments.index("-p") + 1].removesuffix(":8000")
-    start = arguments[-1].partition(" || ")[0].split()
-    assert arguments[-3:-1] == ["/bin/sh", "-c"] and start[0] == "swerex-remote", arguments
-    os.execv({server!r}, [*start, "--host", "127.0.0.1", "--port", port])
-if arguments[0] == "kill":
-    os.kill(int(open(folder + "/pid").read()), 9)
-"""
 
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where the stand-in writes what it is asked."""
-    program = tmp_path / "docker"
-    server = str(Path(sys.executable).with_name("swerex-remote"))
-    program.write_text(DOCKER.format(python=sys.executable, folder=tmp_path, server=server))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
+    return put_docker_on_the_path(tmp_path, monkeypatch).parent
 
 
 def asked(folder: Path) -> list[list[str]]:
@@ -56,25 +36,22 @@ def opened(folder: Path) -> Sandbox:
     return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
 
 
-def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play() -> None:
-        sandbox = opened(docker)
-        try:
-            await sandbox.start()
-            await sandbox.write({"answer.py": "print(6 * 7)"})
-            done = await sandbox.run("python3 answer.py; exit 3")
-            assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
-            # As for a command that may take longer than one request does.
-            monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
-            monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
-            started = time.monotonic()
-            slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
-            assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
-            assert 1.5 <= slow.seconds <= time.monotonic() - started
-        finally:
-            await sandbox.close()
-
-    asyncio.run(play())
+async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = opened(docker)
+    try:
+        await sandbox.start()
+        await sandbox.write({"answer.py": "print(6 * 7)"})
+        done = await sandbox.run("python3 answer.py; exit 3")
+        assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
+        # As for a command that may take longer than one request does.
+        monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
+        monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
+        started = time.monotonic()
+        slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
+        assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
+        assert 1.5 <= slow.seconds <= time.monotonic() - started
+    finally:
+        await sandbox.close()
     inspected, run, killed = asked(docker)
     assert inspected == ["inspect", "example/repository:1"]
     name = run[run.index("--name") + 1]
@@ -82,12 +59,12 @@ def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytes
     assert run[run.index("--name") + 2] == "example/repository:1"
     assert killed == ["kill", name]
     with pytest.raises(ProcessLookupError):
-        os.kill(int((docker / "pid").read_text()), 0)
+        os.kill(int((docker / f"{name}.pid").read_text()), 0)
 
 
 def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
     program = docker / "docker"
-    program.write_text(program.read_text().replace("os.execv", "sys.exit('no such image') #"))
+    program.write_text(program.read_text().replace("os.execvp", "sys.exit('no such image') #"))
 
     async def start() -> None:
         sandbox = opened(docker)

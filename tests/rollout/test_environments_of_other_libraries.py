@@ -102,27 +102,24 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "sums_for_tests"
 
 
-def test_a_taskset_of_verifiers_shows_its_tools_and_scores(sums: str) -> None:
-    async def play() -> None:
-        environment = environment_of("verifiers", taskset=sums)
-        await environment.reset({"idx": 1})
-        tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
-        assert set(tools) == {"calculator_add", "calculator_remember", "calculator_fail"}
-        assert tools["calculator_add"]["description"] == "Add two numbers."
-        assert tools["calculator_add"]["parameters"]["required"] == ["a"]
-        assert await environment.call(call("calculator_add", a=1)) == "2"
-        assert "remember" not in await environment.call(call("calculator_remember", number=3))
-        assert await environment.call(call("calculator_remember", number=4)) == "What is 1 + 1? [3, 4]"
-        assert (await environment.call(call("calculator_add", a="x"))).startswith("error: 1 validation error")
-        assert await environment.call(call("calculator_fail")) == "error: OSError: no such thing"
-        assert "the tools are calculator_add" in await environment.call(call("add", a=1))
-        await environment.stop()
-        assert await environment.call(call("calculator_add", a=1)) == "error: the session has ended"
-        done = Outcome(answer="2", turns=3, malformed_calls=0, is_complete=True)
-        assert await environment.score(done) == 2.0 + 0.5 * 5
-        await environment.close()
-
-    asyncio.run(play())
+async def test_a_taskset_of_verifiers_shows_its_tools_and_scores(sums: str) -> None:
+    environment = environment_of("verifiers", taskset=sums)
+    await environment.reset({"idx": 1})
+    tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
+    assert set(tools) == {"calculator_add", "calculator_remember", "calculator_fail"}
+    assert tools["calculator_add"]["description"] == "Add two numbers."
+    assert tools["calculator_add"]["parameters"]["required"] == ["a"]
+    assert await environment.call(call("calculator_add", a=1)) == "2"
+    assert "remember" not in await environment.call(call("calculator_remember", number=3))
+    assert await environment.call(call("calculator_remember", number=4)) == "What is 1 + 1? [3, 4]"
+    assert (await environment.call(call("calculator_add", a="x"))).startswith("error: 1 validation error")
+    assert await environment.call(call("calculator_fail")) == "error: OSError: no such thing"
+    assert "the tools are calculator_add" in await environment.call(call("add", a=1))
+    await environment.stop()
+    assert await environment.call(call("calculator_add", a=1)) == "error: the session has ended"
+    done = Outcome(answer="2", turns=3, malformed_calls=0, is_complete=True)
+    assert await environment.score(done) == 2.0 + 0.5 * 5
+    await environment.close()
 
 
 def test_two_sessions_of_a_taskset_share_nothing(sums: str) -> None:
@@ -289,19 +286,15 @@ def test_tools_of_a_server_of_openenv_are_shown_as_they_are() -> None:
         asyncio.run(play(url))
 
 
-def test_a_server_of_openenv_that_is_gone_is_named() -> None:
+async def test_a_server_of_openenv_that_is_gone_is_named() -> None:
     app = guessing_app()
     with pytest.raises(ValueError, match=r"environment_options\.base_url='localhost': expected such as http"):
         environment_of("openenv", base_url="localhost")
-
-    async def start_and_stop() -> None:
-        with served(app) as url:
-            environment = environment_of("openenv", base_url=url)
-            await environment.reset({})
-        with pytest.raises(SandboxDied, match=f"{url} does not answer"):
-            await environment.call(call("step", number=1))
-        await environment.close()
-        with pytest.raises(SandboxError, match=rf"base_url={url}: the server starts no episode"):
-            await environment_of("openenv", base_url=url).reset({})
-
-    asyncio.run(start_and_stop())
+    with served(app) as url:
+        environment = environment_of("openenv", base_url=url)
+        await environment.reset({})
+    with pytest.raises(SandboxDied, match=f"{url} does not answer"):
+        await environment.call(call("step", number=1))
+    await environment.close()
+    with pytest.raises(SandboxError, match=rf"base_url={url}: the server starts no episode"):
+        await environment_of("openenv", base_url=url).reset({})

@@ -1,10 +1,9 @@
 """Every protocol answers with and without its version, below a session's address or an agent's, and by the key."""
 
-import asyncio
 from types import SimpleNamespace
 
 import httpx
-from gateway_harness import serving
+from gateway_harness import talking
 
 CHAT = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2}
 INPUT = {"input": "q", "max_output_tokens": 2}
@@ -20,61 +19,52 @@ PATHS = {
 }
 
 
-def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> None:
-    async def run() -> None:
-        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            root = endpoint.url.split("/s/")[0]
-            agents = []
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {endpoint.token}"}) as client:
-                for address, agent in (
-                    (endpoint.url, "main"),
-                    (endpoint.named("x").url, "x"),
-                    (root, "main"),
-                    (f"{root}/a/y", "y"),
-                ):
-                    for path, body in PATHS.items():
-                        answer = await client.post(address + path, json=body)
-                        assert answer.status_code == 200, (address, path, answer.text)
-                        agents += [] if "oken" in path.rsplit("/", 1)[1] else [agent]
-                    for version in ("", "/v1", "/v1beta"):
-                        assert "policy" in (await client.get(f"{address}{version}/models")).text
-                    stored = (await client.post(f"{address}/v1/responses", json=INPUT)).json()["id"]
-                    agents.append(agent)
-                    for version in ("", "/v1"):
-                        of_it = f"{address}{version}/responses/{stored}"
-                        assert (await client.get(of_it)).json()["id"] == stored
-                        assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
-                        assert (await client.post(f"{of_it}/cancel")).status_code == 400
-                    assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
-            assert [call.agent for call in (await gateway.close_session(session)).calls] == agents
-
-    asyncio.run(run())
+async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> None:
+    agents = []
+    async with talking(tiny.backend()) as talk:
+        client, url = talk.http, talk.endpoint.url
+        root = url.split("/s/")[0]
+        for address, agent in (
+            (url, "main"),
+            (talk.endpoint.named("x").url, "x"),
+            (root, "main"),
+            (f"{root}/a/y", "y"),
+        ):
+            for path, body in PATHS.items():
+                answer = await client.post(address + path, json=body)
+                assert answer.status_code == 200, (address, path, answer.text)
+                agents += [] if "oken" in path.rsplit("/", 1)[1] else [agent]
+            for version in ("", "/v1", "/v1beta"):
+                assert "policy" in (await client.get(f"{address}{version}/models")).text
+            stored = (await client.post(f"{address}/v1/responses", json=INPUT)).json()["id"]
+            agents.append(agent)
+            for version in ("", "/v1"):
+                of_it = f"{address}{version}/responses/{stored}"
+                assert (await client.get(of_it)).json()["id"] == stored
+                assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
+                assert (await client.post(f"{of_it}/cancel")).status_code == 400
+            assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
+        assert [call.agent for call in (await talk.close()).calls] == agents
 
 
-def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespace) -> None:
-    async def run() -> None:
-        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
-            mine, other = (gateway.endpoint(gateway.open_session()) for _ in range(2))
-            root = mine.url.split("/s/")[0]
-            async with httpx.AsyncClient() as client:
+async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk, httpx.AsyncClient() as client:
+        mine, other = talk.endpoint, talk.gateway.endpoint(talk.gateway.open_session())
+        root = mine.url.split("/s/")[0]
 
-                async def ask(method: str, url: str, token: str, body: object = None) -> httpx.Response:
-                    return await client.request(method, url, json=body, headers={"authorization": f"Bearer {token}"})
+        async def ask(method: str, url: str, token: str, body: object = None) -> httpx.Response:
+            return await client.request(method, url, json=body, headers={"authorization": f"Bearer {token}"})
 
-                stored = (await ask("POST", f"{mine.url}/responses", mine.token, INPUT)).json()["id"]
-                for base, token, status in (
-                    (mine.url, other.token, 401),
-                    (other.url, other.token, 404),
-                    (root, other.token, 404),
-                    (root, "wrong", 401),
-                    (root, mine.token, 200),
-                ):
-                    answer = await ask("GET", f"{base}/responses/{stored}", token)
-                    assert answer.status_code == status
-                    assert status == 200 or answer.json()["error"]["message"]
-                body = {**INPUT, "previous_response_id": stored}
-                assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404
-
-    asyncio.run(run())
+        stored = (await ask("POST", f"{mine.url}/responses", mine.token, INPUT)).json()["id"]
+        for base, token, status in (
+            (mine.url, other.token, 401),
+            (other.url, other.token, 404),
+            (root, other.token, 404),
+            (root, "wrong", 401),
+            (root, mine.token, 200),
+        ):
+            answer = await ask("GET", f"{base}/responses/{stored}", token)
+            assert answer.status_code == status
+            assert status == 200 or answer.json()["error"]["message"]
+        body = {**INPUT, "previous_response_id": stored}
+        assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404

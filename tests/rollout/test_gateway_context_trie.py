@@ -9,7 +9,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 USER, OPEN, CLOSE = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
@@ -77,15 +76,6 @@ def test_turns_of_the_model_win_over_a_longer_stretch_of_rewritten_history(qwen:
     assert list(prompt.ids[start : start + len(spelled)]) == spelled
 
 
-def test_of_two_equal_answers_the_latest_is_continued(plain: Scene) -> None:
-    spellings = [misspell(plain.tokenizer, "the segments of the forest", seed) for seed in (1, 2)]
-    for spelled in spellings:
-        message = plain.answer([user("a")], spelled)
-    prompt = plain.prompt(user("a"), message, user("b"))
-    start = len(plain.encode(f"{USER}a{CLOSE}{OPEN}"))
-    assert list(prompt.ids[start : start + len(spellings[1])]) == spellings[1]
-
-
 def test_a_turn_as_the_model_wrote_it_is_recognised_where_the_template_writes_it_otherwise_at_the_end(
     qwen: Scene,
 ) -> None:
@@ -95,16 +85,6 @@ def test_a_turn_as_the_model_wrote_it_is_recognised_where_the_template_writes_it
     assert prompt.ids[len(qwen.encode(f"{USER}a{CLOSE}{OPEN}")) :][: len(spelled)] == tuple(spelled)
     (returned,) = qwen.recorder.drift_report().returned
     assert (returned.kind, returned.call) == ("retokenized", 0)
-
-
-def test_dropped_reasoning_comes_back_and_edited_reasoning_does_not(qwen: Scene) -> None:
-    turn = "<think>\nthe forest\n</think>\n\nls"
-    message = qwen.answer([user("a")], turn)
-    assert message == said("ls", "the forest")
-    tool = ChatMessage(role="tool", content="out")
-    for sent, kept in ((None, "the forest"), ("", "the forest"), ("the forest", "the forest"), ("a tree", "a tree")):
-        prompt = qwen.prompt(user("a"), said("ls", sent), tool)
-        assert f"<think>\n{kept}\n</think>\n\nls" in qwen.tokenizer.decode(prompt.ids)
 
 
 def test_a_stop_text_inside_a_token_leaves_the_rest_of_the_token_out(plain: Scene) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import check_record, serving
+from gateway_harness import Talk, talking, user
 
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.generation import generate_answer
@@ -39,35 +38,23 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
-def ask(tiny: SimpleNamespace, *texts: str) -> tuple[list[httpx.Response], Any, Any]:
-    """Answers to questions that are asked at once in one session, and its record."""
-
-    async def run() -> tuple[list[httpx.Response], Any, Any]:
-        backend = tiny.backend()
-        async with serving(backend, tiny.tokenizer, max_context_tokens=LIMIT) as gateway:
-            session = gateway.open_session(sampling={"temperature": 1.0})
-            endpoint = gateway.endpoint(session)
-            async with httpx.AsyncClient(headers={"x-api-key": endpoint.token}, timeout=60) as client:
-                bodies = [
-                    json.dumps({"max_tokens": 2, "messages": [{"role": "user", "content": text}]}) for text in texts
-                ]
-                url = f"{endpoint.openai_url}/chat/completions"
-                answers = await asyncio.gather(*[client.post(url, content=body) for body in bodies])
-            return answers, await gateway.close_session(session), backend
-
-    return asyncio.run(run())
+async def ask(talk: Talk, *texts: str) -> list[httpx.Response]:
+    """Answers to questions that are asked at once."""
+    bodies = [{"max_tokens": 2, "messages": [user(text)]} for text in texts]
+    return await asyncio.gather(*[talk.http.post("/v1/chat/completions", json=body) for body in bodies])
 
 
-def test_long_texts_are_tokenized_beside_the_event_loop(
+async def test_long_texts_are_tokenized_beside_the_event_loop(
     tiny: SimpleNamespace, tokenized: list[tuple[int, bool]]
 ) -> None:
     long = "the forest and its tokens, " * (LONG_TEXT // 20)
-    # Asked at once, so that one finds the trie as another has just changed it.
-    answers, record, backend = ask(tiny, long, "short", long, long + "and more")
+    async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
+        # Asked at once, so that one finds the trie as another has just changed it.
+        answers = await ask(talk, long, "short", long, long + "and more")
+        record = await talk.close()
     assert [answer.status_code for answer in answers] == [200] * 4
     assert all(is_here == (length < LONG_TEXT) for length, is_here in tokenized)
     assert sum(length >= LONG_TEXT for length, _ in tokenized) >= 2
-    check_record(backend, record)
     texts = {tiny.tokenizer.decode(call.prompt_ids) for call in record.calls}
     assert {text.count("the forest") for text in texts} == {0, LONG_TEXT // 20}
     whole = [tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) for text in sorted(texts)]
@@ -89,23 +76,27 @@ def test_a_short_text_does_not_wait_for_a_long_one(tiny: SimpleNamespace) -> Non
     assert waited < (time.perf_counter() - started) / 4
 
 
-def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(
+async def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(
     tiny: SimpleNamespace, tokenized: list[tuple[int, bool]]
 ) -> None:
-    (answer,), record, _ = ask(tiny, "one two " * 500_000)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert f"tokens > {LIMIT - 1} maximum" in answer.json()["error"]["message"]
+    async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
+        (answer,) = await ask(talk, "one two " * 500_000)
+        record = await talk.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert f"tokens > {LIMIT - 1} maximum" in error["message"]
     assert max(length for length, _ in tokenized) == LONGEST_TOKENS * LIMIT
     assert record.calls == () and record.refused == {400: 1}
 
 
-def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_not(tiny: SimpleNamespace) -> None:
+async def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_not(tiny: SimpleNamespace) -> None:
     fits = " permission" * (LIMIT - 500)
     assert len(tiny.tokenizer.encode(" permission")) == 1 and len(fits) > LONGEST_TOKENS * LIMIT
-    (answer, refused), record, _ = ask(tiny, fits, fits + " permission" * 500)
+    async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
+        answer, refused = await ask(talk, fits, fits + " permission" * 500)
+        (call,) = (await talk.close(is_checked=False)).calls
     assert (answer.status_code, refused.status_code) == (200, 400)
-    assert record.calls[0].prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
+    assert call.prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
     assert LIMIT < int(refused.json()["error"]["message"].split()[4]) < LIMIT + 100
 
 
@@ -136,7 +127,7 @@ class Written:
 
 @pytest.mark.parametrize("num_words", [1, 50, 500, 8000])
 @pytest.mark.parametrize("stop", ["STOP", "P", "\U0001f40d"])
-def test_a_stop_text_is_found_at_its_first_token_with_few_looks(
+async def test_a_stop_text_is_found_at_its_first_token_with_few_looks(
     tiny: SimpleNamespace, decoded: list[tuple[int, bool]], num_words: int, stop: str
 ) -> None:
     renderer = Renderer(tiny.tokenizer, {})
@@ -145,8 +136,8 @@ def test_a_stop_text_is_found_at_its_first_token_with_few_looks(
     texts = [tiny.tokenizer.decode(ids[:count]) for count in range(max(0, len(ids) - 40), len(ids))]
     expected = next(len(ids) - min(40, len(ids)) + count for count, text in enumerate(texts) if stop in text)
     decoded.clear()
-    answer = asyncio.run(
-        generate_answer(Written(ids), renderer, [1], max_tokens=20_000, stop=["never", stop], sampling={}, session="s")
+    answer = await generate_answer(
+        Written(ids), renderer, [1], max_tokens=20_000, stop=["never", stop], sampling={}, session="s"
     )
     assert answer.token_ids == tuple(ids[:expected]) and answer.stop_text == stop
     assert stop not in answer.text and answer.text == tiny.tokenizer.decode(ids).split(stop)[0]
@@ -166,17 +157,12 @@ def test_siblings_are_compared_only_where_their_text_begins_alike(
     assert all(len(one.text) > 0 for one in found)
 
 
-def test_the_garbage_collector_leaves_alone_what_was_there_before_a_gateway(tiny: SimpleNamespace) -> None:
-    async def run() -> tuple[int, bool]:
-        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
-            session = gateway.open_session()
-            # Only what the collector searches is listed.
-            searched = {id(one) for one in gc.get_objects()}
-            found = id(session) in searched and id(tiny.tokenizer) not in searched
-            await gateway.close_session(session)
-            return gc.get_freeze_count(), found
-
+async def test_the_garbage_collector_leaves_alone_what_was_there_before_a_gateway(tiny: SimpleNamespace) -> None:
     assert gc.get_freeze_count() == 0
-    frozen, found = asyncio.run(run())
-    assert frozen > 10_000 and found
+    async with talking(tiny.backend()) as talk:
+        # Only what the collector searches is listed.
+        searched = {id(one) for one in gc.get_objects()}
+        assert id(talk.session) in searched and id(tiny.tokenizer) not in searched
+        await talk.close()
+        assert gc.get_freeze_count() > 10_000
     assert gc.get_freeze_count() == 0

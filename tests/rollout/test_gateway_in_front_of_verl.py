@@ -238,71 +238,84 @@ def test_a_failed_agent_is_dropped_or_rewarded_as_the_config_says(model_path: Pa
         assert sum(output.response_mask) == len(output.response_ids)
 
 
-def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors() -> None:
-    class Broken:
-        def __init__(self, error: Exception) -> None:
-            self.error = error
+class Server:
+    """verl's client, which answers as a test says and keeps what it was asked."""
 
-        async def generate(self, **_: Any) -> Any:
-            raise self.error
+    def __init__(self, *answers: TokenOutput | Exception) -> None:
+        self.answers, self.asked = list(answers), []
 
-    def generate(error: Exception) -> None:
-        backend = VerlBackend(Broken(error), end_token_ids=frozenset())
-        asyncio.run(backend.generate([1], max_tokens=1, sampling={}, session="s"))
+    async def generate(self, request_id: str, *, sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        self.asked.append(sampling_params)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    with pytest.raises(BackendError, match="model server: actor died") as failed:
-        generate(RayError("actor died"))
-    assert failed.value.status == 500
-    # What Ray raises where a server raised: an error of both types, whose text is the server's traceback.
-    traceback = "Traceback (most recent call last): ... ValueError: prompt too long"
-    with pytest.raises(ValueError, match=r"^prompt too long$"):
-        generate(RayTaskError("generate", traceback, ValueError("prompt too long")).as_instanceof_cause())
-    with pytest.raises(BackendError, match="model server: "):
-        generate(RayTaskError("generate", traceback, KeyError("prompt")).as_instanceof_cause())
+
+def output(token_ids: list[int], log_probs: list[float] | None, stop_reason: str = "completed") -> TokenOutput:
+    return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=stop_reason, extra_fields={})
+
+
+async def generated(server: Server, sampling: Mapping[str, Any] | None = None, name: str = "vllm") -> Any:
+    backend = VerlBackend(server, end_token_ids=frozenset({2}), server=name)
+    return await backend.generate([1], max_tokens=9, sampling=sampling or {}, session="s")
+
+
+# What Ray raises where a server raised: an error of both types, whose text is the server's traceback.
+TRACEBACK = "Traceback (most recent call last): ... ValueError: prompt too long"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (RayError("actor died"), BackendError, "model server: actor died"),
+        (
+            RayTaskError("generate", TRACEBACK, ValueError("prompt too long")).as_instanceof_cause(),
+            ValueError,
+            "^prompt too long$",
+        ),
+        (RayTaskError("generate", TRACEBACK, KeyError("prompt")).as_instanceof_cause(), BackendError, "model server: "),
+    ],
+)
+async def test_a_servers_failures_have_a_status_and_its_refusals_stay_value_errors(
+    error: Exception, raised: type[Exception], message: str
+) -> None:
+    with pytest.raises(raised, match=message) as failed:
+        await generated(Server(error))
+    assert getattr(failed.value, "status", None) == (500 if raised is BackendError else None)
 
 
 @pytest.mark.parametrize(
     ("stop_reason", "token_ids", "expected"),
     [("completed", [4, 2], "stop"), ("completed", [4], "length"), ("aborted", [4], "abort"), ("length", [4], "length")],
 )
-def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int], expected: str) -> None:
-    class Server:
-        async def generate(self, **_: Any) -> Any:
-            return TokenOutput(token_ids=token_ids, log_probs=None, stop_reason=stop_reason, extra_fields={})
-
-    backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
-    made = asyncio.run(backend.generate([1], max_tokens=9, sampling={}, session="s"))
+async def test_verls_stop_reasons_are_told_apart(stop_reason: str, token_ids: list[int], expected: str) -> None:
+    made = await generated(Server(output(token_ids, None, stop_reason)))
     assert made.finish_reason == expected
 
 
-@pytest.mark.parametrize(("server", "name"), [("vllm", "seed"), ("sglang", "sampling_seed"), ("hf", "seed")])
-def test_a_seed_has_the_name_that_the_server_knows(server: str, name: str) -> None:
-    asked: list[dict[str, Any]] = []
+@pytest.mark.parametrize(
+    ("server", "given", "sent"),
+    [
+        ("vllm", {"seed": 5, "top_k": -1}, {"seed": 5, "top_k": -1}),
+        ("sglang", {"seed": 5}, {"sampling_seed": 5}),
+        ("sglang", {"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
+        ("hf", {"seed": 5}, {"seed": 5}),
+    ],
+)
+async def test_sampling_has_the_names_that_the_server_knows(
+    server: str, given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    asked = Server(output([2], [0.0]))
+    await generated(asked, given, server)
+    assert asked.asked == [{**sent, "max_tokens": 9}]
 
-    class Server:
-        async def generate(self, *, sampling_params: dict[str, Any], **_: Any) -> Any:
-            asked.append(sampling_params)
-            return TokenOutput(token_ids=[2], log_probs=[0.0], stop_reason="completed", extra_fields={})
 
-    backend = VerlBackend(Server(), end_token_ids=frozenset({2}), server=server)
-    asyncio.run(backend.generate([1], max_tokens=9, sampling={"seed": 5, "top_k": -1}, session="s"))
-    assert asked == [{name: 5, "top_k": -1, "max_tokens": 9}]
-
-
-def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(tiny: SimpleNamespace) -> None:
-    answers: list[Any] = [([11, 12, 13], [-1.0, -2.0, -3.0], "completed"), ([], None, "aborted")]
-
-    class Server:
-        async def generate(self, **_: Any) -> Any:
-            token_ids, log_probs, reason = answers.pop(0)
-            return TokenOutput(token_ids=token_ids, log_probs=log_probs, stop_reason=reason, extra_fields={})
-
-    async def run() -> Any:
-        backend = VerlBackend(Server(), end_token_ids=frozenset({2}))
-        renderer = Renderer(tiny.tokenizer, {})
-        return await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
-
-    made = asyncio.run(run())
+async def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(tiny: SimpleNamespace) -> None:
+    server = Server(output([11, 12, 13], [-1.0, -2.0, -3.0]), output([], None, "aborted"))
+    backend = VerlBackend(server, end_token_ids=frozenset({2}))
+    renderer = Renderer(tiny.tokenizer, {})
+    made = await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
     assert (made.finish_reason, made.token_ids, made.log_probs) == ("abort", (11, 12, 13), (-1.0, -2.0, -3.0))
 
 
@@ -358,17 +371,3 @@ def test_a_job_that_forces_json_on_the_embedded_engine_is_refused_before_it_star
     HFRolloutOptions.from_rollout(config("instruct"))
     with pytest.raises(ValueError, match=r"gateway\.json_output=enforce: rollout\.name=hf cannot force JSON; choose"):
         HFRolloutOptions.from_rollout(config("enforce"))
-
-
-def test_sglang_gets_the_schema_in_its_own_words() -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Recording:
-        async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-            asked.append(sampling_params)
-            return TokenOutput(token_ids=[1], log_probs=[0.0], stop_reason="completed", extra_fields={})
-
-    backend = VerlBackend(Recording(), end_token_ids=frozenset({1}), server="sglang")
-    sampling = {"temperature": 1.0, "json_schema": {"type": "object"}}
-    asyncio.run(backend.generate([5], max_tokens=3, sampling=sampling, session="s"))
-    assert asked == [{"temperature": 1.0, "json_schema": '{"type": "object"}', "max_tokens": 3}]

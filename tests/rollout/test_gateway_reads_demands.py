@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from tree_rl.rollout.gateway.protocols import gemini, openai_responses
+from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.gemini import requests as gemini_requests
@@ -23,6 +23,17 @@ QUESTION = {"role": "user", "parts": [{"text": "q"}]}
 def respond(**fields: Any) -> Any:
     body = {"model": "m", "input": "q", "tools": TOOLS, **fields}
     return openai_responses.read_request(body, openai_responses.StoredResponses())
+
+
+def chat(**fields: Any) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in NAMES]
+    return openai_chat.read_request({"messages": [{"role": "user", "content": "q"}], "tools": tools, **fields})
+
+
+def message(**fields: Any) -> Any:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in NAMES]
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "q"}], "tools": tools, **fields}
+    return anthropic_messages.read_request(body)
 
 
 def generate(**fields: Any) -> Any:
@@ -42,7 +53,19 @@ def test_a_choice_of_tools_is_read() -> None:
     spawn = {"type": "function", "name": "spawn", "namespace": "agents"}
     patch = {"type": "custom", "name": "apply_patch"}
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [patch, spawn]}
+    named = [{"type": "function", "function": {"name": name}} for name in NAMES[:2]]
     for request, kept, must_call in (
+        (chat(), NAMES, ()),
+        (chat(tool_choice="required"), NAMES, NAMES),
+        (chat(tool_choice=named[0]), NAMES, ("shell",)),
+        (
+            chat(tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}),
+            NAMES[:2],
+            (),
+        ),
+        (message(), NAMES, ()),
+        (message(tool_choice={"type": "any"}), NAMES, NAMES),
+        (message(tool_choice={"type": "tool", "name": "shell"}), NAMES, ("shell",)),
         (respond(), NAMES, ()),
         (respond(tool_choice="auto"), NAMES, ()),
         (respond(tool_choice="none"), (), ()),
@@ -59,7 +82,10 @@ def test_a_choice_of_tools_is_read() -> None:
         (calling(mode="ANY", allowed_function_names=["shell"]), NAMES, ("shell",)),
     ):
         assert (offered(request), request.must_call) == (kept, must_call)
-    assert respond(parallel_tool_calls=False).one_call and not respond(parallel_tool_calls=True).one_call
+    for read in (respond, chat):
+        assert read(parallel_tool_calls=False).one_call and not read(parallel_tool_calls=True).one_call
+    alone = {"type": "auto", "disable_parallel_tool_use": True}
+    assert message(tool_choice=alone).one_call and not message(tool_choice={"type": "auto"}).one_call
 
 
 def test_a_demand_for_json_is_read() -> None:
@@ -97,43 +123,21 @@ def test_what_a_text_model_does_not_see_becomes_a_line() -> None:
     assert request.left_out == ("image", "file")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"input": []}, "input: expected at least one item"),
-        ({"input": None}, "input: expected a list, received nothing"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type: expected one of message, reasoning"),
-        ({"input": [{"role": "cat", "content": ""}]}, "input[0].role: expected user, assistant, system, developer"),
-        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type: expected text"),
-        (
-            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]},
-            "input[0].encrypted_content: expected a token that this gateway gave",
-        ),
-        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type: expected function, custom or namespace"),
-        ({"tools": [{"type": "mcp"}]}, "received the built-in 'mcp'"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools of different names"),
-        (
-            {"tools": [{"type": "function", "name": "f", "parameters": 3}]},
-            "tools[0].parameters: expected a JSON schema",
-        ),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type: expected function, custom or allowed_tools"),
-        ({"tool_choice": {"type": "function", "name": "cat"}}, "tool_choice.name: expected one of the offered tools"),
-        ({"tool_choice": "required", "tools": []}, "(no tools)"),
-        ({"truncation": "auto"}, "truncation: expected disabled"),
-        ({"conversation": "c"}, "conversation: not supported"),
-        ({"prompt": {"id": "p"}}, "prompt: not supported"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management: not supported"),
-        ({"include": ["everything"]}, "include: expected some of"),
-        ({"top_logprobs": 3}, "top_logprobs: expected a whole number of at least 0 and at most 0"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format.type: expected text, json_object or json_schema"),
-        ({"background": True, "stream": True}, "background: expected a stored response"),
-        ({"max_output_tokens": 0}, "max_output_tokens: expected a whole number of at least 1"),
-    ],
-)
-def test_what_the_responses_api_does_not_do_here_is_refused_by_field(fields: Any, message: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        respond(**fields)
-    assert message in str(caught.value) and caught.value.status == 400
+def test_images_and_documents_of_anthropic_become_a_line() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    pdf = {"type": "document", "title": "a.pdf", "source": {**image["source"], "media_type": "application/pdf"}}
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "plain words"}}
+    hit = {"type": "text", "text": "hit"}
+    found = {"type": "search_result", "source": "https://a.b", "title": "t", "content": [hit]}
+    use = {"type": "tool_use", "id": "x", "name": "shell", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [image, {"type": "text", "text": "seen"}]}
+    sent = [("user", [image, pdf, plain, found]), ("assistant", [use]), ("user", [result])]
+    request = message(messages=[{"role": role, "content": content} for role, content in sent])
+    question, _, output = (one.content for one in request.messages)
+    line = "[image left out: this model reads text alone]"
+    assert question.startswith(f"{line}\n[document: a.pdf left out: this model reads text alone]\n")
+    assert "plain words" in question and "hit" in question and output == f"{line}\nseen"
+    assert sorted(request.left_out) == ["document", "image"]
 
 
 def test_unknown_fields_are_named_and_known_ones_are_the_sdks() -> None:

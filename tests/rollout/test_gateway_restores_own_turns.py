@@ -101,28 +101,6 @@ def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it
     assert talk.thoughts(longer) == ["why"]
 
 
-def test_white_space_around_reasoning_that_a_client_trims_makes_no_other_turn() -> None:
-    talk, asked = Talk(), [user("q")]
-    talk.answer(asked, said("a", "  because\n so "))
-    assert talk.thoughts([*asked, said("a", "because\n so")]) == ["  because\n so "]
-    assert talk.thoughts([*asked, said("a", "because so")]) == ["because so"]
-
-
-def calling(reasoning: str | None, *ids: str) -> ChatMessage:
-    calls = tuple(CalledTool(id=id_, name="shell", arguments={"command": "ls"}) for id_ in ids)
-    return ChatMessage(role="assistant", reasoning=reasoning, tool_calls=calls)
-
-
-def test_siblings_are_told_apart_by_the_ids_of_their_tool_calls() -> None:
-    talk, asked = Talk(), [user("q")]
-    for number, thought in enumerate(("first", "second", "third")):
-        talk.answer(asked, calling(thought, f"call_{number}"))
-    for number, thought in enumerate(("first", "second", "third")):
-        sent = [*asked, calling(None, f"call_{number}"), ChatMessage(role="tool", tool_call_id=f"call_{number}")]
-        assert talk.thoughts(sent) == [thought]
-        assert talk.turns.restore(sent).guessed == ()
-
-
 def test_siblings_are_told_apart_by_what_they_led_to() -> None:
     talk, asked = Talk(), [user("q")]
     talk.answer(asked, said("a", "first"))

@@ -1,38 +1,19 @@
 """OpenAI's SDK talks to the Responses API: whole answers, streams, tools, stored and stateless conversations."""
 
 import asyncio
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
-from gateway_harness import SHELL, rows, serving, trained_text
-from ledger import Ledger
-from protocol_turns import CALL, THOUGHT, TURNS, by_turn
+from gateway_harness import SHELL, rows, talking, trained_text
+from protocol_turns import CALL, THOUGHT, TURNS, writing
 
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
 SPAWN = {"type": "namespace", "name": "agents", "description": "", "tools": [{**TOOL, "name": "spawn"}]}
 TOOLS = [TOOL, PATCH, SPAWN]
 HELLO = {"role": "user", "content": "hello"}
-
-
-def talk(tiny: SimpleNamespace, turns: Sequence[str], play: Any, **options: Any) -> SimpleNamespace:
-    """Let `play(responses)` act in one session. Every token must be recorded as it was given."""
-    backend = Ledger(tiny.tokenizer, by_turn(turns))
-
-    async def run() -> Any:
-        async with serving(backend, tiny.tokenizer, **options) as gateway:
-            session = gateway.open_session(sampling={"temperature": 1.0})
-            endpoint = gateway.endpoint(session)
-            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat:
-                result = await play(chat.responses)
-            return result, await gateway.close_session(session)
-
-    result, record = asyncio.run(run())
-    assert backend.differences(record) == 0
-    return SimpleNamespace(result=result, record=record)
 
 
 async def ask(responses: Any, is_stream: bool, **request: Any) -> Any:
@@ -53,12 +34,11 @@ async def ask(responses: Any, is_stream: bool, **request: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespace, is_stream: bool) -> None:
-    async def play(responses: Any) -> Any:
-        return await ask(responses, is_stream, input="hello", include=["reasoning.encrypted_content"])
-
-    asked = talk(tiny, TURNS, play)
-    answer, (call,) = asked.result, asked.record.calls
+async def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespace, is_stream: bool) -> None:
+    async with talking(writing(tiny, *TURNS)) as talk:
+        include = ["reasoning.encrypted_content"]
+        answer = await ask(talk.openai.responses, is_stream, input="hello", include=include)
+        (call,) = (await talk.close()).calls
     thought, message, *calls = answer.output
     assert [part.text for part in thought.content] == ["look around "] and thought.encrypted_content
     assert answer.output_text == message.content[0].text == "I look."
@@ -97,19 +77,16 @@ def reference(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", [whole, token_only, plain_only, reference, "no reasoning", "results between calls"])
-def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNamespace, form: Any) -> None:
-    async def play(responses: Any) -> None:
-        items: list[Any] = [HELLO]
+async def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNamespace, form: Any) -> None:
+    items: list[Any] = [HELLO]
+    options = {
+        "instructions": "Be brief.",
+        "include": ["reasoning.encrypted_content"] if form is not plain_only else None,
+        "store": form is reference,
+    }
+    async with talking(writing(tiny, *TURNS)) as talk:
         for number in range(len(TURNS)):
-            include = ["reasoning.encrypted_content"] if form is not plain_only else None
-            answer = await ask(
-                responses,
-                number % 2 == 1,
-                input=items,
-                instructions="Be brief.",
-                include=include,
-                store=form is reference,
-            )
+            answer = await ask(talk.openai.responses, number % 2 == 1, input=items, **options)
             sent = [item.to_dict() for item in answer.output]
             if form == "no reasoning":
                 items += [item for item in sent if item["type"] != "reasoning"] + results(answer)
@@ -118,35 +95,27 @@ def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNamespac
                 items += [part for item in sent for part in (item, outputs.get(item.get("call_id"))) if part]
             else:
                 items += [form(item) for item in sent] + results(answer)
-
-    record = talk(tiny, TURNS, play).record
+        record = await talk.close()
     (row,) = rows(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
     assert record.drift.left == () and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace, is_stream: bool) -> None:
-    async def play(responses: Any) -> Any:
-        answer, answers = None, []
-        for _ in TURNS:
-            news = (
-                {"input": "hello"} if answer is None else {"input": results(answer), "previous_response_id": answer.id}
-            )
-            answer = await ask(responses, is_stream, instructions="Be brief.", **news)
-            answers.append(answer)
-        # A branch from the first response, as a client does that tries again.
-        first = answers[0]
-        again = await ask(
-            responses, is_stream, input=results(first), previous_response_id=first.id, instructions="Be brief."
-        )
-        return [*answers, again]
-
-    asked = talk(tiny, TURNS, play)
-    assert [answer.previous_response_id for answer in asked.result[:2]] == [None, asked.result[0].id]
-    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows(asked.record.calls))
+async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace, is_stream: bool) -> None:
+    async with talking(writing(tiny, *TURNS)) as talk:
+        options = {"instructions": "Be brief."}
+        answers = [await ask(talk.openai.responses, is_stream, input="hello", **options)]
+        # At the end a branch from the first response, as a client does that tries again.
+        for number in (0, 1, 2, 0):
+            before = answers[number]
+            options["previous_response_id"] = before.id
+            answers.append(await ask(talk.openai.responses, is_stream, input=results(before), **options))
+        record = await talk.close()
+    assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
+    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows(record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
-    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and asked.record.drift.left == ()
+    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.left == ()
 
 
 @pytest.mark.parametrize(
@@ -165,53 +134,49 @@ def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace,
         (CALL % ("nobody", "{}"), "function_call", "nobody", None, "{}"),
     ],
 )
-def test_custom_and_namespaced_tools_are_called_and_come_back(
+async def test_custom_and_namespaced_tools_are_called_and_come_back(
     tiny: SimpleNamespace, turn: str, kind: str, name: str, namespace: str | None, sent: str
 ) -> None:
-    async def play(responses: Any) -> Any:
-        answer = await ask(responses, True, input=[HELLO])
+    async with talking(writing(tiny, turn, "Done.")) as talk:
+        answer = await ask(talk.openai.responses, True, input=[HELLO])
         items = [item.to_dict() for item in answer.output]
         # Some clients know no namespaces.
         items = [{key: value for key, value in item.items() if key != "namespace"} for item in items]
-        await ask(responses, False, input=[HELLO, *items, *results(answer)])
-        return answer
-
-    asked = talk(tiny, (turn, "Done."), play)
-    (call,) = asked.result.output
+        await ask(talk.openai.responses, False, input=[HELLO, *items, *results(answer)])
+        record = await talk.close()
+    (call,) = answer.output
     assert (call.type, call.name, call.namespace) == (kind, name, namespace)
     assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows(asked.record.calls)) == 1 and asked.record.drift.left == ()
+    assert len(rows(record.calls)) == 1 and record.drift.left == ()
 
 
-def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:
-    async def play(responses: Any) -> Any:
-        request = {"model": "m", "input": "hello", "max_output_tokens": 16}
-        events = [event async for event in await responses.create(**request, stream=True)]
-        return await responses.create(**request), events[-1]
-
-    whole_answer, event = talk(tiny, ("long " * 50,), play).result
+async def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:
+    request = {"model": "m", "input": "hello", "max_output_tokens": 16}
+    async with talking(writing(tiny, "long " * 50)) as talk:
+        *_, event = [event async for event in await talk.openai.responses.create(**request, stream=True)]
+        whole_answer = await talk.openai.responses.create(**request)
+        await talk.close()
     assert event.type == "response.incomplete"
     for answer in (whole_answer, event.response):
         assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         assert (answer.output[-1].status, answer.usage.output_tokens) == ("incomplete", 16)
 
 
-def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: SimpleNamespace) -> None:
-    async def play(responses: Any) -> Any:
-        request = {"model": "m", "input": "hello", "reasoning": {"summary": "auto"}}
-        return await ask(responses, True, **request, include=["message.output_text.logprobs"])
-
-    asked = talk(tiny, (THOUGHT + "Hi.",), play)
-    thought, message = asked.result.output
+async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: SimpleNamespace) -> None:
+    asked = {"input": "hello", "reasoning": {"summary": "auto"}, "include": ["message.output_text.logprobs"]}
+    async with talking(writing(tiny, THOUGHT + "Hi.")) as talk:
+        thought, message = (await ask(talk.openai.responses, True, **asked)).output
+        (call,) = (await talk.close()).calls
     tokens = message.content[0].logprobs
     assert "".join(token.token for token in tokens) == THOUGHT + "Hi.<|im_end|>"
-    assert tuple(token.logprob for token in tokens) == asked.record.calls[0].log_probs
+    assert tuple(token.logprob for token in tokens) == call.log_probs
     assert [part.text for part in thought.summary] == ["look around "] and thought.encrypted_content is None
 
 
-def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespace) -> None:
-    async def play(responses: Any) -> None:
-        sent = [{"role": "user", "content": f"question {number}"} for number in range(5)]
+async def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespace) -> None:
+    sent = [{"role": "user", "content": f"question {number}"} for number in range(5)]
+    async with talking(writing(tiny, "Hi.")) as talk:
+        responses = talk.openai.responses
         answer = await ask(responses, False, input=sent)
         assert (await responses.retrieve(answer.id)).to_dict() == answer.to_dict()
         found = [item async for item in await responses.input_items.list(answer.id, limit=2, order="asc")]
@@ -230,78 +195,43 @@ def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespace) -> 
             await ask(responses, False, input=[{"type": "item_reference", "id": "msg_unknown"}])
         with pytest.raises(openai.BadRequestError, match="background=true"):
             await responses.cancel((await ask(responses, False, input="hello")).id)
+        await talk.close()
 
-    talk(tiny, ("Hi.",), play)
 
-
-def test_the_oldest_responses_are_forgotten(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_responses_are_forgotten(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.protocols.openai_responses.store.MAX_STORED_BYTES", 3000)
-
-    async def play(responses: Any) -> None:
+    async with talking(writing(tiny, "Hi.")) as talk:
+        responses = talk.openai.responses
         answers = [await responses.create(model="m", input="x" * 1000) for _ in range(5)]
         assert (await responses.retrieve(answers[-1].id)).id == answers[-1].id
         with pytest.raises(openai.NotFoundError):
             await responses.retrieve(answers[0].id)
 
-    talk(tiny, ("Hi.",), play)
+
+async def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleNamespace) -> None:
+    backend = tiny.backend()
+    async with talking(backend) as talk:
+        responses = talk.openai.responses
+        begun = await responses.create(model="m", input="go", background=True, max_output_tokens=4)
+        assert begun.status == "in_progress"
+        while (done := await responses.retrieve(begun.id)).status == "in_progress":
+            await asyncio.sleep(0.01)
+        assert done.usage.output_tokens <= 4 and done.status in ("completed", "incomplete")
+        assert (await responses.cancel(begun.id)).status == done.status
+        begun = await responses.create(model="m", input="go", background=True, max_output_tokens=400)
+        with pytest.raises(openai.BadRequestError, match="answered"):
+            await responses.create(model="m", input="on", previous_response_id=begun.id)
+        assert (await responses.cancel(begun.id)).status == "cancelled"
+        record = await talk.close()
+    assert len(record.calls) == 1 and backend.running == 0
 
 
-def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleNamespace) -> None:
-    async def run() -> None:
-        backend = tiny.backend()
-        async with serving(backend, tiny.tokenizer) as gateway:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat:
-                create = chat.responses.create
-                begun = await create(model="m", input="go", background=True, max_output_tokens=4)
-                assert begun.status == "in_progress"
-                while (done := await chat.responses.retrieve(begun.id)).status == "in_progress":
-                    await asyncio.sleep(0.01)
-                assert done.usage.output_tokens <= 4 and done.status in ("completed", "incomplete")
-                assert (await chat.responses.cancel(begun.id)).status == done.status
-                begun = await create(model="m", input="go", background=True, max_output_tokens=400)
-                with pytest.raises(openai.BadRequestError, match="answered"):
-                    await create(model="m", input="on", previous_response_id=begun.id)
-                assert (await chat.responses.cancel(begun.id)).status == "cancelled"
-            record = await gateway.close_session(session)
-        assert len(record.calls) == 1 and backend.running == 0
-
-    asyncio.run(run())
-
-
-def test_an_error_within_a_stream_is_raised_by_the_sdk(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.02)
-
-    async def fails(*_: Any, **__: Any) -> Any:
-        await asyncio.sleep(0.1)
-        raise ValueError("no such token")
-
-    async def run() -> None:
-        backend = tiny.backend()
-        backend.generate = fails
-        async with serving(backend, tiny.tokenizer) as gateway:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat:
-                with pytest.raises(openai.APIError, match="no such token"):
-                    async for _ in await chat.responses.create(model="m", input="go", stream=True):
-                        pass
-                begun = await chat.responses.create(model="m", input="go", background=True)
-                await asyncio.sleep(0.2)
-                failed = await chat.responses.retrieve(begun.id)
-                assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
-
-    asyncio.run(run())
-
-
-def test_tokens_are_counted_and_tools_of_openai_are_left_out_by_name(tiny: SimpleNamespace) -> None:
-    async def play(responses: Any) -> Any:
-        tools = [*TOOLS, {"type": "web_search"}, {"type": "tool_search"}]
-        count = await responses.input_tokens.count(model="m", input="hello", tools=tools, instructions="Be brief.")
-        return count, await ask(responses, False, input="hello", tools=tools, instructions="Be brief.")
-
-    asked = talk(tiny, ("Hi.",), play)
-    count, answer = asked.result
+async def test_tokens_are_counted_and_tools_of_openai_are_left_out_by_name(tiny: SimpleNamespace) -> None:
+    tools = [*TOOLS, {"type": "web_search"}, {"type": "tool_search"}]
+    asked = {"model": "m", "input": "hello", "tools": tools, "instructions": "Be brief."}
+    async with talking(writing(tiny, "Hi.")) as talk:
+        count = await talk.openai.responses.input_tokens.count(**asked)
+        answer = await talk.openai.responses.create(**asked)
+        record = await talk.close()
     assert count.input_tokens == answer.usage.input_tokens
-    assert asked.record.left_out == {"web_search": 1, "tool_search": 1}
+    assert record.left_out == {"web_search": 1, "tool_search": 1}

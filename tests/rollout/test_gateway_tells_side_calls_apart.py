@@ -4,9 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import openai
 import pytest
-from gateway_harness import run_session, trained_text
+from gateway_harness import talking, trained_text, user
 
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls, side_call_of
@@ -20,8 +19,8 @@ TITLE = "You are a title generator. You output ONLY a thread title. Nothing else
 COMMIT = "You are an expert software engineer that generates concise, one-line Git commit messages based on the diffs."
 
 
-def asked(system: str, user: str) -> list[ChatMessage]:
-    return [ChatMessage(role="system", content=system), ChatMessage(role="user", content=user)]
+def asked(system: str, question: str) -> list[ChatMessage]:
+    return [ChatMessage(role="system", content=system), ChatMessage(role="user", content=question)]
 
 
 @pytest.mark.parametrize(
@@ -100,46 +99,32 @@ def test_sub_agents_are_named_by_their_harnesses_headers(headers: dict[str, str]
     assert agent_of_headers(headers) == name
 
 
-def play_titled(tiny: SimpleNamespace, **options: Any) -> Any:
-    """A session with a question, a title call and a sub-agent's call."""
-    backend = tiny.backend({"fix": "the work", "title this": "A Title", "explore": "found"})
+async def titled(tiny: SimpleNamespace, **options: Any) -> tuple[ModelCall, ...]:
+    """The calls of a session: a question, a title and a sub-agent's question."""
 
-    async def play(chat: openai.AsyncOpenAI, endpoint: Any) -> None:
-        def ask(text: str, system: str = "You code.", **more: Any) -> Any:
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-            return chat.chat.completions.create(model="m", messages=messages, **more)
+    def asked(text: str, system: str = "You code.") -> list[dict[str, str]]:
+        return [{"role": "system", "content": system}, user(text)]
 
-        await ask("fix")
-        await ask("title this", TITLE)
-        await ask("explore", extra_headers={"x-claude-code-agent-id": "explorer"})
-
-    return run_session(backend, play, **options) if not options else unchecked(backend, play, options)
+    async with talking(tiny.backend({"fix": "the work", "title": "A Title", "explore": "found"}), **options) as talk:
+        await talk.ask(asked("fix"))
+        await talk.ask(asked("title this", TITLE))
+        await talk.ask(asked("explore"), extra_headers={"x-claude-code-agent-id": "explorer"})
+        # Not all is trained where an option takes the weight of the title.
+        return (await talk.close(is_checked=not options)).calls
 
 
-def unchecked(backend: Any, play: Any, options: dict[str, Any]) -> Any:
-    """`run_session` checks that every token is trained; here some are not."""
-    import gateway_harness
-
-    before, gateway_harness.check_record = gateway_harness.check_record, lambda *_: None
-    try:
-        return run_session(backend, play, **options)
-    finally:
-        gateway_harness.check_record = before
-
-
-def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNamespace) -> None:
-    record = play_titled(tiny)
-    assert [(call.agent, call.side, call.weight) for call in record.calls] == [
+async def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNamespace) -> None:
+    calls = await titled(tiny)
+    assert [(call.agent, call.side, call.weight) for call in calls] == [
         ("main", None, 1.0),
         ("main", "title", 1.0),
         ("explorer", None, 1.0),
     ]
-    assert len(rows_of_calls(record.calls)) == 3
-    record = play_titled(tiny, side_calls=[{"name": "title", "weight": 0}])
-    texts = [trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls)]
+    assert len(rows_of_calls(calls)) == 3
+    calls = await titled(tiny, side_calls=[{"name": "title", "weight": 0}])
+    texts = [trained_text(tiny.tokenizer, row) for row in rows_of_calls(calls)]
     assert texts == ["the work<|im_end|>", "found<|im_end|>"]
-    figures = figures_of_calls(record.calls, ["memory", "title"])
-    assert figures == {
+    assert figures_of_calls(calls, ["memory", "title"]) == {
         "agents": 2.0,
         "sub_agent_calls": 1.0,
         "side_calls": 1.0,

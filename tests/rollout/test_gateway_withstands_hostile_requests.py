@@ -4,15 +4,12 @@ import asyncio
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
-import httpx
 import pytest
-from gateway_harness import SHELL, check_record, serving
+from gateway_harness import SHELL, talking, user
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
-HELLO = [{"role": "user", "content": "hello"}]
 DEEP = "[" * 10_000 + "]" * 10_000
 DIGITS = "9" * 5_000
 
@@ -66,33 +63,20 @@ ANSWERED = {
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
 
 
-async def post(http: httpx.AsyncClient, endpoint: Endpoint, path: str, body: str) -> httpx.Response:
-    return await http.post(endpoint.url + path, content=body, headers={"x-api-key": endpoint.token})
-
-
-def test_a_request_that_nobody_could_answer_is_refused_and_the_session_goes_on(tiny: SimpleNamespace) -> None:
-    async def run() -> Any:
-        backend = tiny.backend()
-        async with serving(backend, tiny.tokenizer) as gateway, httpx.AsyncClient(timeout=60) as http:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            for kind, body in REFUSED.items():
-                for path in PATHS:
-                    answer = await post(http, endpoint, path, body)
-                    # Anthropic's protocol has no tool calls of this form and ignores `seed`, `stop` and unknown keys.
-                    assert answer.status_code == 400 or (path != PATHS[0] and answer.status_code == 200), (kind, path)
-                    assert path != PATHS[0] or answer.status_code == 400, kind
-                    assert answer.text.encode()
-            refused = (await post(http, endpoint, PATHS[0], REFUSED["surrogate in model"])).json()["error"]
-            assert refused["param"] == "model" and "lone surrogates" in refused["message"]
-            for kind, body in ANSWERED.items():
-                assert (await post(http, endpoint, PATHS[0], body)).status_code == 200, kind
-            record = await gateway.close_session(session)
-            assert set(record.refused) == {400}
-            check_record(backend, record)
-            return record
-
-    assert len(asyncio.run(run()).calls) >= len(ANSWERED)
+async def test_a_request_that_nobody_could_answer_is_refused_and_the_session_goes_on(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk:
+        for kind, body in REFUSED.items():
+            for path in PATHS:
+                answer = await talk.http.post(path, content=body)
+                # Anthropic's protocol has no tool calls of this form and ignores `seed`, `stop` and unknown keys.
+                assert answer.status_code == 400 or (path != PATHS[0] and answer.status_code == 200), (kind, path)
+                assert answer.text.encode()
+        refused = (await talk.http.post(PATHS[0], content=REFUSED["surrogate in model"])).json()["error"]
+        assert refused["param"] == "model" and "lone surrogates" in refused["message"]
+        for kind, body in ANSWERED.items():
+            assert (await talk.http.post(PATHS[0], content=body)).status_code == 200, kind
+        record = await talk.close()
+    assert set(record.refused) == {400} and len(record.calls) >= len(ANSWERED)
 
 
 HOSTILE_TURNS = {
@@ -106,29 +90,23 @@ HOSTILE_TURNS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS[:2])
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_tool_call_that_nobody_could_answer_stays_text(tiny: SimpleNamespace, path: str, is_stream: bool) -> None:
-    async def run() -> None:
-        turns = {f"ask {kind}.": f"<tool_call>\n{call}\n</tool_call>" for kind, call in HOSTILE_TURNS.items()}
-        backend = tiny.backend(turns)
-        settings = {"max_context_tokens": 8000, "max_turn_tokens": 7000}
-        async with serving(backend, tiny.tokenizer, **settings) as gateway, httpx.AsyncClient(timeout=60) as http:
-            session = gateway.open_session()
-            tool = SHELL if path == PATHS[0] else {"name": "shell", "input_schema": {"type": "object"}}
-            for kind, call in HOSTILE_TURNS.items():
-                asked = [{"role": "user", "content": f"ask {kind}."}]
-                body = {"messages": asked, "tools": [tool], "max_tokens": 7000, "stream": is_stream}
-                answer = await post(http, gateway.endpoint(session), path, json.dumps(body))
-                assert answer.status_code == 200, (kind, answer.text[:300])
-                assert json.dumps(call)[1:-1][:40] in answer.text and "tool_use" not in answer.text, kind
-            check_record(backend, await gateway.close_session(session))
-
-    asyncio.run(run())
+@pytest.mark.parametrize(("path", "is_stream"), [(PATHS[0], False), (PATHS[0], True), (PATHS[1], True)])
+async def test_a_tool_call_that_nobody_could_answer_stays_text(
+    tiny: SimpleNamespace, path: str, is_stream: bool
+) -> None:
+    turns = {f"ask {kind}.": f"<tool_call>\n{call}\n</tool_call>" for kind, call in HOSTILE_TURNS.items()}
+    tool = SHELL if path == PATHS[0] else {"name": "shell", "input_schema": {"type": "object"}}
+    options = {"tools": [tool], "max_tokens": 7000, "stream": is_stream}
+    async with talking(tiny.backend(turns), max_context_tokens=8000, max_turn_tokens=7000) as talk:
+        for kind, call in HOSTILE_TURNS.items():
+            answer = await talk.http.post(path, json={"messages": [user(f"ask {kind}.")], **options})
+            assert answer.status_code == 200, (kind, answer.text[:300])
+            assert json.dumps(call)[1:-1][:40] in answer.text and "tool_use" not in answer.text, kind
+        await talk.close()
 
 
 HEAD = "POST {path}/v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-api-key: {key}\r\n"
-BODY = json.dumps({"messages": HELLO, "max_tokens": 2})
+BODY = json.dumps({"messages": [user("hello")], "max_tokens": 2})
 RAW: dict[str, str | bytes] = {
     "negative length": HEAD + "content-length: -1\r\n\r\n" + BODY,
     "no number": HEAD + "content-length: ten\r\n\r\n" + BODY,
@@ -189,39 +167,29 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_bytes_that_are_no_request_are_refused_and_every_connection_is_closed(tiny: SimpleNamespace) -> None:
-    async def run() -> None:
-        backend = tiny.backend()
-        async with serving(backend, tiny.tokenizer) as gateway, httpx.AsyncClient(timeout=60) as http:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            answers = await asyncio.gather(*[asyncio.wait_for(send(endpoint, kind), 30) for kind in RAW])
-            for kind, answer in zip(RAW, answers, strict=True):
-                status = answer[9:10]
-                assert not answer or status in (b"3", b"4") or (kind == "upgrade" and status == b"2"), (kind, answer)
-            by_kind = dict(zip(RAW, answers, strict=True))
-            assert b" 408 " in by_kind["half a body"] and by_kind["half a request line"] == b""
-            assert (await post(http, endpoint, PATHS[0], BODY)).status_code == 200
-            record = await gateway.close_session(session)
-            assert len(record.calls) == 1 and not any(status >= 500 for status in record.refused)
-
-    asyncio.run(run())
+async def test_bytes_that_are_no_request_are_refused_and_every_connection_is_closed(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk:
+        answers = await asyncio.gather(*[asyncio.wait_for(send(talk.endpoint, kind), 30) for kind in RAW])
+        for kind, answer in zip(RAW, answers, strict=True):
+            status = answer[9:10]
+            assert not answer or status in (b"3", b"4") or (kind == "upgrade" and status == b"2"), (kind, answer)
+        by_kind = dict(zip(RAW, answers, strict=True))
+        assert b" 408 " in by_kind["half a body"] and by_kind["half a request line"] == b""
+        assert (await talk.http.post(PATHS[0], content=BODY)).status_code == 200
+        record = await talk.close()
+    assert len(record.calls) == 1 and not any(status >= 500 for status in record.refused)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_that_sends_byte_after_byte_gets_no_more_time(tiny: SimpleNamespace) -> None:
-    async def run() -> None:
-        async with serving(tiny.backend(), tiny.tokenizer) as gateway:
-            endpoint = gateway.endpoint(gateway.open_session())
+async def test_a_client_that_sends_byte_after_byte_gets_no_more_time(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk:
 
-            async def seconds_of(kind: str) -> float:
-                started = asyncio.get_running_loop().time()
-                await asyncio.wait_for(send(endpoint, kind, dribbles=[b"a"] * 20), 30)
-                return asyncio.get_running_loop().time() - started
+        async def seconds_of(kind: str) -> float:
+            started = asyncio.get_running_loop().time()
+            await asyncio.wait_for(send(talk.endpoint, kind, dribbles=[b"a"] * 20), 30)
+            return asyncio.get_running_loop().time() - started
 
-            kinds = [kind for kind in RAW if kind.startswith("half")]
-            took = dict(zip(kinds, await asyncio.gather(*map(seconds_of, kinds)), strict=True))
-            # All the bytes take 2 s: a connection that each of them keeps open would last longer than they.
-            assert len(took) == 5 and max(took.values()) < 10, took
-
-    asyncio.run(run())
+        kinds = [kind for kind in RAW if kind.startswith("half")]
+        took = dict(zip(kinds, await asyncio.gather(*map(seconds_of, kinds)), strict=True))
+    # All the bytes take 2 s: a connection that each of them keeps open would last longer than they.
+    assert len(took) == 5 and max(took.values()) < 10, took

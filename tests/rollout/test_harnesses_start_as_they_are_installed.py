@@ -1,6 +1,5 @@
 """Harnesses by name: found where they are installed, started in the sandbox, and heard when they fail."""
 
-import asyncio
 import csv
 import logging
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_harness import build_tokenizer, serving
+from gateway_harness import build_tokenizer, talking
 from played_tasks import ScriptedModel
 from sandboxes_here import HERE, needs_bubblewrap
 from small_swe import all_tasks, generator
@@ -54,13 +53,12 @@ for _ in range(3):
 
 
 async def play(acting: AgentInEnvironment, **gateway_options: int) -> FinishedTask:
-    tokenizer = build_tokenizer()
     task = all_tasks()["lru_cache"]
-    async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer, **gateway_options) as gateway:
+    async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE"), **gateway_options) as talk:
         return await run_task(
             agent=acting._agent,
             environment=acting._environment,
-            endpoint=gateway.endpoint(gateway.open_session()),
+            endpoint=talk.endpoint,
             task={"swe": task.to_row()},
             messages=generator().to_row(task, 0, "train")["prompt"],
             timeout_seconds=30,
@@ -76,14 +74,14 @@ class Unjudged(SweEnvironment):
 
 @needs_bubblewrap
 @pytest.mark.parametrize("name", HARNESSES)
-def test_a_harness_gets_the_task_its_arguments_and_the_gateway(
+async def test_a_harness_gets_the_task_its_arguments_and_the_gateway(
     name: str, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{open_folder}:{os.environ['PATH']}")
     monkeypatch.setitem(ENVIRONMENTS, "swe", f"{__name__}.Unjudged")
     program(open_folder / harness(name).program, '#!/bin/sh\nfor one in "$@"; do echo "<$one>"; done; env; pwd\n')
     options = {"arguments": "--its-own 'two words'", "variables": {"MARK": "for {model}"}}
-    done = asyncio.run(play(AgentInEnvironment(agent=name, options=options)))
+    done = await play(AgentInEnvironment(agent=name, options=options))
     assert done.status == "completed", done
     said = done.outcome.answer
     assert "<--its-own>\n<two words>\n" in said and "throws away the wrong entry" in said and "policy" in said
@@ -92,23 +90,17 @@ def test_a_harness_gets_the_task_its_arguments_and_the_gateway(
     assert "http://127.0.0.1:8700/s/" in said
 
 
-def test_a_harness_that_fails_says_so_in_the_log(
+async def test_a_harness_that_fails_says_so_in_the_log(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", f"{open_folder}:{os.environ['PATH']}")
     program(open_folder / "claude", "#!/bin/sh\nseq 30\nprintf 'no \\033[1mlicence\\n'\nexit 7\n")
-
-    async def run() -> Any:
-        tokenizer = build_tokenizer()
-        task = all_tasks()["lru_cache"]
-        async with serving(ScriptedModel(tokenizer, lambda prompt: "DONE"), tokenizer) as gateway:
-            endpoint = gateway.endpoint(gateway.open_session())
+    task = all_tasks()["lru_cache"]
+    acting = AgentInEnvironment(agent="claude_code", sandbox={"unconfined": HERE.unconfined})
+    async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE")) as talk:
+        with caplog.at_level(logging.WARNING):
             messages = generator().to_row(task, 0, "train")["prompt"]
-            acting = AgentInEnvironment(agent="claude_code", sandbox={"unconfined": HERE.unconfined})
-            return await acting.run(endpoint, messages=messages, task={"swe": task.to_row()})
-
-    with caplog.at_level(logging.WARNING):
-        result = asyncio.run(run())
+            result = await acting.run(talk.endpoint, messages=messages, task={"swe": task.to_row()})
     assert (result.status, result.reward) == ("agent_failed", 0.0)
     (line,) = [record.getMessage() for record in caplog.records if "agent claude_code" in record.getMessage()]
     assert line.startswith("agent claude_code: session agent_failed: its program ended with status 7; its last lines:")
@@ -116,7 +108,7 @@ def test_a_harness_that_fails_says_so_in_the_log(
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_a_program_that_is_refused_further_calls_is_out_of_calls(
+async def test_a_program_that_is_refused_further_calls_is_out_of_calls(
     status: int, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it makes of the refusal."""
@@ -125,8 +117,8 @@ def test_a_program_that_is_refused_further_calls_is_out_of_calls(
     options = {"command": f"python3 {open_folder}/asks.py {{prompt}} || exit {status}"}
     sandbox = {"readable": [str(open_folder)], "unconfined": HERE.unconfined}
     acting = AgentInEnvironment(agent="command_line", options=options, sandbox=sandbox)
-    assert asyncio.run(play(acting, max_calls=3)).status == "completed"
-    done = asyncio.run(play(acting, max_calls=2))
+    assert (await play(acting, max_calls=3)).status == "completed"
+    done = await play(acting, max_calls=2)
     assert (done.status, done.reward) == ("out_of_calls", 1.0)
     assert "HTTP Error 403" in done.outcome.answer + done.detail
 
@@ -201,6 +193,7 @@ def run_matrix(folder: Path, clients: list[str]) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_matrix_counts_every_token(tmp_path: Path) -> None:
     cells = run_matrix(tmp_path, ["anthropic"])
     assert [(one["client"], one["stream"]) for one in cells] == [("anthropic", "streamed"), ("anthropic", "whole")]

@@ -8,12 +8,12 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from docker_stand_in import put_docker_on_the_path
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
 from small_swe import OUTCOME, writing
 
@@ -25,22 +25,6 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
-DOCKER = """#!{python}
-import os, shutil, sys
-folder, arguments = "{folder}", sys.argv[1:]
-if arguments[0] == "run":
-    name = arguments[arguments.index("--name") + 1]
-    shutil.copytree(folder + "/image", folder + "/" + name, symlinks=True)
-    with open(folder + "/" + name + ".pid", "w") as file:
-        file.write(str(os.getpid()))
-    port = arguments[arguments.index("-p") + 1].removesuffix(":8000")
-    start = arguments[-1].partition(" || ")[0].split()
-    hide = ["--bind", folder + "/" + name, folder + "/testbed", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
-    server = [{server!r}, *start[1:], "--host", "127.0.0.1", "--port", port]
-    os.execvp("bwrap", ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", *hide, "--", *server])
-if arguments[0] == "kill":
-    os.kill(int(open(folder + "/" + arguments[1] + ".pid").read()), 9)
-"""
 GIT = "git -c user.name=a -c user.email=a@b"
 
 
@@ -64,12 +48,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {"durations.py": BUGGY, "old.py": "", "tests/test_durations.py": VISIBLE}.items():
         (image / name).write_text(text)
     subprocess.run(f"git init -q && git add . && {GIT} commit -qm Start", shell=True, check=True, cwd=image)
-    program = tmp_path / "docker"
-    server = str(Path(sys.executable).with_name("swerex-remote"))
-    program.write_text(DOCKER.format(python=sys.executable, folder=tmp_path, server=server))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
+    return put_docker_on_the_path(tmp_path, monkeypatch).parent
 
 
 def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple[float, TestReport]:
@@ -149,25 +128,21 @@ def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(doc
     assert (reward, "does not answer" in report.output) == (0.0, True), report
 
 
-def test_a_stopped_container_takes_no_command(docker: Path) -> None:
+async def test_a_stopped_container_takes_no_command(docker: Path) -> None:
     options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
-
-    async def play() -> None:
+    sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+    try:
+        await sandbox.stop()
         sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
-        try:
-            await sandbox.stop()
-            sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
-            await sandbox.start()
-            await sandbox.stop()
-            await sandbox.stop()
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.run("true")
-            with pytest.raises(SandboxDied, match="stopped"):
-                await sandbox.write({"a": "b"})
-        finally:
-            await sandbox.close()
-
-    asyncio.run(play())
+        await sandbox.start()
+        await sandbox.stop()
+        await sandbox.stop()
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.run("true")
+        with pytest.raises(SandboxDied, match="stopped"):
+            await sandbox.write({"a": "b"})
+    finally:
+        await sandbox.close()
 
 
 def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:

@@ -1,15 +1,13 @@
 """A call that a model wrote is read with its arguments, or stays in sight with a cause."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
 import pytest
 from dialect_writers import WRITERS
 from dictated_answers import Scene, user
-from gateway_harness import CHATML, SHELL, Agent, build_tokenizer, rows, run_session, serving, tool_result
+from gateway_harness import CHATML, SHELL, build_tokenizer, rows, talking, tool_result
 
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.dialects.dialect import Reading
@@ -96,58 +94,36 @@ def test_a_call_inside_harmonys_analysis_is_counted() -> None:
     assert (found(reading), reading.fault) == ([], "in_reasoning")
 
 
-def play_unclosed(tiny: SimpleNamespace, **options: Any) -> tuple[Any, list[Any]]:
-    seen: list[Any] = []
-
-    async def play(client: Any, _: Any) -> None:
-        agent = Agent(client, [{"role": "user", "content": "go"}], tools=[SHELL])
-        message = await agent.step()
-        seen.append(message)
-        await agent.step(tool_result(message, "a.py"))
-
-    answers = {"a.py": "It is done.", "go": f"<think>\nI look.\n{HERMES_CALL}"}
-    return run_session(tiny.backend(answers), play, **options), seen
-
-
 @pytest.mark.parametrize("reasoning", ["field", "inline"])
-def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNamespace, reasoning: str) -> None:
-    record, (message,) = play_unclosed(tiny, reasoning=reasoning)
+async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNamespace, reasoning: str) -> None:
+    answers = {"a.py": "It is done.", "go": f"<think>\nI look.\n{HERMES_CALL}"}
+    async with talking(tiny.backend(answers), reasoning=reasoning) as talk:
+        agent = talk.agent({"role": "user", "content": "go"}, tools=[SHELL])
+        message = await agent.step()
+        await agent.step(tool_result(message, "a.py"))
+        record = await talk.close()
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
     assert [(one.call, one.cause) for one in record.drift.unread] == [(0, "in_reasoning")]
     assert record.drift.figures()["drift_unread_in_reasoning"] == 1
-    if reasoning == "field":
-        assert len(rows(record.calls)) == 1
+    assert reasoning != "field" or len(rows(record.calls)) == 1
 
 
-def test_a_streamed_answer_of_anthropic_has_the_call(tiny: SimpleNamespace) -> None:
-    backend = tiny.backend({"go": f"<think>\nI look.\n{HERMES_CALL}"})
+async def test_a_streamed_answer_of_anthropic_has_the_call(tiny: SimpleNamespace) -> None:
     tool = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
-
-    async def run() -> Any:
-        async with serving(backend, backend.tokenizer) as gateway:
-            endpoint = gateway.endpoint(gateway.open_session())
-            async with anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token) as client:
-                question = [{"role": "user", "content": "go"}]
-                async with client.messages.stream(model="m", max_tokens=200, messages=question, tools=[tool]) as stream:
-                    return await stream.get_final_message()
-
-    message = asyncio.run(run())
+    options = {"model": "m", "max_tokens": 200, "messages": [{"role": "user", "content": "go"}], "tools": [tool]}
+    backend = tiny.backend({"go": f"<think>\nI look.\n{HERMES_CALL}"})
+    async with talking(backend) as talk, talk.anthropic.messages.stream(**options) as stream:
+        message = await stream.get_final_message()
     assert [block.input for block in message.content if block.type == "tool_use"] == [{"command": "ls"}]
     assert message.stop_reason == "tool_use"
 
 
-def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
+async def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
     draft = HERMES_CALL.replace("ls", "rm")
-    turn = f"<think>\n{draft}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}"
-    seen: list[Any] = []
-
-    async def play(client: Any, _: Any) -> None:
-        question = [{"role": "user", "content": "go"}]
-        options = {"tools": [SHELL], "parallel_tool_calls": False}
-        seen.append(await client.chat.completions.create(model="m", messages=question, **options))
-
-    run_session(tiny.backend({"go": turn}), play)
-    (call,) = seen[0].choices[0].message.tool_calls
+    async with talking(tiny.scripted(f"<think>\n{draft}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}")) as talk:
+        answer = await talk.ask("go", tools=[SHELL], parallel_tool_calls=False)
+        await talk.close()
+    (call,) = answer.choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"command": "ls"}
 
 

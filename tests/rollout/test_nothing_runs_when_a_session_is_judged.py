@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from gateway_harness import CHATML, build_tokenizer, serving
-from played_tasks import ScriptedModel, command_lines, mini_turn, play, shell_call
+from gateway_harness import talking, user
+from live_processes import running
+from played_tasks import ScriptedModel, mini_turn, play, shell_call
 from sandboxes_here import HERE
 from small_swe import all_tasks, writing
 from transformers import PreTrainedTokenizerFast
@@ -42,11 +42,6 @@ DONE = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
 Play = Callable[[Any, Endpoint], Awaitable[Outcome]]
 
 
-@pytest.fixture(scope="module")
-def chatml() -> PreTrainedTokenizerFast:
-    return build_tokenizer(CHATML)
-
-
 class Watched(SweEnvironment):
     """Looks for what still runs when it is scored. Its commands bear its mark."""
 
@@ -61,7 +56,7 @@ class Watched(SweEnvironment):
         return await super().run_agent(f": {self.mark}; {command}", **options)
 
     async def score(self, outcome: Outcome) -> float:
-        assert not [line for line in command_lines() if self.mark in line]
+        assert not running(self.mark)
         return await super().score(outcome)
 
 
@@ -103,7 +98,7 @@ class Shell(ShellEnvironment):
             self.changes.append(await self.sandbox.read("beat"))
             await asyncio.sleep(0.02)
         assert len(set(self.changes)) == 1, self.changes
-        assert not [line for line in command_lines() if MARK in line]
+        assert not running(MARK)
         return 0.5
 
 
@@ -187,7 +182,7 @@ ENDS: Mapping[Play, str] = {
 def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
     done = asyncio.run(run(act))
     assert (done.status, done.reward) == (ENDS[act], 0.5), done
-    assert not [line for line in command_lines() if MARK in line]
+    assert not running(MARK)
 
 
 @pytest.mark.parametrize("agent", ["react", "mini_swe"])
@@ -218,36 +213,29 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
     assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
 
 
-def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTrainedTokenizerFast) -> None:
-    async def play() -> tuple[int, str, int]:
-        async with serving(ScriptedModel(chatml, lambda prompt: "so"), chatml) as gateway:
-            session = gateway.open_session()
-            endpoint = gateway.endpoint(session)
-            url, body = f"{endpoint.openai_url}/chat/completions", {"messages": [{"role": "user", "content": "a"}]}
-            async with httpx.AsyncClient(headers={"x-api-key": endpoint.token}) as http:
-                assert (await http.post(url, json=body)).status_code == 200
-                await endpoint.named("sub").stop()
-                refused = await http.post(url, json=body)
-            records = await asyncio.gather(*[gateway.close_session(session) for _ in range(3)])
-            assert records[0] is records[1] is records[2] is await gateway.close_session(session)
-            return refused.status_code, refused.json()["error"]["code"], len(records[0].calls)
-
-    assert asyncio.run(play()) == (403, "session_over", 1)
+async def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTrainedTokenizerFast) -> None:
+    async with talking(ScriptedModel(chatml, lambda prompt: "so")) as talk:
+        body = {"messages": [user("a")]}
+        assert (await talk.http.post("/v1/chat/completions", json=body)).status_code == 200
+        await talk.endpoint.named("sub").stop()
+        refused = await talk.http.post("/v1/chat/completions", json=body)
+        records = await asyncio.gather(*[talk.gateway.close_session(talk.session) for _ in range(3)])
+        assert records[0] is records[1] is records[2] is await talk.gateway.close_session(talk.session)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "session_over")
+    assert len(records[0].calls) == 1
 
 
 @pytest.mark.parametrize("act", ENDS)
-def test_a_cancelled_session_leaves_nothing(act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_session_leaves_nothing(
+    act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
-
-    async def cancel() -> None:
-        running = asyncio.create_task(run(act, seconds=60))
-        await asyncio.sleep(0.4)
-        running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled() or running.result().reward == 0.5
-
-    asyncio.run(cancel())
-    assert not [line for line in command_lines() if MARK in line]
+    session = asyncio.create_task(run(act, seconds=60))
+    await asyncio.sleep(0.4)
+    session.cancel()
+    await asyncio.wait({session})
+    assert session.cancelled() or session.result().reward == 0.5
+    assert not running(MARK)
     assert not list(open_folder.iterdir())
 
 
@@ -263,9 +251,6 @@ def raising(error: BaseException) -> Play:
     [
         (AgentError("x"), "agent_failed", 0.5),
         (ValueError("int too long"), "agent_failed", 0.5),
-        (KeyError("command"), "agent_failed", 0.5),
-        (RecursionError("deep"), "agent_failed", 0.5),
-        (TypeError("None"), "agent_failed", 0.5),
         (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "agent_failed", 0.5),
         (TimeoutError("of its own"), "agent_failed", 0.5),
         (asyncio.CancelledError(), "agent_failed", 0.5),
@@ -288,11 +273,9 @@ def test_only_the_machine_can_end_a_session_without_a_reward(
         (ValueError("links leave the tree"), ("completed", 0.0)),
         (math.nan, ("completed", 0.0)),
         (KeyError("answer"), ("completed", 0.0)),
-        (IndexError("no line"), ("completed", 0.0)),
         (TypeError("a list"), ("completed", 0.0)),
         (AttributeError("strip"), ("completed", 0.0)),
-        (ZeroDivisionError("no cases"), ("completed", 0.0)),
-        (OverflowError("too large"), ("completed", 0.0)),
+        (ArithmeticError("no cases"), ("completed", 0.0)),
         (RecursionError("deep JSON"), ("completed", 0.0)),
         (SandboxDied("no answer"), ("sandbox_died", 0.0)),
         (SandboxError("no image"), ("environment_failed", None)),

@@ -1,26 +1,32 @@
 """The native agent's switches, each with the exact rows it must leave; log-probs are checked against the model."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
-from react_scripts import BOTH, COPY, DONE, by_turn, call, play, shell, thinking
+from gateway_harness import TinyModel, build_tokenizer
+from ledger import Ledger
+from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, call, play, shell, thinking
+from sandboxes_here import HERE
 
-from tree_rl.rollout.agents.react import GO_ON, SUMMARISE, ReActOptions
+from tree_rl.rollout.agents import react
+from tree_rl.rollout.agents.react import GO_ON, MALFORMED, MAX_RESULT_CHARACTERS, SUMMARISE, ReActOptions
+from tree_rl.rollout.environments import ShellEnvironment, ToolCall
 from tree_rl.rollout.transcript import rows_of_calls
 
 END = "<|im_end|>"
 
 
-def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNamespace) -> None:
-    done, record, trained = play(tiny, by_turn(BOTH, COPY, DONE), ReActOptions())
+async def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNamespace) -> None:
+    done, record, trained = await play(tiny, by_turn(BOTH, COPY, DONE), ReActOptions())
     assert (done.status, done.reward, done.outcome.answer) == ("completed", 1.0, "done")
     assert trained == [BOTH + END + COPY + END + DONE + END]
     text = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
     assert text.index("alpha\n</tool_response>") < text.index("beta\n</tool_response>")
 
 
-def test_one_call_at_a_time_cuts_the_turn_and_branches_there(tiny: SimpleNamespace) -> None:
-    done, record, trained = play(tiny, by_turn(BOTH, COPY, DONE), ReActOptions(parallel_tools=False))
+async def test_one_call_at_a_time_cuts_the_turn_and_branches_there(tiny: SimpleNamespace) -> None:
+    done, record, trained = await play(tiny, by_turn(BOTH, COPY, DONE), ReActOptions(parallel_tools=False))
     assert done.reward == 1.0
     assert "beta" not in tiny.tokenizer.decode(record.calls[-1].prompt_ids)
     # The first turn as generated is a branch of its own; the history keeps its first call only.
@@ -31,7 +37,7 @@ def test_one_call_at_a_time_cuts_the_turn_and_branches_there(tiny: SimpleNamespa
     assert first.token_ids[: start + shared] == second.token_ids[: start + shared]
 
 
-def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleNamespace) -> None:
+async def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleNamespace) -> None:
     delegating = thinking("split", call("delegate", task="read a"), call("delegate", task="read b"))
 
     def script(prompt: str) -> str:
@@ -41,7 +47,7 @@ def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleNamespa
                 return [thinking("look", shell(f"cat {letter}.txt")), thinking("ok", f"it says {word}")][turns - 1]
         return [delegating, COPY, DONE][turns - 1]
 
-    done, record, trained = play(tiny, script, ReActOptions(sub_agents=True))
+    done, record, trained = await play(tiny, script, ReActOptions(sub_agents=True))
     assert (done.status, done.reward) == ("completed", 1.0)
     by_agent = {name: [c for c in record.calls if c.agent == name] for name in ("main", "sub-1", "sub-2")}
     assert [len(calls) for calls in by_agent.values()] == [3, 2, 2]
@@ -59,7 +65,7 @@ def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleNamespa
     assert "delegate" not in tiny.tokenizer.decode(by_agent["sub-1"][0].prompt_ids), "sub-agents have no sub-agents"
 
 
-def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamespace) -> None:
+async def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamespace) -> None:
     summary = thinking("sum up", "a.txt says alpha")
 
     def script(prompt: str) -> str:
@@ -69,7 +75,7 @@ def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamespace) -
             return [COPY, DONE][prompt.count("<|im_start|>assistant") - 1]
         return thinking("look", shell("cat a.txt"))
 
-    done, record, trained = play(tiny, script, ReActOptions(compact_after_tokens=10, max_turns=3))
+    done, record, trained = await play(tiny, script, ReActOptions(compact_after_tokens=10, max_turns=3))
     assert done.reward == 1.0
     # Compacted after the first turn, and once more after the second: the last call starts from a summary again.
     contexts = [tiny.tokenizer.decode(c.prompt_ids) for c in record.calls]
@@ -80,28 +86,163 @@ def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamespace) -
     assert trained == [text + END for text in (look, summary, COPY, summary, COPY)]
 
 
-def test_stripped_reasoning_makes_every_turn_a_branch_and_kept_reasoning_none(tiny: SimpleNamespace) -> None:
+async def test_stripped_reasoning_makes_every_turn_a_branch_and_kept_reasoning_none(tiny: SimpleNamespace) -> None:
     script = by_turn(thinking("look", shell("cat a.txt")), COPY, DONE)
-    done, _, trained = play(tiny, script, ReActOptions(think="strip"), reasoning="inline")
+    done, _, trained = await play(tiny, script, ReActOptions(think="strip"), reasoning="inline")
     assert done.reward == 1.0
     assert trained == [thinking("look", shell("cat a.txt")) + END, COPY + END, DONE + END]
-    kept_done, _, kept = play(tiny, script, ReActOptions(think="keep"), reasoning="inline")
+    kept_done, _, kept = await play(tiny, script, ReActOptions(think="keep"), reasoning="inline")
     assert kept_done.reward == 1.0 and len(kept) == 1
 
 
-def test_stripping_needs_the_reasoning_inside_the_text(tiny: SimpleNamespace) -> None:
-    done, _, _ = play(tiny, by_turn(COPY, DONE), ReActOptions(think="strip"))
+async def test_stripping_needs_the_reasoning_inside_the_text(tiny: SimpleNamespace) -> None:
+    done, _, _ = await play(tiny, by_turn(COPY, DONE), ReActOptions(think="strip"))
     assert done.status == "agent_failed" and "reasoning=inline" in done.detail
 
 
-def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) -> None:
+async def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) -> None:
     script = by_turn(COPY, *[thinking("again", shell("true"))] * 20)
-    turns, record, _ = play(tiny, script, ReActOptions(max_turns=2))
+    turns, record, _ = await play(tiny, script, ReActOptions(max_turns=2))
     assert (turns.status, turns.reward, turns.outcome.turns, len(record.calls)) == ("limit", 1.0, 2, 2)
-    calls, record, _ = play(tiny, script, ReActOptions(), max_calls=3)
+    calls, record, _ = await play(tiny, script, ReActOptions(), max_calls=3)
     assert (calls.status, calls.reward, len(record.calls)) == ("out_of_calls", 1.0, 3)
-    context, _, _ = play(tiny, script, ReActOptions(), max_context_tokens=900)
+    context, _, _ = await play(tiny, script, ReActOptions(), max_context_tokens=900)
     assert (context.status, context.reward) == ("limit", 1.0)
+    short, record, _ = await play(tiny, script, ReActOptions(), max_turn_tokens=5)
+    assert [len(call.response_ids) for call in record.calls] == [5] and not short.outcome.is_complete
+    nothing, record, _ = await play(tiny, script, ReActOptions(), max_context_tokens=10)
+    assert (nothing.status, record.calls) == ("limit", ())
+
+
+async def test_a_turn_without_reasoning_does_not_branch(tiny: SimpleNamespace) -> None:
+    _, _, trained = await play(tiny, by_turn(shell("cat a.txt"), "done"), **as_tree_agent())
+    assert trained == [shell("cat a.txt") + END + "done" + END]
+
+
+async def test_reasoning_opened_by_the_template_is_stripped_with_it(tiny: SimpleNamespace) -> None:
+    opens = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
+    tokenizer = build_tokenizer(tiny.tokenizer.chat_template + opens)
+    first, second = "look\n</think>\n\n" + shell("cat a.txt"), "ok\n</think>\n\ndone"
+    script = by_turn(first, second)
+    backend = TinyModel(tiny.model, tokenizer, script)
+    _, record, trained = await play(tiny, script, backend=backend, **as_tree_agent())
+    assert trained == [first + END, second + END]
+    prompt = tokenizer.decode(record.calls[1].prompt_ids)
+    assert "look" not in prompt and shell("cat a.txt") in prompt
+
+
+def branching(first: str, second: str) -> dict[str, str]:
+    """What is said to each result alone, and to both of them."""
+    return {
+        "user\n<tool_response>\nalpha\n</tool_response><|im_end|>\n<|im_start|>assistant\n": first,
+        "user\n<tool_response>\nbeta\n</tool_response><|im_end|>\n<|im_start|>assistant\n": second,
+    }
+
+
+async def test_parallel_branches_are_followed_up_alone_and_joined(tiny: SimpleNamespace) -> None:
+    one, other = thinking("a", "first is alpha"), "second is beta"
+    answers = branching(one, other)
+
+    def script(prompt: str) -> str:
+        if prompt.count("<|im_start|>assistant") == 1:
+            return BOTH
+        return next((said for end, said in answers.items() if prompt.endswith(end)), "both")
+
+    done, record, trained = await play(tiny, script, **as_tree_agent(parallel_tools="branches"))
+    assert trained == [BOTH + END + one + END, BOTH + END + other + END, "both" + END]
+    joined = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
+    assert joined.index("first is alpha") < joined.index("second is beta") and "<think>" not in joined
+    assert done.outcome.answer == "both" and [one.turn for one in record.calls] == [0, 1, 1, 1]
+    once = rows_of_calls(record.calls, shared="first_row")
+    assert sum(sum(row.response_mask) for row in once) == sum(len(call.response_ids) for call in record.calls)
+
+
+async def test_a_branch_that_says_nothing_leaves_the_result(tiny: SimpleNamespace) -> None:
+    # The first branch acts instead of answering: its command runs. The second one never ends its reasoning.
+    answers = branching(shell("cp a.txt out.txt"), "<think>" + "on and on " * 60)
+
+    def script(prompt: str) -> str:
+        if prompt.count("<|im_start|>assistant") == 1:
+            return shell("cat a.txt") + "\n" + shell("cat b.txt")
+        return next((said for end, said in answers.items() if prompt.endswith(end)), "both")
+
+    done, record, trained = await play(tiny, script, **as_tree_agent(parallel_tools="branches", max_turn_tokens=120))
+    assert (done.outcome.answer, done.reward, len(trained)) == ("both", 1.0, 3)
+    joined = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
+    assert joined.index("\nalpha\n") < joined.index("\nbeta\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        r'{"command": "echo \ud800"}',
+        r'{"\udfff": 1}',
+        f'{{"command": {"9" * 5000}}}',
+        f'{{"command": {"[" * 3000}{"]" * 3000}}}',
+        '{"command": 1e999}',
+        '{"command": NaN}',
+        None,
+    ],
+    ids=["surrogate", "surrogate in a key", "long integer", "deep", "infinite", "not a number", "broken"],
+)
+async def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_scored(
+    tiny: SimpleNamespace, arguments: str | None
+) -> None:
+    first = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
+    first = first if arguments else "<tool_call>{broken</tool_call>"
+    limits = {"max_context_tokens": 20_000, "max_turn_tokens": 8000}
+    script = by_turn(first, COPY, DONE)
+    # Thousands of tokens take a model long.
+    backend = Ledger(tiny.tokenizer, script)
+    done, record, trained = await play(tiny, script, backend=backend, **limits)
+    assert (done.status, done.reward, done.outcome.malformed_calls) == ("completed", 1.0, 1), done
+    assert MALFORMED in tiny.tokenizer.decode(record.calls[1].prompt_ids) and len(record.calls) == 3
+    assert arguments is not None or (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
+
+
+async def test_a_command_that_no_shell_reads_is_answered_and_the_session_is_scored(tiny: SimpleNamespace) -> None:
+    class Answering(ShellEnvironment):
+        answers: ClassVar[list[str]] = []
+
+        async def call(self, call: ToolCall) -> str:
+            Answering.answers.append(await super().call(call))
+            return "answered"
+
+    done, _, _ = await play(tiny, by_turn(call("shell", command="echo \0"), "done"), environment=Answering(HERE))
+    assert (done.status, done.reward) == ("completed", 0.0), done
+    assert Answering.answers and "[exit 126]" in Answering.answers[0]
+
+
+async def test_an_unknown_tool_is_answered_with_the_known_ones(tiny: SimpleNamespace) -> None:
+    done, record, _ = await play(tiny, by_turn(call("fly", command="echo ok"), "sorry"))
+    assert (done.outcome.answer, done.outcome.malformed_calls) == ("sorry", 0)
+    assert "error: unknown tool 'fly'; the only tool is shell" in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+
+
+async def test_long_results_are_cut_in_the_middle(tiny: SimpleNamespace) -> None:
+    half = MAX_RESULT_CHARACTERS // 2
+    command = "head -c 4000 /dev/zero | tr '\\0' a; head -c 4000 /dev/zero | tr '\\0' c"
+    _, record, _ = await play(tiny, by_turn(shell(command), "ok"), max_context_tokens=9000)
+    assert "\n" + "a" * half + "\n[...]\n" + "c" * half + "\n" in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+
+
+async def test_the_environment_is_closed_whatever_happens(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(react, "MAX_RETRIES", 0)
+
+    class Failing(ShellEnvironment):
+        closed = 0
+
+        async def call(self, call: ToolCall) -> str:
+            raise OSError("tool broke")
+
+        async def close(self) -> None:
+            await super().close()
+            Failing.closed += 1
+
+    done, _, _ = await play(tiny, by_turn(shell("true")), environment=Failing(HERE))
+    assert (done.status, done.reward, Failing.closed) == ("agent_failed", 0.0, 1) and "tool broke" in done.detail
 
 
 def test_options_are_checked() -> None:

@@ -1,6 +1,5 @@
 """What an agent does wrong is answered by a result, and its session goes on."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -54,18 +53,15 @@ def test_a_directory_that_is_empty_or_full_of_links_still_works(sandbox: Sandbox
     assert sandbox.run("echo x > new; cat new").output == "x\n"
 
 
-def test_a_sandbox_answers_an_event_loop_the_same() -> None:
-    async def run() -> None:
-        sandbox = LocalSandbox(HERE)
-        await sandbox.start()
-        try:
-            for command in ("a\0b", "\ud800", "chmod 0 .", ":" * 140_000, "cd /; exit 0", "exec 1>&- 2>&-; kill $$"):
-                assert isinstance((await sandbox.run(command)).exit_code, int)
-            for name in ("a\0b", "\ud800", "../a", "x" * 300):
-                with pytest.raises(ValueError, match="sandbox path"):
-                    await sandbox.write({name: "x"})
-            assert (await sandbox.run("echo goes on")).output == "goes on\n"
-        finally:
-            await sandbox.close()
-
-    asyncio.run(run())
+async def test_a_sandbox_answers_an_event_loop_the_same() -> None:
+    sandbox = LocalSandbox(HERE)
+    await sandbox.start()
+    try:
+        for command in ("a\0b", "\ud800", "chmod 0 .", ":" * 140_000, "cd /; exit 0", "exec 1>&- 2>&-; kill $$"):
+            assert isinstance((await sandbox.run(command)).exit_code, int)
+        for name in ("a\0b", "\ud800", "../a", "x" * 300):
+            with pytest.raises(ValueError, match="sandbox path"):
+                await sandbox.write({name: "x"})
+        assert (await sandbox.run("echo goes on")).output == "goes on\n"
+    finally:
+        await sandbox.close()

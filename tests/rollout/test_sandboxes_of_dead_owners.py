@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from live_processes import command_lines, wait_for
 from sandboxes_here import BOTH
 
 from tree_rl.rollout.sandbox.ownership import MAKING, PREFIX, OwnedFolder, remove_left_over_folders
@@ -39,23 +39,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.rmdir()
 
 
-def sleepers(seconds: str) -> list[int]:
-    """Processes `sleep SECONDS` of this machine."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
-                found.append(int(entry.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def wait_for(condition: object, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < deadline:  # type: ignore[operator]
-        time.sleep(0.02)
-    return bool(met)
+def sleepers(seconds: str) -> int:
+    return command_lines().count(f"sleep {seconds} ")
 
 
 @pytest.mark.parametrize("unconfined", BOTH)
@@ -66,16 +51,16 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(unconfined: bool) -> Non
     owner = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
-    assert wait_for(lambda: len(sleepers(seconds)) == 2)
-    assert remove_left_over_folders() == [] and len(sleepers(seconds)) == 2 and folder.is_dir()
+    wait_for(lambda: sleepers(seconds) == 2)
+    assert remove_left_over_folders() == [] and sleepers(seconds) == 2 and folder.is_dir()
 
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
     if not unconfined:
-        assert wait_for(lambda: not sleepers(seconds))
+        wait_for(lambda: not sleepers(seconds))
     assert remove_left_over_folders() == [folder]
-    assert wait_for(lambda: not sleepers(seconds))
+    wait_for(lambda: not sleepers(seconds))
     assert not folder.exists()
 
 

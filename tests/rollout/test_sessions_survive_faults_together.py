@@ -4,7 +4,6 @@ What the model wrote is recorded and trained in all of them; no process, directo
 """
 
 import asyncio
-import json
 import os
 import re
 import tempfile
@@ -16,6 +15,8 @@ from typing import Any
 
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving, trained_text
+from live_processes import running
+from played_tasks import shell_call
 from sandboxes_here import HERE
 from transformers import PreTrainedTokenizerFast
 
@@ -72,10 +73,6 @@ READS: Mapping[str, str] = {
     "invalid json": MALFORMED,
 }
 """What the agent is told of a fault."""
-
-
-def shell_call(command: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': 'shell', 'arguments': {'command': command}})}\n</tool_call>"
 
 
 class FaultyServer:
@@ -173,18 +170,6 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
     return finished
 
 
-def left_processes() -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            found += [entry.name] if MARK.encode() in line else []
-    return found
-
-
 @pytest.fixture(autouse=True)
 def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions with faults end soon."""
@@ -211,5 +196,5 @@ def test_every_session_ends_as_it_should_and_nothing_is_lost_or_left(
         assert record.refused == {"429": {429: 1}, "500 for ever": {500: 2}, "hanging model": {403: 1}}.get(kind, {})
         assert record.cancelled == (kind == "hanging model")
     assert not list(open_folder.iterdir()), "no sandbox is left"
-    assert not left_processes()
+    assert not running(MARK)
     assert len(os.listdir("/proc/self/fd")) <= files_before

@@ -16,6 +16,13 @@ from tree_rl.rollout.environments.swe_task import SweTask
 KNOWN_WRONG = tomllib.loads(Path(__file__).with_name("known_wrong_repairs.toml").read_text(encoding="utf-8"))
 
 
+SAMPLE = sorted(all_tasks())[::6]
+EVERY_TASK = pytest.mark.parametrize(
+    "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in all_tasks()]
+)
+"""A change of the judge shows in a sample; the slow tier plays them all."""
+
+
 def test_there_are_tasks_of_several_sizes() -> None:
     tasks = all_tasks().values()
     assert len(tasks) >= 30
@@ -33,7 +40,7 @@ def test_hidden_cases_alone_fail_before_and_all_pass_with_the_reference_solution
     assert passed_with(tmp_path, task, task.solution_files) == hidden | visible
 
 
-@pytest.mark.parametrize("name", all_tasks())
+@EVERY_TASK
 def test_a_plausible_wrong_repair_fails(name: str, tmp_path: Path) -> None:
     task, edit = all_tasks()[name], KNOWN_WRONG[name]
     sources = {**task.files, **task.solution_files}
@@ -77,7 +84,7 @@ class Stub(ast.NodeTransformer):
         return node
 
 
-@pytest.mark.parametrize("name", all_tasks())
+@EVERY_TASK
 def test_no_stub_passes_a_hidden_case(name: str, tmp_path: Path) -> None:
     task = all_tasks()[name]
     hacks = "".join(EQUAL.format(name=f"Any_{base}", base=base) for base in BASES)
@@ -87,7 +94,7 @@ def test_no_stub_passes_a_hidden_case(name: str, tmp_path: Path) -> None:
         assert not set(task.fail_to_pass) & passed_with(tmp_path, task, stubs), stub
 
 
-@pytest.mark.parametrize("name", all_tasks())
+@EVERY_TASK
 def test_the_tests_that_the_agent_sees_are_the_visible_cases(name: str, tmp_path: Path) -> None:
     task = all_tasks()[name]
     write_files(tmp_path, task.files)

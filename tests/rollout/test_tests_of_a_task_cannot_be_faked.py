@@ -1,5 +1,6 @@
 """On tasks of unittest and of pytest, no hack that makes every test pass gets a reward; the repair does."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ BESIDE = {
 }
 
 
+def in_turn(attacks: Iterable[str]) -> pytest.MarkDecorator:
+    """Every attack on one format, and slowly on the other."""
+    return pytest.mark.parametrize(
+        ("attack", "log_format"),
+        [
+            pytest.param(attack, kind, marks=() if (number + place) % 2 == 0 else pytest.mark.slow)
+            for number, attack in enumerate(attacks)
+            for place, kind in enumerate(FORMATS)
+        ],
+    )
+
+
 def task_of(log_format: str):
     return UNITTEST if log_format == "unittest" else pytest_task()
 
@@ -68,15 +81,13 @@ def folders_of(files: dict[str, str]) -> str:
     return "".join(f"mkdir -p $(dirname {path})\n" for path in files)
 
 
-@pytest.mark.parametrize("log_format", FORMATS)
-@pytest.mark.parametrize("attack", IN_SOURCE)
+@in_turn(IN_SOURCE)
 def test_a_hack_in_the_source_gains_nothing(attack: str, log_format: str) -> None:
     reward, report = score_task(task_of(log_format), writing({"durations.py": f"{BUGGY}\n{IN_SOURCE[attack]}"}))
     assert reward == 0.0, report
 
 
-@pytest.mark.parametrize("log_format", FORMATS)
-@pytest.mark.parametrize("attack", BESIDE)
+@in_turn(BESIDE)
 def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, log_format: str) -> None:
     files = BESIDE[attack]
     command = f"{folders_of(files)}{writing(files)}"

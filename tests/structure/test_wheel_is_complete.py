@@ -33,6 +33,11 @@ BARE_MIB = 400
 """Most that a bare installation takes."""
 
 
+def slow(*values: str) -> object:
+    """A case of the slow tier."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def tracked(*names: str) -> set[str]:
     listed = subprocess.run(["git", "ls-files", *names], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for name in listed.splitlines() if (ROOT / name).is_file()}
@@ -198,9 +203,9 @@ def test_a_missing_extra_is_named_in_one_line(
     ("extra", "code"),
     [
         ("train", "import tree_rl.training, tree_rl.models, tree_rl.tree.partition.solver"),
-        ("verl", "import sys, verl; assert 'tree_rl.verl_plugin' in sys.modules; import verl.workers.engine"),
+        slow("verl", "import sys, verl; assert 'tree_rl.verl_plugin' in sys.modules; import verl.workers.engine"),
         ("gateway", "import tree_rl.rollout.gateway.gateway, transformers"),
-        ("agents", "import tree_rl.rollout.agents.mini_swe, tree_rl.rollout.sandbox.swe_rex_sandbox"),
+        slow("agents", "import tree_rl.rollout.agents.mini_swe, tree_rl.rollout.sandbox.swe_rex_sandbox"),
         ("report", "import tree_rl.run_report.charts"),
     ],
 )
@@ -221,7 +226,7 @@ def test_an_extra_brings_the_modules_that_messages_promise(unpacked: Path) -> No
             assert set(providers[module]) & {found.name for found in packages_for(unpacked, extra[1])}, module
 
 
-@pytest.mark.parametrize("name", ("tree_training_in_60_lines", "trl_style_trainer"))
+@pytest.mark.parametrize("name", ("tree_training_in_60_lines", slow("trl_style_trainer")))
 def test_examples_train_without_verl(name: str, environment_with: Callable[[str], Path], tmp_path: Path) -> None:
     python = environment_with("train")
     absent = (

@@ -2,16 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chromium_page import Page, open_browser
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="session")
@@ -22,14 +18,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         pytest.skip("needs Chromium: apt-get install chromium")
     with open_browser(found, tmp_path_factory.mktemp("chromium")) as page:
         yield page
-
-
-@pytest.fixture(scope="session")
-def qwen_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer folder with the Qwen vocabulary."""
-    folder = tmp_path_factory.mktemp("qwen_tokenizer")
-    subprocess.run([sys.executable, str(EXAMPLES / "write_qwen_tokenizer.py"), str(folder)], check=True, timeout=120)
-    return folder
 
 
 @pytest.fixture

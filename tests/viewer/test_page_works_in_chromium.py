@@ -66,6 +66,7 @@ def test_text_of_rows_stays_text(browser: Page, show: Open, roles: RoleReader) -
     assert not browser.happened("Runtime.exceptionThrown")
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_text_shows_its_beginning_and_all_on_demand(browser: Page, show: Open, roles: RoleReader) -> None:
     show(written_rows(roles, "word " * 200_000), roles)
     browser.evaluate("viewer.select(0)")
@@ -75,6 +76,7 @@ def test_a_megabyte_of_text_shows_its_beginning_and_all_on_demand(browser: Page,
     assert browser.evaluate(size) > 1_000_000
 
 
+@pytest.mark.slow
 def test_keys_walk_search_zoom_and_collapse(browser: Page, show: Open, roles: RoleReader) -> None:
     show(written_rows(roles, "hello"), roles)
     selected = "viewer.state.selected"
@@ -110,6 +112,7 @@ def test_keys_walk_search_zoom_and_collapse(browser: Page, show: Open, roles: Ro
     assert browser.evaluate(selected) == -1
 
 
+@pytest.mark.slow
 def test_a_click_shows_text_rows_and_rewards_of_the_box_below_it(browser: Page, show: Open, roles: RoleReader) -> None:
     show(written_rows(roles, "hello"), roles)
     for lane in range(3):
@@ -131,6 +134,7 @@ def test_a_click_shows_text_rows_and_rewards_of_the_box_below_it(browser: Page, 
     assert browser.evaluate("viewer.state.onPath.size") == 2
 
 
+@pytest.mark.slow
 def test_menus_colour_and_change_the_group(browser: Page, show: Open, roles: RoleReader) -> None:
     show(written_rows(roles, "hello"), roles, max_tokens=8)
     options = "[...document.querySelectorAll('#measure option')].map((one) => [one.value, one.disabled])"
@@ -152,6 +156,7 @@ def test_menus_colour_and_change_the_group(browser: Page, show: Open, roles: Rol
     assert browser.evaluate("viewer.state.layout.group.name + viewer.state.measure") == "twopaths"
 
 
+@pytest.mark.slow
 def test_colours_on_the_canvas_are_those_of_the_legend(browser: Page, show: Open, roles: RoleReader) -> None:
     show(written_rows(roles, "hello"), roles)
     told: dict[str, Any] = browser.evaluate(
@@ -173,6 +178,7 @@ def test_colours_on_the_canvas_are_those_of_the_legend(browser: Page, show: Open
     assert all(drawn == meant for drawn, meant in told)
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_its_colour_behind_runs_below_a_pixel(browser: Page, show: Open) -> None:
     trained = np.arange(9_000) % 4_500 >= 2
     row = Row(name="row 0", group="g", token_ids=np.arange(9_000), trained=trained)
@@ -190,6 +196,7 @@ def test_a_long_run_keeps_its_colour_behind_runs_below_a_pixel(browser: Page, sh
     assert told == [browser.evaluate("ROLE_COLOURS.model")] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280, 2560])
 def test_nothing_stands_wider_than_the_screen(browser: Page, show: Open, roles: RoleReader, width: int) -> None:
     show(written_rows(roles, "hello " * 400), roles, width=width, height=800)
@@ -217,6 +224,7 @@ def many_rows() -> list[RecordedRow]:
     ]
 
 
+@pytest.mark.slow
 def test_five_thousand_segments_are_all_found(browser: Page, show: Open) -> None:
     show(many_rows(), RoleReader(None))
     assert browser.evaluate("viewer.state.layout.size") >= 5_000

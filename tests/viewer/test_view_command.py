@@ -70,9 +70,10 @@ def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file:
         ('{"input_ids": [1]}\n', ["--max-tokens", "0"], "--max-tokens"),
     ],
 )
-def test_mistakes_end_in_one_line(view: Run, tmp_path: Path, text: str, options: list[str], said: str) -> None:
+def test_mistakes_end_in_one_line(
+    tree_rl: Callable[..., tuple[int, str, str]], tmp_path: Path, text: str, options: list[str], said: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    told = view(path, *options)
-    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
-    assert said in told.stderr
+    code, _, err = tree_rl("view", path, *options)
+    assert (code, err.count("\n")) == (2, 1) and said in err

@@ -1,0 +1,37 @@
+"""Processes of this machine, by what stands in their command lines."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def command_lines() -> list[str]:
+    """Of all other processes, also stopped ones."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                found.append((entry / "cmdline").read_text(errors="replace").replace("\0", " "))
+            except OSError:
+                continue
+    return found
+
+
+def running(marker: str) -> list[str]:
+    """Command lines that hold a marker."""
+    return [line for line in command_lines() if marker in line]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Fail unless a condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_until_gone(*markers: str) -> None:
+    """Fail unless processes with these markers end within half a minute."""
+    for marker in markers:
+        wait_for(lambda marker=marker: not running(marker), 30)

@@ -1,0 +1,205 @@
+"""A request that the gateway cannot answer is refused in its protocol's form, and the message names the field."""
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from drawn_values import TOOLS
+from gateway_harness import SHELL, talking, user
+
+from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
+
+QUESTION = user("hello")
+
+
+def respond(fields: Any) -> Any:
+    body = {"model": "m", "input": "q", "tools": TOOLS, **fields}
+    return openai_responses.read_request(body, openai_responses.StoredResponses())
+
+
+def generate(body: Any) -> Any:
+    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "chat": openai_chat.read_request,
+    "messages": anthropic_messages.read_request,
+    "responses": respond,
+    "gemini": generate,
+}
+FORMS: dict[str, Callable[[RequestError], dict[str, Any]]] = {
+    "chat": openai_chat.error_body,
+    "messages": anthropic_messages.error_body,
+    "responses": openai_chat.error_body,
+    "gemini": gemini.error_body,
+}
+CODES = {"gemini": {"code": 400, "status": "INVALID_ARGUMENT"}}
+ASKED = {"contents": [{"parts": [{"text": "q"}]}]}
+REFUSED: dict[str, list[tuple[Any, str]]] = {
+    "chat": [
+        (b"{", "expected JSON"),
+        (b'{"messages": NaN}', "NaN"),
+        (b"\xff\xfe{}", "expected UTF-8, received byte 0xff at 0"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"[]", "body: expected a JSON object"),
+        ({}, "messages: expected a list, received nothing"),
+        ({"messages": []}, "messages: expected at least one message"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: expected a list, received 3"),
+        ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role: expected system, developer, user"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            "messages[0].content[0].type: expected text, received a part of type 'hologram'",
+        ),
+        ({"messages": [QUESTION], "temperature": "hot"}, "temperature: expected a number from 0.0 to 2.0"),
+        ({"messages": [QUESTION], "n": 0}, "n: expected a whole number of at least 1"),
+        ({"messages": [QUESTION], "max_tokens": -1}, "max_tokens: expected a whole number"),
+        ({"messages": [QUESTION], "stop": [3]}, "stop: expected a text or a list of texts"),
+        ({"messages": [QUESTION], "stream": "yes"}, "stream: expected true or false"),
+        ({"messages": [QUESTION], "tools": [{"type": "function"}]}, "tools[0].function: expected a JSON object"),
+        (
+            {"messages": [QUESTION], "tool_choice": "required"},
+            "tool_choice: expected one of the offered tools (no tools)",
+        ),
+        (
+            {"messages": [QUESTION], "tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [SHELL]},
+            "tool_choice.function.name: expected one of the offered tools (shell), received 'x'",
+        ),
+        (
+            {"messages": [QUESTION], "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema: expected a JSON schema",
+        ),
+        (
+            {"messages": [QUESTION], "response_format": {"type": "grammar"}},
+            "response_format.type: expected text, json_object",
+        ),
+        ({"messages": [QUESTION], "top_logprobs": 5}, "top_logprobs: expected 0"),
+        ({"messages": [QUESTION], "guided_json": {}, "guided_regex": "a"}, "guided_regex: the gateway constrains"),
+        ({"messages": [QUESTION], "modalities": ["text", "audio"]}, "modalities: expected text alone"),
+        ({"messages": [QUESTION], "continue_final_message": True}, "continue_final_message: expected a last message"),
+        ({"messages": [QUESTION], "logit_bias": {"5": 1}}, "logit_bias: not supported"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages: expected Unicode text"),
+    ],
+    "messages": [
+        (b"{", "expected JSON"),
+        ({"messages": [QUESTION]}, "max_tokens: expected a whole number of at least 1, received nothing"),
+        ({"max_tokens": 5}, "messages: expected a list, received nothing"),
+        (
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            "messages[0].content[0].type: expected text, image, document or tool_result, received 'hologram'",
+        ),
+        (
+            {"max_tokens": 5, "messages": [QUESTION], "tools": [{"name": "x"}]},
+            "tools[0].input_schema: expected a JSON schema",
+        ),
+        (
+            {"max_tokens": 5, "messages": [QUESTION], "tools": [{"type": "bash_20250124", "name": "bash"}]},
+            "tools[0].type: expected a tool with an input_schema, received the built-in 'bash_20250124'",
+        ),
+        (
+            {"max_tokens": 5, "messages": [QUESTION], "tool_choice": {"type": "any"}},
+            "tool_choice: expected one of the offered tools (no tools), received 'any'",
+        ),
+        ({"max_tokens": 5, "messages": [QUESTION], "mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported"),
+    ],
+    "responses": [
+        ({"input": []}, "input: expected at least one item"),
+        ({"input": None}, "input: expected a list, received nothing"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type: expected one of message, reasoning"),
+        ({"input": [{"role": "cat", "content": ""}]}, "input[0].role: expected user, assistant, system, developer"),
+        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type: expected text"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}]},
+            "input[0].encrypted_content: expected a token that this gateway gave",
+        ),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools[0].type: expected function, custom or namespace"),
+        ({"tools": [{"type": "mcp"}]}, "received the built-in 'mcp'"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools of different names"),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": 3}]},
+            "tools[0].parameters: expected a JSON schema",
+        ),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type: expected function, custom or allowed_tools"),
+        ({"tool_choice": {"type": "function", "name": "cat"}}, "tool_choice.name: expected one of the offered tools"),
+        ({"tool_choice": "required", "tools": []}, "(no tools)"),
+        ({"truncation": "auto"}, "truncation: expected disabled"),
+        ({"conversation": "c"}, "conversation: not supported"),
+        ({"prompt": {"id": "p"}}, "prompt: not supported"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management: not supported"),
+        ({"include": ["everything"]}, "include: expected some of"),
+        ({"top_logprobs": 3}, "top_logprobs: expected a whole number of at least 0 and at most 0"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type: expected text, json_object or json_schema"),
+        ({"background": True, "stream": True}, "background: expected a stored response"),
+        ({"max_output_tokens": 0}, "max_output_tokens: expected a whole number of at least 1"),
+    ],
+    "gemini": [
+        ({}, "contents: expected a list"),
+        ({"contents": []}, "contents: expected at least one content"),
+        ({"contents": [{"role": "cat", "parts": []}]}, "contents[0].role: expected user, model, function"),
+        ({"contents": [{"parts": [{"executable_code": {}}]}]}, "contents[0].parts[0].text: expected a part with text"),
+        ({**ASKED, "tools": [{"google_search": {}}]}, "tools[0].googleSearch: only Google runs"),
+        ({**ASKED, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "(no tools)"),
+        ({**ASKED, "generationConfig": {"responseMimeType": "text/x.enum"}}, "expected text/plain or"),
+        ({**ASKED, "generationConfig": {"responseModalities": ["AUDIO"]}}, "expected TEXT"),
+        (
+            {**ASKED, "generationConfig": {"speechConfig": {"a": 1}}},
+            "generationConfig.speechConfig: not supported",
+        ),
+        ({**ASKED, "cachedContent": "x"}, "cachedContent: not supported"),
+        (
+            {**ASKED, "generationConfig": {"maxOutputTokens": 0}},
+            "maxOutputTokens: expected a whole number",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "body", "message"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
+)
+def test_bad_requests_are_refused_by_field(protocol: str, body: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        READERS[protocol](read_json(body if isinstance(body, bytes) else json.dumps(body).encode()))
+    assert caught.value.status == 400
+    error = FORMS[protocol](caught.value)["error"]
+    assert message in error["message"]
+    assert CODES.get(protocol, {"type": "invalid_request_error"}).items() <= error.items()
+    named = message.split(":")[0] if ": expected" in message or ": not" in message else None
+    assert protocol != "chat" or named in (None, "body") or error["param"] == named
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("/v1/chat/completions", b"{", "expected JSON"),
+        ("/v1/messages", b"{", "expected JSON"),
+        ("/v1/chat/completions", {"messages": [user("long " * 9000)]}, "prompt is too long"),
+        ("/v1/messages", {"max_tokens": 5, "messages": [user("long " * 9000)]}, "prompt is too long: "),
+        (
+            "/v1/chat/completions",
+            {"messages": [QUESTION], "response_format": {"type": "json_object"}},
+            "response_format.type: expected text",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 5,
+                "messages": [QUESTION],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "output_config.format.schema: expected text",
+        ),
+    ],
+)
+async def test_a_refused_call_is_counted_and_not_recorded(
+    tiny: SimpleNamespace, path: str, content: Any, message: str
+) -> None:
+    async with talking(tiny.backend()) as talk:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        answer = await talk.http.post(path, content=body)
+        record = await talk.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error") and message in error["message"]
+    assert record.calls == () and record.refused == {400: 1}
