@@ -64,25 +64,16 @@ def test_every_timing_has_passed_the_gate_and_says_what_it_is(tmp_path: Path) ->
 
 
 SHAPES = {"causal", "chains", "grpo", "stubs", "binary", "tiny", "recorded trial", "recorded call"}
-HEADS = {"qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "llama-3-8b", "llama-3.2-1b"}
 
 
-@pytest.mark.parametrize(
-    ("narrowed", "expected"),
-    [
-        (["--tokens", "130", "--heads", "tiny"], {("tiny", shape) for shape in SHAPES}),
-        (["--tokens", "34", "--shapes", "grpo"], {(h, "grpo") for h in HEADS}),
-    ],
-    ids=["every shape", "every head layout"],
-)
-def test_the_registry_runs_small_on_a_cpu(narrowed: list[str], expected: set[tuple[str, str]], tmp_path: Path) -> None:
+def test_the_registry_runs_small_on_a_cpu(tmp_path: Path) -> None:
     table = tmp_path / "registry.csv"
     arguments = ["--every", "--group-seconds", "0.0001", "--commit", "test", "--out", str(table)]
-    run(str(BENCHMARK), "--device", "cpu", *arguments, *narrowed)
+    run(str(BENCHMARK), "--device", "cpu", *arguments, "--tokens", "130", "--heads", "tiny")
     with table.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["shape"]]
     contenders = {"tree sdpa", "paths sdpa", "causal sdpa, equal tokens", "causal sdpa, equal operations"}
-    cases = {(*case, contender) for case in expected for contender in contenders}
+    cases = {("tiny", shape, contender) for shape in SHAPES for contender in contenders}
     assert {(row["heads"], row["shape"], row["contender"]) for row in rows} == cases and len(rows) == len(cases)
     assert all(float(row["gate_error"]) < 1e-5 and float(row["total_ms"]) > 0 for row in rows)
 

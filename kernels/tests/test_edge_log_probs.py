@@ -102,15 +102,15 @@ def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None
                 assert_close(actual, want)
 
 
-@pytest.mark.parametrize("edges", [0, 1, 3, 63, 64, 65, 129])
-@pytest.mark.parametrize("chunk_rows", [1, 7, None])
+@pytest.mark.parametrize(("edges", "chunk_rows"), [(0, None), (1, 1), (3, 7), (63, None), (64, 7), (65, 1), (129, 7)])
 def test_every_number_of_edges_and_chunk(edges: int, chunk_rows: int | None) -> None:
     check(problem(edges), None, None, chunk_rows)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, "mixed"])
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("sources", [1, 3, TOKENS])
+@pytest.mark.parametrize(
+    ("temperature", "softcap", "sources"),
+    [(0.3, None, 1), (0.3, 1.5, 3), (1.0, None, 3), (1.0, 1.5, TOKENS), ("mixed", None, TOKENS), ("mixed", 1.5, 1)],
+)
 def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float | None, sources: int) -> None:
     data = problem(50, sources=sources)
     check(data, data["temperature"] if temperature == "mixed" else temperature, softcap, 4)

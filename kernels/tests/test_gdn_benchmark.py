@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "kernels" / "gated_delta_rule.py"
 
 WRONG_TREE = """
@@ -56,6 +58,7 @@ def test_a_recurrence_along_the_wrong_paths_does_not_pass_the_gate() -> None:
     assert wrong.startswith("refused: tree chunked: expected errors of at most 2e-06")
 
 
+@pytest.mark.slow
 def test_the_plans_of_every_forest_are_timed() -> None:
     command = [sys.executable, str(BENCHMARK.with_name("recurrence_plans.py")), "--repeats", "1", "--device", "cpu"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -68,26 +68,25 @@ def check(
             assert relative_error(actual, expected) < TOLERANCE[dtype], (impl, name)
 
 
-@pytest.mark.parametrize("size", [1, 3, 64, 65, 129])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "size"), [*((shape, 65) for shape in SHAPES), *(("forest", size) for size in (1, 3, 64, 129))]
+)
 def test_every_shape(shape: str, size: int) -> None:
     check(SHAPES[shape](size), states_at=(size - 1, 0, size // 2))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("prefix", [1, 2, 3, 63, 64, 65, 129])
-def test_every_prefix_length(prefix: int, dtype: torch.dtype) -> None:
-    check(fork(prefix, [5, 1, 70]), dtype=dtype, impls=("chunked",), states_at=(prefix - 1,))
+def test_every_prefix_length(prefix: int) -> None:
+    check(fork(prefix, [5, 1, 70]), dtype=torch.float32, impls=("chunked",), states_at=(prefix - 1,))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("decay", [(0.2, 0.2), (1e-3, 20.0), (20.0, 20.0), (1e-6, 1e-6)])
+@pytest.mark.parametrize("decay", [(1e-3, 20.0), (20.0, 20.0), (1e-6, 1e-6)])
 def test_every_decay(decay: tuple[float, float], dtype: torch.dtype) -> None:
     check(fork(70, [30, 66]), dtype=dtype, impls=("chunked",), decay=decay, states_at=(100,))
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (2, 6), (1, 4)])
-@pytest.mark.parametrize("sizes", [(4, 8), (16, 16), (8, 3)])
+@pytest.mark.parametrize(("heads", "sizes"), [((1, 1), (4, 8)), ((2, 2), (16, 16)), ((2, 6), (8, 3)), ((1, 4), (4, 8))])
 def test_every_grouping_and_size_of_heads(heads: tuple[int, int], sizes: tuple[int, int]) -> None:
     parent = SHAPES["random_trie"](40)
     check(parent, key_heads=heads[0], value_heads=heads[1], key_size=sizes[0], value_size=sizes[1])

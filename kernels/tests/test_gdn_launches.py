@@ -53,6 +53,10 @@ def test_half_precision_at_128_takes_what_was_measured() -> None:
     of_float16 = launches_for(torch.float16, 128, 128)
     assert of_float16.walk_back == AT_128.walk_back and of_float16.inverse_block_rows is None
     assert launches_for(torch.float32, 128, 128).walk_back != AT_128.walk_back
+    # tf32 would cost the others bits that they keep.
+    assert AT_128.inverse_block_rows == 8
+    for dtype, size in ((torch.float32, 128), (torch.bfloat16, 64)):
+        assert launches_for(dtype, size, size).inverse_block_rows is None
 
 
 def test_less_shared_memory_takes_shallower_walks_and_nothing_else() -> None:

@@ -107,7 +107,7 @@ def test_every_prefix_length(prefix: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("decay", [(0.2, 0.2), (1e-3, 20.0), (20.0, 20.0)])
+@pytest.mark.parametrize("decay", [(1e-3, 20.0), (20.0, 20.0)])
 def test_every_decay(decay: tuple[float, float], dtype: torch.dtype) -> None:
     check(fork(70, [30, 66]), dtype=dtype, impls=("chunked",), decay=decay, states_at=(100,))
 

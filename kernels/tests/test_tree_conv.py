@@ -83,29 +83,26 @@ def check(
             assert relative_error(actual, expected) < TOLERANCE[dtype], impl
 
 
-@pytest.mark.parametrize("size", [1, 3, 64, 129])
+@pytest.mark.parametrize("size", [1, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape(shape: str, size: int) -> None:
     check(SHAPES[shape](size), contexts_at=(size - 1, 0, size // 2))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("prefix", [1, 2, 3, 4, 63])
-def test_a_prefix_shorter_than_the_window_reaches_to_what_is_before_it(prefix: int, dtype: torch.dtype) -> None:
-    for has_context in (True, False):
+def test_a_prefix_shorter_than_the_window_reaches_to_what_is_before_it(prefix: int) -> None:
+    for has_context, dtype in zip((True, False), TOLERANCE, strict=True):
         check(fork(prefix, [1, 2, 9]), dtype=dtype, has_context=has_context, contexts_at=(0, prefix, prefix + 1))
 
 
-@pytest.mark.parametrize("taps", [1, 2, 3, 6])
-@pytest.mark.parametrize("activation", [None, "silu", "swish"])
+@pytest.mark.parametrize(("taps", "activation"), [(1, "silu"), (2, None), (3, "swish"), (6, "silu")])
 def test_every_number_of_taps(taps: int, activation: str | None) -> None:
     check(SHAPES["bushy_trie"](40), taps=taps, activation=activation, has_bias=taps != 2, contexts_at=(7,))
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_triton_kernels_interpreted_or_compiled(has_bias: bool) -> None:
+def test_triton_kernels_interpreted_or_compiled() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    for parent in (SHAPES["bushy_trie"](70), fork(2, [1, 40, 3])):
+    for parent, has_bias in ((SHAPES["bushy_trie"](70), True), (fork(2, [1, 40, 3]), False)):
         check(parent, dtype=torch.float32, has_bias=has_bias, contexts_at=(1, 4), impls=("triton",))
     check(SHAPES["comb"](20), dtype=torch.float32, activation=None, taps=3, has_context=False, impls=("triton",))
 
