@@ -87,9 +87,3 @@ def test_what_only_the_layer_knows_is_refused_at_its_first_call(asked: Any, reas
     model.model.layers[1].self_attn.register_forward_pre_hook(restrict, with_kwargs=True)
     with pytest.raises(UnsupportedModelError, match=f"LlamaAttention .*: its attention asks for {reason}"):
         forest_log_probs(model, Forest.from_rows([[3, 4, 5], [3, 4, 6, 7]]))
-
-
-def test_a_layer_without_any_passes() -> None:
-    model = build(LlamaConfig(**SIZES))
-    use_tree_attention(model)
-    assert torch.isfinite(forest_log_probs(model, Forest.from_rows([[3, 4, 5], [3, 4, 6, 7]]))).all()

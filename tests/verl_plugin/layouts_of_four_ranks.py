@@ -160,9 +160,5 @@ def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:
     found: dict[str, Any] = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
     found["critic"] = {layout: run_critic(folder / "critic", layout) for layout in SHARING[:2]}
     found["experts"] = {budget: run_experts(folder / "experts", SHARING[0], budget) for budget in BUDGETS}
-    found["hybrid"] = {}
-    for budget in BUDGETS:
-        engine = build_engine(folder / "hybrid", tree=TreeConfig(max_tokens=budget), engine=LAYOUTS[SHARING[0]])
-        found["hybrid"][budget] = update(engine, share_of(engine), LOSSES["vanilla"])
     torch.save(found, f"{out}/rank_{rank}.pt")
     torch.distributed.destroy_process_group()

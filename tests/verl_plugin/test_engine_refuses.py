@@ -100,10 +100,9 @@ def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ("advantages", "old_log_probs", "returns"))
-@pytest.mark.parametrize("value", (float("nan"), float("inf")))
-def test_a_number_that_is_not_finite(engine: Any, column: str, value: float) -> None:
-    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, value, 0, 0, 0, 0, 0])])
-    refused(engine, data, rf"row 1 \(uid b\): {column} holds {value}")
+def test_a_number_that_is_not_finite(engine: Any, column: str) -> None:
+    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, float("nan"), 0, 0, 0, 0, 0])])
+    refused(engine, data, rf"row 1 \(uid b\): {column} holds nan")
 
 
 @pytest.mark.parametrize("flag", ("distillation_use_topk", "enable_routing_replay"))
@@ -135,12 +134,6 @@ def test_fsdp1_is_refused_with_the_key_to_change() -> None:
     for model_type, role in (("tree_language_model", "actor_rollout_ref.actor"), ("tree_value_model", "critic")):
         with pytest.raises(UnsupportedFeatureError, match=rf"{role}\.strategy=fsdp: .*set {role}\.strategy=fsdp2"):
             EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
-
-
-def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> None:
-    path = save_model(tmp_path, tiny_qwen3(attention_dropout=0.1))
-    with pytest.raises(UnsupportedModelError, match="attention_dropout"):
-        build_engine(path, tree=TreeConfig())
 
 
 def test_dropout_that_a_config_calls_otherwise(tmp_path: Path) -> None:
@@ -182,11 +175,6 @@ def test_an_attention_that_cannot_run_here_is_refused_with_its_key(tmp_path: Pat
     model_path = save_model(tmp_path, tiny_qwen3())
     with pytest.raises(ValueError, match=r"tree\.attention=flex cannot run here: .*CUDA"):
         build_engine(model_path, tree=TreeConfig(attention="flex"))
-
-
-def test_an_unknown_attention_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(ValueError, match=r"tree\.attention='flash': expected one of auto, "):
-        TreeConfig(attention="flash")
 
 
 def test_engines_of_one_process_keep_their_own_attention(tmp_path: Path) -> None:

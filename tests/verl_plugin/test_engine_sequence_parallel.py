@@ -36,7 +36,6 @@ from tensordict import TensorDict
 from tiny_families import CONFIGS, auxiliary_gradients
 
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,7 +46,6 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(path / "model", tiny_qwen3())
     save_model(path / "critic", tiny_qwen3(tie_word_embeddings=False), value=True)
     save_model(path / "experts", CONFIGS["qwen3_moe"])
-    save_model(path / "hybrid", CONFIGS["qwen3_5_moe"])
     spawn(rank_main, WORLD, path)
     return path
 
@@ -189,29 +187,3 @@ def test_recorded_routes_are_repeated(ranks: list[dict[str, Any]], out: Path, bu
     with stock_routers_told(routes):
         reference = update(stock, data, LOSSES["vanilla"])
     assert_trains_as(reference, [one["repeated"] for one in found], SHARING[0])
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_recurrent_layers_train_as_on_rows_alone(ranks: list[dict[str, Any]], out: Path, budget: int | None) -> None:
-    reference = update(build_engine(out / "hybrid", tree=None), whole_batch(**ALONE), LOSSES["vanilla"])
-    assert_trains_as(reference, [found["hybrid"][budget] for found in ranks], SHARING[0])
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    (
-        ({"ulysses_sequence_parallel_size": 3}, r"fsdp_config\.ulysses_sequence_parallel_size=3 does not divide"),
-        (
-            {"ulysses_sequence_parallel_size": 2},
-            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: expected a divisor of their number",
-        ),
-    ),
-)
-def test_a_size_that_does_not_fit_is_refused(out: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=message):
-        build_engine(out / "model", tree=TreeConfig(), engine=settings)
-
-
-def test_rows_that_stock_verl_would_run_are_refused(out: Path) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=r"ulysses_sequence_parallel_size=2 with .*tree\.mode=flat"):
-        build_engine(out / "model", tree=TreeConfig(mode="flat"), engine={"ulysses_sequence_parallel_size": 2})

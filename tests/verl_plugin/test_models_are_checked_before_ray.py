@@ -40,10 +40,10 @@ def check(path: str, engine: dict[str, Any] | None = None, *, is_value: bool = F
     refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=None if is_value else "vllm")
 
 
-@pytest.mark.parametrize("family", ("llama", "qwen3", "gemma2", "gpt_oss", "qwen3_next", "mixtral"))
-@pytest.mark.parametrize("is_value", (False, True))
-def test_trained_families_pass(tmp_path: Path, family: str, is_value: bool) -> None:
-    check(saved(tmp_path, family), is_value=is_value)
+@pytest.mark.parametrize("family", ("gemma2", "gpt_oss", "qwen3_next", "mixtral"))
+def test_trained_families_pass(tmp_path: Path, family: str) -> None:
+    for is_value in (False, True):
+        check(saved(tmp_path, family), is_value=is_value)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,12 @@ def test_what_an_engine_cannot_do_with_a_model_is_refused(
     ("model", "reason"),
     (
         ({"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
-        ({"target_modules": "all-linear", "exclude_modules": None}, None),
         ({"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
     ),
 )
-def test_adapters_are_tried_on_the_model(tmp_path: Path, model: dict[str, Any], reason: str | None) -> None:
+def test_adapters_are_tried_on_the_model(tmp_path: Path, model: dict[str, Any], reason: str) -> None:
     path = saved(tmp_path, "qwen3", tie_word_embeddings=False)
-    if reason is None:
-        check(path, lora_rank=4, **model)
-        return
+    check(path, lora_rank=4, target_modules="all-linear")
     with pytest.raises(ValueError, match=reason):
         check(path, lora_rank=4, **model)
 
