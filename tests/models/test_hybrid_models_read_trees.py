@@ -11,7 +11,7 @@ import pytest
 import torch
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
 from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, stock_rows_in_float64, tree
-from transformers import AutoModelForCausalLM, JambaConfig, Mamba2Config, MiniMaxConfig
+from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.whole import forest_log_probs
@@ -72,15 +72,6 @@ def test_a_failing_layer_leaves_transformers_own_functions_in_place(monkeypatch:
 SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
 REFUSED = {
     "Mamba2Mixer": Mamba2Config(**SMALL, num_heads=4, head_dim=16, state_size=8, n_groups=1),
-    "JambaMambaMixer": JambaConfig(
-        **SMALL,
-        intermediate_size=40,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_layer_offset=1,
-        attn_layer_period=2,
-        use_mamba_kernels=False,
-    ),
     "MiniMaxLightningAttention": MiniMaxConfig(
         **SMALL,
         intermediate_size=40,

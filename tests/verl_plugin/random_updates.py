@@ -34,6 +34,7 @@ from equivalence import (
     POLICY_LOSSES,
     actor_loss,
     assert_equal_gradients,
+    critic_loss,
 )
 from rank_engines import empty_batch, join, update
 from rank_processes import free_port, start_ranks
@@ -42,9 +43,8 @@ from tensordict import TensorDict
 from tiny_families import GATED_DELTA_NET, RECURRENT, ROPE, save_hybrid
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPCriticConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
-from verl.workers.utils.losses import sft_loss, value_loss
+from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -112,9 +112,7 @@ class Update:
         """Train it."""
         name, aggregation = self.loss
         if name == VALUE:
-            scale = 17 if aggregation == "seq-mean-token-sum-norm" else None
-            shared = {"loss_agg_mode": aggregation, "loss_scale_factor": scale, "ppo_micro_batch_size_per_gpu": 1}
-            loss = partial(value_loss, config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, **shared))
+            loss = critic_loss(aggregation, loss_scale_factor=17 if aggregation == "seq-mean-token-sum-norm" else None)
         else:
             loss = partial(sft_loss, config=None) if name == SFT else actor_loss(name, aggregation, **self.terms)
         found = update(engine, data, loss)

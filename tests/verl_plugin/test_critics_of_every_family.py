@@ -4,14 +4,13 @@ There verl 0.9.1 takes TRL's value head: a linear layer on the last hidden state
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_harness import VOCAB, build_engine, ppo_batch, save_model
-from equivalence import ALONE, assert_equal_runs, everywhere, run
+from equivalence import ALONE, assert_equal_runs, critic_loss, everywhere, run
 from hostile_rows import SHAPES
 from tiny_families import save_hybrid
 from transformers import (
@@ -30,8 +29,6 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from verl.workers.config import CriticConfig
-from verl.workers.utils.losses import value_loss
 
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.verl_plugin.options import TreeConfig
@@ -88,7 +85,7 @@ def critic(path: Path, tree: TreeConfig | None) -> Any:
 
 def assert_trains(path: Path, shapes: tuple[str, ...]) -> Any:
     """A critic's updates on trees are stock verl's on rows alone; returns it."""
-    loss = partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1))
+    loss = critic_loss()
     stock, tree = critic(path, None), critic(path, TreeConfig(mode="tree", max_tokens=20))
     for shape in shapes:
         expected = run(stock, ppo_batch(SHAPES[shape], return_model_output=True, **ALONE), loss)

@@ -17,6 +17,7 @@ from equivalence import (
     alone,
     assert_equal_runs,
     assert_trains_as,
+    critic_loss,
     everywhere,
     run,
     wanted_positions,
@@ -24,8 +25,7 @@ from equivalence import (
 from hostile_rows import SHAPES
 from layouts_of_four_ranks import with_whole_masks
 from tensordict import TensorDict
-from verl.workers.config import CriticConfig
-from verl.workers.utils.losses import sft_loss, value_loss
+from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -89,8 +89,7 @@ def test_micro_batches_of_any_size(engines: Engines, max_tokens: int) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_value_loss(critics: Engines, name: str) -> None:
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
-    loss, flags, rows = partial(value_loss, config=config), {"return_model_output": True}, SHAPES[name]
+    loss, flags, rows = critic_loss(), {"return_model_output": True}, SHAPES[name]
     expected = run(critics["stock"], ppo_batch(rows, **flags, **ALONE), loss)
     for how in ("whole", "cut"):
         got = run(critics[how], ppo_batch(rows, **flags), loss)

@@ -2,17 +2,14 @@
 run them and equal rows alone through stock layers; a CPU is refused by name.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, everywhere, run, wanted_positions
+from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, critic_loss, everywhere, run, wanted_positions
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
-from verl.workers.config import CriticConfig
-from verl.workers.utils.losses import value_loss
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
@@ -48,8 +45,7 @@ def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
 
 def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
-    loss = partial(value_loss, config=config)
+    loss = critic_loss()
     stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **KEEP, **ALONE), loss)
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True, model=FUSED)
     assert fused_layers(engine) == 6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import nested, save_model, tiny_qwen3
+from engine_harness import save_model, tiny_qwen3
 from local_trainer import BRANCHES, LocalQueue, build_worker, config_of_mode, make_trainer, put_rows
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -140,10 +140,6 @@ class OneWorker:
 
     def _rows(self, batch: Any) -> Any:
         data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
-        # The local queue stacks rows of one length; verl's never does.
-        for name, column in data.items():
-            if isinstance(column, torch.Tensor) and not column.is_nested:
-                data[name] = nested(list(column.unbind()))
         tu.assign_non_tensor(data, **batch.extra_info)
         return data
 

@@ -16,6 +16,7 @@ from equivalence import (
     assert_equal_gradients,
     assert_equal_runs,
     assert_trains_as,
+    critic_loss,
     everywhere,
     run,
     wanted_positions,
@@ -23,9 +24,9 @@ from equivalence import (
 from hostile_rows import shapes
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
-from verl.workers.config import CriticConfig, FSDPActorConfig
+from verl.workers.config import FSDPActorConfig
 from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss, value_loss
+from verl.workers.utils.losses import ppo_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -248,14 +249,10 @@ def test_an_option_of_the_loss_trains_as_on_rows_alone(stock: Any, tree_engine: 
 
 def test_an_option_of_the_critic_trains_as_on_rows_alone(tmp_path: Path) -> None:
     path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
-    options = {"cliprange_value": 0.05, "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 5}
-    default, changed = (
-        partial(value_loss, config=CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, **given))
-        for given in ({}, options)
-    )
+    changed = critic_loss("seq-mean-token-sum-norm", loss_scale_factor=5, cliprange_value=0.05)
     flags = {"return_model_output": True}
     stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **ALONE, **flags), changed)
     engine = build_engine(path, tree=PARTITIONED, value=True)
     got = run(engine, ppo_batch(ROWS, **flags), changed)
     assert_equal_runs(stock, got, everywhere(ROWS), ("values",))
-    assert sum(run(engine, ppo_batch(ROWS, **flags), default)["loss"]) != pytest.approx(sum(got["loss"]))
+    assert sum(run(engine, ppo_batch(ROWS, **flags), critic_loss())["loss"]) != pytest.approx(sum(got["loss"]))
