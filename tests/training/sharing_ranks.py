@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from rank_processes import free_port, start_ranks
+from tiny_sizes import ROPE, VOCAB, sizes
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
@@ -33,21 +34,7 @@ from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeSt
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 
-VOCAB = 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES: dict[str, Any] = sizes(num_attention_heads=8, attention_dropout=0.0)
 ONE_KEY_HEAD = {**SIZES, "num_key_value_heads": 1}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),

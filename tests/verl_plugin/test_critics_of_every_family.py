@@ -13,6 +13,7 @@ from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import ALONE, assert_equal_runs, critic_loss, everywhere, run
 from hostile_rows import SHAPES
 from tiny_families import save_hybrid
+from tiny_sizes import DELTA_NET, MAMBA, sizes
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,23 +37,11 @@ from tree_rl.verl_plugin.options import TreeConfig
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from wrapped_models import wrapped_config, wrapped_model
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.1,
-    "pad_token_id": 0,
-}
+SIZES: dict[str, Any] = sizes(
+    vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, initializer_range=0.1, head_dim=None
+)
 HEADS, EXPERTS = {"head_dim": 8}, {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LAYERS = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
-DELTA = {f"linear_{name}": size for name, size in (("num_value_heads", 4), ("num_key_heads", 2))} | {
-    f"linear_{name}_head_dim": 8 for name in ("key", "value")
-}
 FAMILIES: dict[str, PretrainedConfig] = {
     "granite": GraniteConfig(**SIZES, residual_multiplier=0.5),
     "olmo2": Olmo2Config(**SIZES),
@@ -62,7 +51,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "lfm2": Lfm2Config(**SIZES, **LAYERS),
     "bamba": BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1], attn_rotary_emb=4),
-    "qwen3.5": Qwen3_5TextConfig(**SIZES, **HEADS, **DELTA, layer_types=["linear_attention", "full_attention"]),
+    "qwen3.5": Qwen3_5TextConfig(**SIZES, **HEADS, **DELTA_NET, layer_types=["linear_attention", "full_attention"]),
     "glm4_moe": Glm4MoeConfig(**SIZES, **HEADS, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
 }

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from tiny_sizes import sizes
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -18,19 +19,7 @@ from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling
 from tree_rl.verl_plugin.embedded_rollout.server import needs_eager
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-}
+SIZES = sizes(vocab_size=97, intermediate_size=48, eos_token_id=1, bos_token_id=2, initializer_range=None)
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZES),
     "mistral_window": MistralConfig(**SIZES, sliding_window=7),

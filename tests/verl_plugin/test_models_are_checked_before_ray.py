@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from peft import LoraConfig
+from tiny_sizes import sizes
 from transformers import AutoConfig, PretrainedConfig
 
 from tree_rl.models.fused_layers import has_liger
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL = sizes(
+    vocab_size=64,
+    intermediate_size=32,
+    bos_token_id=1,
+    eos_token_id=2,
+    max_position_embeddings=None,
+    initializer_range=None,
+)
 KEY, ENGINE = "actor_rollout_ref.model", "actor_rollout_ref.actor.fsdp_config"
 
 

@@ -7,25 +7,14 @@ import torch
 from engine_harness import VOCAB, build_engine, save_model
 from equivalence import alone, assert_trains_as
 from hostile_rows import SHAPES
+from tiny_sizes import ROPE, sizes
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, PretrainedConfig, VaultGemmaConfig
 
 from tree_rl.models.flat_attention import needs_eager
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "head_dim": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-}
+SIZES = sizes(vocab_size=VOCAB, intermediate_size=48, initializer_range=0.3)
 CAPPED = {"sliding_window": 5, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 1.0}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}
 FAMILIES: dict[str, PretrainedConfig] = {
     "gemma_2": Gemma2Config(**SIZES, **CAPPED),
