@@ -1,9 +1,8 @@
 """Models with recurrent layers whose tokens are scattered over ranks have the gradients of one rank."""
 
-import json
 import os
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,18 @@ from recurrent_models import RECURRENT
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from sharing_ranks import Case, assert_equal_gradients, averaged, join, prepare, spawn, step
+from sharing_ranks import (
+    Case,
+    assert_equal_gradients,
+    assert_no_failures,
+    averaged,
+    groups_of,
+    join,
+    note_failures,
+    prepare,
+    spawn,
+    step,
+)
 
 CONFIGS = {**HYBRIDS, **RECURRENT}
 DELTA_NET = {"layer_types": ["linear_attention", "full_attention"]}
@@ -90,27 +100,21 @@ def rank_main(rank: int, world: int, out: str, port: int, cases: dict[int, list[
     else:
         join(rank, world, port)
     expected = torch.load(f"{out}/expected.pt")
-    failures: dict[str, str] = {}
-    for size, each in cases.items():
-        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-        for case in each:
-            device = f"cuda:{rank}" if on_gpus else "cpu"
-            try:
-                check(case, rank // size, shares[rank // size], expected[size, case.name], device)
-            except AssertionError:
-                failures[f"{size}: {case.name}"] = traceback.format_exc()
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    device = f"cuda:{rank}" if on_gpus else "cpu"
+    shares = {size: groups_of(rank, world, size) for size in cases}
+    named = [(size, case) for size, each in cases.items() for case in each]
+    checks = (
+        (f"{n}:{case.name}", partial(check, case, rank // n, shares[n], expected[n, case.name], device))
+        for n, case in named
+    )
+    note_failures(out, rank, checks)
 
 
 def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_gpus: bool) -> None:
     expected = {(size, case.name): on_one_rank(case) for size, each in cases.items() for case in each}
     torch.save(expected, out / "expected.pt")
     spawn(rank_main, world, out, cases, on_gpus)
-    failures: dict[str, str] = {}
-    for rank in range(world):
-        failures |= json.loads((out / f"failures_{rank}.json").read_text())
-    assert not failures, "\n".join(f"{name}\n{text}" for name, text in failures.items())
+    assert_no_failures(out, world)
 
 
 @pytest.mark.gpu

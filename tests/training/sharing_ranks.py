@@ -4,10 +4,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -237,19 +237,39 @@ def join(rank: int, world: int, port: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
 
 
+def note_failures(out: str, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
+    """Run named checks and write which failed; leave the group."""
+    failures = {}
+    for name, check_one in checks:
+        try:
+            check_one()
+        except AssertionError:
+            failures[name] = traceback.format_exc()
+    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
+    dist.destroy_process_group()
+
+
+def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
+    """On any rank, among checks whose names begin so."""
+    failures: dict[str, str] = {}
+    for rank in range(world):
+        failures |= json.loads((out / f"failures_{rank}.json").read_text())
+    own = [f"{name}\n{text}" for name, text in failures.items() if name.startswith(of)]
+    assert not own, "\n".join(own)
+
+
+def groups_of(rank: int, world: int, size: int) -> dist.ProcessGroup:
+    """The ranks that share tokens with this one, so many of them."""
+    return [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)][rank // size]
+
+
 def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
     """Run cases, by the number of ranks that share tokens, and write what failed."""
     join(rank, world, port)
-    failures = {}
-    for size, cases in deals:
-        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-        for case in cases:
-            try:
-                check(case, rank // size, shares[rank // size])
-            except AssertionError:
-                failures[f"{size}:{case.name}"] = traceback.format_exc()
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    shares = {size: groups_of(rank, world, size) for size, _ in deals}
+    cases = [(size, case) for size, cases in deals for case in cases]
+    checks = ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)
+    note_failures(out, rank, checks)
 
 
 def spawn(main: Callable[..., None], world: int, out: Path, *args: Any) -> None:

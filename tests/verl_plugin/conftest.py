@@ -1,8 +1,12 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Some train models that also read images.
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 
 @pytest.fixture

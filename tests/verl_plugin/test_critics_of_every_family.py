@@ -3,7 +3,6 @@
 There verl 0.9.1 takes TRL's value head: a linear layer on the last hidden states of the model that generates.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,10 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.verl_plugin.options import TreeConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import wrapped_config, wrapped_model
 
 SIZES: dict[str, Any] = sizes(
     vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, initializer_range=0.1, head_dim=None

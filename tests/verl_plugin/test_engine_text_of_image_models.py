@@ -1,7 +1,6 @@
 """Published checkpoints that also read images train on rows of text in verl's FSDP2 engine as stock verl does on rows
 alone: `*ForConditionalGeneration`, loaded by verl's own way, whole and cut."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from hostile_rows import SHAPES
 from tensordict import TensorDict
 from transformers import AutoModelForImageTextToText
 from verl.utils import tensordict_utils as tu
+from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import wrapped_config, wrapped_model
 
 NAMED = ("qwen3_5", "gemma3", "mistral3")
 

@@ -1,7 +1,6 @@
 """The embedded rollout engine generates text with checkpoints that also read images, under the trainer's names."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ from engine_harness import build_engine
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
+from wrapped_models import VOCAB, wrapped_config, wrapped_model
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 from tree_rl.verl_plugin.options import TreeConfig
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import VOCAB, wrapped_config, wrapped_model
 
 FAMILIES = ("gemma3", "qwen3_vl")
 

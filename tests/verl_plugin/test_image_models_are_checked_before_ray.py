@@ -1,6 +1,5 @@
 """A job on a checkpoint that also reads images: what trees cannot run ends the driver before Ray, reason first."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
+from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.train import PROGRAM, checked
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import wrapped_config
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
