@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from edge_problems import HIDDEN, TOKENS, edge_problem
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tree_kernels import UnsupportedImplementation
@@ -29,28 +30,10 @@ HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpr
 # Relative error in norm: values are summed in float32, gradients are rounded to the dtype of the input.
 VALUE_ERROR = 4e-6
 GRADIENT_ERROR = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-TOKENS, HIDDEN = 40, 12
 
 
 def problem(edges: int, vocabulary: int, dtype: torch.dtype, *, sources: int = TOKENS) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(edges * 1000 + vocabulary)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-    def choose(most: int) -> torch.Tensor:
-        return torch.randint(0, most, (edges,), generator=generator).to(DEVICE)
-
-    return {
-        "hidden": draw(TOKENS, HIDDEN),
-        "weight": draw(vocabulary, HIDDEN),
-        "bias": draw(vocabulary),
-        "source": choose(sources),
-        "target": choose(vocabulary),
-        "temperature": torch.tensor([0.5, 1.0, 2.0], device=DEVICE)[choose(3)],
-        "grad_log_prob": draw(edges).float(),
-        "grad_entropy": draw(edges).float(),
-    }
+    return edge_problem(edges, vocabulary, dtype, sources=sources, device=DEVICE.type)
 
 
 def run(data: dict[str, torch.Tensor], leaves: list[torch.Tensor], values: EdgeValues) -> list[torch.Tensor]:
