@@ -18,15 +18,6 @@ from tree_kernels.tree_attention.triton_kernels.sizes import Tile, padded_size, 
 
 GROUP = 4
 INTEGER_VECTORS = ("full_", "partial_", "key_", "piece_block", "piece_first", "piece_stop", "piece_slot")
-    "full_",
-    "partial_",
-    "key_end",
-    "key_depth",
-    "piece_block",
-    "piece_first",
-    "piece_stop",
-    "piece_slot",
-)
 FLOAT_VECTORS = ("lse_", "row_term_", "grad_lse_", "piece_sum")
 
 

@@ -25,7 +25,7 @@ from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
 BRANCHES = [[1, 5], [2, 3], [4, 1], [1, 3]]
 """Rows of each session of four prompts; three prompts to a mini-batch make two steps of two prompts."""
 UNTRAINED = "uid-1_1_2"
-ACTOR_CASES = [*(("vanilla", mode) for mode in AGG_MODES), ("geo_mean", "token-mean")]
+ACTOR_CASES = [*(("vanilla", mode) for mode in AGG_MODES), ("geo_mean", "token-mean"), ("gspo", AGG_MODES[3])]
 TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
 """A budget that makes several micro-batches of a step."""
 

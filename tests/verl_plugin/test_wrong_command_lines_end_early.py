@@ -44,7 +44,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg=fsdp2:", f"did you mean {ACTOR}.strategy?")),
     (f"+{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg:", f"did you mean {ACTOR}.strategy?")),
     ("actor_rolout_ref.actor.strategy=fsdp2", ("actor_rolout_ref", f"did you mean {ACTOR}.strategy?")),
-    ("data.train_batchsize=4", ("data.train_batchsize=4:", "did you mean data.train_batch_size?")),
     ("data.train_batch_size", ("data.train_batch_size: no KEY=VALUE",)),
     ("tree=4096", ("tree=4096:", "tree.max_tokens=4096")),
     # Options of trees, under the key that the user wrote.
@@ -66,7 +65,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
     (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
     (f"{ACTOR}.use_dynamic_bsz=maybe", (f"{ACTOR}.use_dynamic_bsz=maybe:", "true or false")),
-    ("trainer.total_training_steps=-1", ("trainer.total_training_steps=-1:", "null")),
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
     # What would end the run after the rollouts, or every session of it.
@@ -75,8 +73,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         ("distillation.distillation_loss.loss_mode=forward_kl_topk:", "loss_mode=k3"),
     ),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
-    (f"{ROLLOUT}.multi_turn.tool_config_path=/no.yaml", ("multi_turn.tool_config_path=/no.yaml:", "no such file")),
-    (f"{ROLLOUT}.agent.agent_loop_config_path=no.yaml", ("agent_loop_config_path=no.yaml:", "no such file")),
     (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
     ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
     (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", (f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor")),
