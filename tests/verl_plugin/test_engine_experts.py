@@ -7,10 +7,8 @@ import torch
 from engine_harness import build_engine, ppo_batch, save_model
 from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, run
 from hostile_rows import SHAPES
-from tiny_families import ATTENTION, COEF, CONFIGS, SIZES, auxiliary_gradients
-from transformers import Qwen3Config
+from tiny_families import ATTENTION, COEF, CONFIGS, auxiliary_gradients
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
 
 
@@ -82,10 +80,3 @@ def test_a_coefficient_of_zero_only_counts(paths: dict[str, Path]) -> None:
     metrics = runs[1]["metrics"]
     assert "moe/aux_loss" not in metrics and "moe/load_max_over_mean" not in runs[0]["metrics"]
     assert metrics["moe/load_max_over_mean"].aggregate() > 1 > metrics["moe/load_min_over_mean"].aggregate()
-
-
-def test_a_dense_model_refuses_the_coefficient(tmp_path: Path) -> None:
-    sizes = {key: value for key, value in SIZES.items() if key != "num_experts_per_tok"}
-    path = save_model(tmp_path, Qwen3Config(**sizes))
-    with pytest.raises(UnsupportedModelError, match=r"has no experts .* unset tree\.router_aux_loss_coef"):
-        build_engine(path, tree=TreeConfig(router_aux_loss_coef=0.1))

@@ -14,7 +14,6 @@ from rank_engines import assert_two_ranks_step_as_one
 from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid
 
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa") -> None:
@@ -44,12 +43,6 @@ def test_recurrent_layers(tmp_path: Path, family: str) -> None:
 )
 def test_experts(tmp_path: Path, family: str) -> None:
     assert_trains(save_model(tmp_path, CONFIGS[family]), ("comb", "identical"), ATTENTION[family])
-
-
-def test_packing_rows_flat_is_refused(tmp_path: Path) -> None:
-    path = save_hybrid(tmp_path, GATED_DELTA_NET["qwen3_next"])
-    with pytest.raises(UnsupportedFeatureError, match=r"tree\.mode=flat"):
-        build_engine(path, tree=TreeConfig(mode="flat"))
 
 
 def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path) -> None:

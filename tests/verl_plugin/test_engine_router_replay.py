@@ -15,11 +15,9 @@ from hostile_rows import SHAPES
 from local_trainer import build_worker
 from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
 from tensordict import TensorDict
-from tiny_families import ATTENTION, CONFIGS, EXPERTS, SIZES
-from transformers import PretrainedConfig, Qwen3MoeConfig
+from tiny_families import ATTENTION, CONFIGS, EXPERTS
 from verl.workers.config.engine import EngineRouterReplayConfig
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.training.rows import Rows
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
@@ -191,20 +189,6 @@ def test_where_routes_cannot_be_repeated_the_key_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_engine(paths["qwen3_moe"], tree=tree, **engine)
-
-
-TOP_1 = Qwen3MoeConfig(**{**SIZES, "num_experts_per_tok": 1}, num_experts=EXPERTS, moe_intermediate_size=16)
-
-
-@pytest.mark.parametrize(
-    "config, message",
-    ((TOP_1, "look like expert 0; set it to R2"), (tiny_qwen3(), r"has no experts .*router_replay\.mode")),
-)
-def test_models_that_cannot_repeat_routes_are_refused_when_built(
-    tmp_path: Path, config: PretrainedConfig, message: str
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=message):
-        build_engine(save_model(tmp_path, config), tree=TreeConfig(), **replaying("R3"))
 
 
 def test_critics_and_references_pass_over_routes_of_the_actor(paths: dict[str, Path], tmp_path: Path) -> None:
