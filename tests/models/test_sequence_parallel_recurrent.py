@@ -47,13 +47,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 KINDS = ("qwen3_5", "lfm2", "bamba")
 FORESTS = ("one_token", "two_tokens", "no_common_root", "identical_and_strict_prefix", "long_trunk")
 CASES = {
-    2: [
-        *(Case(model=model, shapes=("comb", "two_tokens"), max_tokens=9) for model in MODELS),
-        *(Case(model=model, shapes=("long_trunk", "one_token"), max_tokens=30) for model in KINDS),
-    ],
+    2: [Case(model=model, shapes=("comb", "two_tokens"), max_tokens=9) for model in MODELS],
     4: [
         *(Case(model=model, shapes=("comb",)) for model in MODELS),
-        *(Case(model=model, shapes=(forest,), max_tokens=5) for model in KINDS for forest in FORESTS),
+        *(Case(model=model, shapes=(forest,)) for model in KINDS for forest in FORESTS),
+        Case(model="bamba", shapes=("identical_and_strict_prefix",), max_tokens=4),
     ],
 }
 """By the number of ranks that share tokens, of four in all."""

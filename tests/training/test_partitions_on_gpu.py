@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.models import use_tree_attention
@@ -27,17 +28,9 @@ VOCAB = 512
 
 def build(dtype: torch.dtype, *, deterministic: bool = False) -> Any:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64}
+    length = {"max_position_embeddings": 8192, "pad_token_id": None, "initializer_range": None}
+    config = Qwen3Config(**sizes(vocab_size=VOCAB, **wide, **length, tie_word_embeddings=True))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(CUDA, dtype).train()
     use_tree_attention(model, deterministic=deterministic)
     return model

@@ -23,6 +23,7 @@ from equivalence import (
 )
 from hostile_rows import shapes
 from peft import LoraConfig, get_peft_model
+from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from verl.workers.config import FSDPActorConfig
 from verl.workers.config.actor import PolicyLossConfig
@@ -171,10 +172,8 @@ LORA_OPTIONS: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.fixture(scope="module")
 def experts_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture of experts, whose experts are parameters and not modules."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "head_dim": 8}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    routing = {"num_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.2}
-    config = Qwen3MoeConfig(vocab_size=VOCAB, **sizes, **layers, **routing)
+    routing = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Qwen3MoeConfig(**sizes(vocab_size=VOCAB, intermediate_size=48), **routing)
     return save_model(tmp_path_factory.mktemp("experts"), config)
 
 
