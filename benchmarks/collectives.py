@@ -8,8 +8,8 @@ seconds = latency + bytes * (ranks - 1) / ranks / bandwidth, least squares on re
 
 import argparse
 import math
-import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).parent))
+from many_gpus.ranks import DEVICE, join_ranks, synchronized, worst
+
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, read_csv, write_csv
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEGABYTE = 2**20
 
 
@@ -45,15 +47,14 @@ def seconds_of(step: Callable[[], object], repeats: int) -> list[float]:
     """Of the slowest rank, after a warm-up."""
     found = []
     for index in range(repeats + 1):
-        _synchronize()
-        dist.barrier()
-        begun = time.perf_counter()
+        synchronized()
+        began = time.perf_counter()
         step()
-        _synchronize()
-        spent = torch.tensor([time.perf_counter() - begun], dtype=torch.float64, device=DEVICE)
-        dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        slowest = worst(time.perf_counter() - began)
         if index:
-            found.append(float(spent))
+            found.append(slowest)
     return found
 
 
@@ -70,11 +71,6 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], ranks: int) -> tuple[f
     return float(latency), float(1 / slope)
 
 
-def _synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
 def main() -> None:
     """Measure as one rank of torchrun."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,12 +79,7 @@ def main() -> None:
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if DEVICE == "cuda":
-        torch.cuda.set_device(rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    else:
-        dist.init_process_group("gloo")
+    rank, world = join_ranks()
     times: dict[str, dict[int, list[float]]] = {}
     for megabytes in args.megabytes:
         for name, step in operations(world, megabytes * MEGABYTE).items():
@@ -107,7 +98,7 @@ def main() -> None:
                 spread = {"seconds_low": min(found), "seconds_high": max(found)}
                 lines.append(measured | spread | {"latency": latency, "bandwidth": bandwidth} | about)
         if args.out:
-            write_csv(args.out, [*(read_csv(args.out) if args.out.exists() else []), *lines])
+            write_csv(args.out, [*read_csv(args.out), *lines])
     dist.destroy_process_group()
 
 

@@ -2,44 +2,53 @@
 
 Run: python examples/write_qwen_tokenizer.py outputs/qwen; python benchmarks/gateway_overhead.py outputs/qwen --csv F
 The model is a pause that answers with real text. Clients run in a process of their own on the last core, the gateway on
-the others: on a shared core a client may run before the gateway's clock stops (--share-cores). With --faults a share of
-the calls goes wrong. The others are timed, and the records are compared with what the model gave.
+the others: on a shared core a client may run before the gateway's clock stops (--share-cores). The records are compared
+with what the model gave. `longest callback`: while one of the event loop's callbacks runs, all other sessions wait.
 """
 
 import argparse
 import asyncio
-import csv
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from gateway_clients import keep_to, prose
-from gateway_faults import HEALTHY, ClientReport, check_record, fail, held
+import httpx
 
-TEMPLATE = Path(__file__).parents[1] / "tests" / "rollout" / "reasoning_chat.jinja"
-LOADS = ((1, 30, 0.05), (1, 100, 0.05), (16, 30, 1.0), (64, 10, 1.0), (64, 30, 2.0))
-"""Sessions at once, healthy calls of each, and the model's mean pause in seconds."""
-CALL_TIMEOUT_S = 10.0
-"""Ends the calls of a hanging back end. The model's longest pause takes 3 s."""
+from tree_rl.benchmark.results import read_csv, write_csv
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
+from tree_rl.rollout.gateway.options import GatewayOptions
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE = ROOT / "tests" / "rollout" / "reasoning_chat.jinja"
+WORDS = (ROOT / "docs" / "architecture.md").read_text().split()
+LOADS = ("1x30", "1x100", "16x30", "64x10", "64x30")
+"""Sessions at once and calls of each."""
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "shell",
+        "description": "Run a command in the repository and return its output.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
 
 
 @dataclass(kw_only=True, slots=True)
 class Call:
     """Seconds of one request."""
 
-    kind: str
     total: float = 0.0
     """Between arrival and answer, inside the gateway's process."""
     model: float = 0.0
@@ -52,7 +61,7 @@ CALL: ContextVar[Call] = ContextVar("CALL")
 
 
 class Model:
-    """Answers after a pause, unless the kind of the call says that it fails."""
+    """Answers after a pause."""
 
     def __init__(self, tokenizer: Any, pause_s: float) -> None:
         call = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -l"}}\n</tool_call>'
@@ -61,28 +70,18 @@ class Model:
             for seed in range(16)
         ]
         self.pause_s = pause_s
-        self.running = 0
         self.given: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Any:
-        """Pause."""
-        from tree_rl.rollout.gateway.backend import Generation
-
-        call = CALL.get()
-        self.running += 1
-        try:
-            await fail(call.kind)
-            # Uneven pauses keep sessions out of step.
-            asked = self.pause_s * random.uniform(0.5, 1.5)
-            started = time.perf_counter()
-            await asyncio.sleep(asked)
-            ids = random.choice(self.answers)
-            call.model = time.perf_counter() - started
-            call.late = call.model - asked
-        finally:
-            self.running -= 1
+    ) -> Generation:
+        """Pause. Uneven pauses keep sessions out of step."""
+        call, asked = CALL.get(), self.pause_s * random.uniform(0.5, 1.5)
+        started = time.perf_counter()
+        await asyncio.sleep(asked)
+        ids = random.choice(self.answers)
+        call.model = time.perf_counter() - started
+        call.late = call.model - asked
         self.given[session].append((prompt_ids, ids))
         return Generation(token_ids=ids, log_probs=(-1.0,) * len(ids), finish_reason="stop")
 
@@ -95,8 +94,7 @@ class Stopwatch:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Time one request."""
-        kind = dict(scope["headers"])[b"x-kind"].decode()
-        call = Call(kind=kind)
+        call = Call()
         CALL.set(call)
         started = time.perf_counter()
         await self.app(scope, receive, send)
@@ -104,42 +102,79 @@ class Stopwatch:
         self.calls[scope["path"].split("/")[2]].append(call)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
-    """What one load gave."""
+class CallbackClock:
+    """Longest callback of all event loops of this process, in milliseconds of processor time."""
 
-    milliseconds: Mapping[str, Sequence[float]]
-    """Milliseconds of the healthy calls beyond the model's, by where they are measured."""
-    longest_prompt: int
-    """Tokens."""
-    cpu_s: float
-    """Processor time of the gateway's process."""
-    faults: Counter[str]
-    """Kind -> calls."""
+    def __init__(self) -> None:
+        self.longest_ms = 0.0
+        run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            started = time.thread_time()
+            run(handle)
+            self.longest_ms = max(self.longest_ms, 1e3 * (time.thread_time() - started))
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+
+
+def prose(words: int, seed: int) -> str:
+    """Words of this repository's documentation."""
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+def keep_to(*, clients: bool) -> None:
+    """Leave the last core to the clients, and them to it."""
+    cores = range(os.cpu_count() or 1)
+    os.sched_setaffinity(0, cores[-1:] if clients else cores[:-1] or cores)
+
+
+async def converse(http: httpx.AsyncClient, number: int, url: str, token: str, turns: int) -> list[float]:
+    """An agent that calls a tool after every answer; seconds of each of its calls."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": prose(300, number)},
+        {"role": "user", "content": prose(200, -number)},
+    ]
+    seconds = []
+    for turn in range(turns):
+        body = json.dumps({"model": "m", "messages": messages, "tools": [TOOL]}).encode()
+        started = time.perf_counter()
+        answer = await http.post(f"{url}/chat/completions", content=body, headers={"authorization": f"Bearer {token}"})
+        seconds.append(time.perf_counter() - started)
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        message.pop("reasoning_content", None)
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": prose(250, turn)}
+        messages += [message, result]
+    return seconds
+
+
+async def play(endpoints: Sequence[tuple[str, str]], turns: int) -> list[list[float]]:
+    """All clients at once."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as http:
+        return await asyncio.gather(*[converse(http, place, *one, turns) for place, one in enumerate(endpoints)])
+
+
+async def run_clients(asked: Mapping[str, Any]) -> list[list[float]]:
+    """Play clients in another process."""
+    clients = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--clients", json.dumps(asked), stdout=subprocess.PIPE
+    )
+    out, _ = await clients.communicate()
+    assert clients.returncode == 0, "the clients failed"
+    seconds: list[list[float]] = json.loads(out)
+    return seconds
 
 
 async def serve(
-    tokenizer: Any, sessions: int, turns: int, pause_s: float, *, faulty: float, share_cores: bool
-) -> Played:
-    """Run one load, and compare the records with what the model gave.
+    tokenizer: Any, sessions: int, turns: int, clock: CallbackClock, *, share_cores: bool
+) -> dict[str, Any]:
+    """Run one load: a row of the table.
 
-    Args:
-        tokenizer: with its chat template.
-        sessions: at once.
-        turns: healthy calls of each.
-        pause_s: mean.
-        faulty: share of all calls.
-        share_cores: whether clients may run on the gateway's core.
+    Raises:
+        AssertionError: a record is not what the model gave.
     """
-    from tree_rl.rollout.gateway import server
-    from tree_rl.rollout.gateway import session as session_module
-    from tree_rl.rollout.gateway.gateway import Gateway
-    from tree_rl.rollout.gateway.options import GatewayOptions
-
-    # Only clients that leave in the middle of a stream ask for one. Streams begin soon.
-    server.STREAM_PING_S = pause_s / 4
-    session_module.CALL_TIMEOUT_S = CALL_TIMEOUT_S
-    model = Model(tokenizer, pause_s)
+    # So far apart that the gateway has time for every call.
+    model = Model(tokenizer, pause_s=max(0.05, sessions / 32))
     calls: dict[str, list[Call]] = defaultdict(list)
     options = GatewayOptions(max_context_tokens=65_536, max_turn_tokens=4096)
     gateway = Gateway(tokenizer=tokenizer, backend=model, options=options)
@@ -148,120 +183,72 @@ async def serve(
     async with gateway:
         opened = [gateway.open_session() for _ in range(sessions)]
         endpoints = [(gateway.endpoint(session).openai_url, session.token) for session in opened]
-        asked = {"endpoints": endpoints, "turns": turns, "faulty": faulty, "share_cores": share_cores}
-        cpu = time.process_time()
-        reports = await run_clients(asked)
-        cpu = time.process_time() - cpu
+        await asyncio.sleep(0)  # Ends the callback that made the model's answers.
+        clock.longest_ms = 0.0
+        cpu, started = time.process_time(), time.perf_counter()
+        trips = await run_clients({"endpoints": endpoints, "turns": turns, "share_cores": share_cores})
+        cpu, seconds = time.process_time() - cpu, time.perf_counter() - started
         records = [await gateway.close_session(session) for session in opened]
-        assert gateway.num_sessions == 0 and model.running == 0
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    for session, record, one in zip(opened, records, reports, strict=True):
-        check_record(record, model.given[session.id], one)
-    healthy = [[call for call in calls[session.id] if call.kind == HEALTHY] for session in opened]
-    assert all(len(ones) == len(one.seconds) == turns for ones, one in zip(healthy, reports, strict=True))
-    flat = [call for ones in healthy for call in ones]
-    round_trips = [second for one in reports for second in one.seconds]
-    return Played(
-        milliseconds={
-            "gateway": [1e3 * (call.total - call.model) for call in flat],
-            "wake-up": [1e3 * call.late for call in flat],
-            "round trip": [1e3 * (trip - call.model) for trip, call in zip(round_trips, flat, strict=True)],
-        },
-        longest_prompt=max(prompt for one in reports for prompt, _ in one.tokens),
-        cpu_s=cpu,
-        faults=sum((Counter(one.faults) for one in reports), Counter()),
-    )
-
-
-async def run_clients(asked: Mapping[str, Any]) -> list[ClientReport]:
-    """Play clients in another process."""
-    script = str(Path(__file__).with_name("gateway_clients.py"))
-    clients = await asyncio.create_subprocess_exec(
-        sys.executable, script, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    out, _ = await clients.communicate(json.dumps(asked).encode())
-    assert clients.returncode == 0, "the clients failed"
-    return [ClientReport(**one) for one in json.loads(out)]
-
-
-def measure(
-    tokenizer: Any, load: tuple[int, int, float], *, faulty: float, share_cores: bool
-) -> tuple[dict[str, str], Counter[str]]:
-    """One load as a row of the table, and its faults by kind."""
-    sessions, turns, pause_s = load
-    busy = os.getloadavg()[0]
-    before = held()
-    started = time.perf_counter()
-    played = asyncio.run(serve(tokenizer, sessions, turns, pause_s, faulty=faulty, share_cores=share_cores))
-    seconds = time.perf_counter() - started
-    after = held()
-    assert all(after[name] <= before[name] for name in ("files", "children", "temporary")), (before, after)
-    num_faulty = played.faults.total()
-    calls = sessions * turns + num_faulty
-    row = {
-        "sessions": f"{sessions}",
-        "calls": f"{sessions * turns}",
-        "share of faults": f"{faulty:g}",
-        "faulty calls": f"{num_faulty}",
-        "longest prompt": f"{played.longest_prompt}",
-        "calls/s": f"{calls / seconds:.1f}",
-        "CPU ms per call": f"{1e3 * played.cpu_s / calls:.2f}",
+    for session, record in zip(opened, records, strict=True):
+        recorded = [(call.prompt_ids, call.response_ids) for call in record.calls]
+        assert recorded == model.given[session.id] and len(recorded) == turns, f"{len(recorded)} calls, or other tokens"
+    timed = [call for session in opened for call in calls[session.id]]
+    count = sessions * turns
+    row: dict[str, Any] = {
+        "sessions": sessions,
+        "calls": count,
+        "longest prompt": max(len(call.prompt_ids) for record in records for call in record.calls),
+        "calls/s": f"{count / seconds:.1f}",
+        "CPU ms per call": f"{1e3 * cpu / count:.2f}",
+        "longest callback ms": f"{clock.longest_ms:.1f}",
     }
-    for name, figures in played.milliseconds.items():
-        ordered = statistics.quantiles(figures, n=100, method="inclusive")
-        row |= {
-            f"{name} ms": f"{ordered[49]:.2f}",
-            f"{name} ms p90": f"{ordered[89]:.2f}",
-            f"{name} ms p99": f"{ordered[98]:.2f}",
-        }
-    return row | {"load average": f"{busy:.1f}"}, played.faults
-
-
-def append(file: Path, row: Mapping[str, str]) -> None:
-    """Add a row to a CSV file, which begins with the columns' names."""
-    is_new = not file.exists()
-    with file.open("a", newline="") as out:
-        table = csv.DictWriter(out, list(row), lineterminator="\n")
-        if is_new:
-            table.writeheader()
-        table.writerow(row)
+    figures = {
+        "gateway": [1e3 * (call.total - call.model) for call in timed],
+        "wake-up": [1e3 * call.late for call in timed],
+        "round trip": [1e3 * (trip - call.model) for trip, call in zip(chain.from_iterable(trips), timed, strict=True)],
+    }
+    for name, milliseconds in figures.items():
+        ordered = statistics.quantiles(milliseconds, n=100, method="inclusive")
+        row |= {f"{name} ms{suffix}": f"{ordered[at]:.2f}" for suffix, at in (("", 49), (" p90", 89), (" p99", 98))}
+    return row
 
 
 def main() -> None:
     """Print one table row per load, and add them to a CSV file if one is named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("tokenizer", type=Path, nargs="?")
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--faults", type=float, default=0.0, metavar="SHARE", help="of all calls that go wrong")
-    parser.add_argument("--load", choices=[f"{sessions}x{calls}" for sessions, calls, _ in LOADS], help="this one only")
+    parser.add_argument("--load", nargs="+", default=LOADS, help="sessions at once x calls of each")
     parser.add_argument("--share-cores", action="store_true", help="gateway and clients run where the system puts them")
+    parser.add_argument("--clients", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if not 0 <= arguments.faults < 1:
-        parser.error(f"--faults {arguments.faults}: expected a share of at least 0 and below 1")
-    if not arguments.share_cores:
-        keep_to(clients=False)
+    if arguments.clients is not None:
+        if not arguments.clients["share_cores"]:
+            keep_to(clients=True)
+        print(json.dumps(asyncio.run(play(arguments.clients["endpoints"], arguments.clients["turns"]))))
+        return
+    # Seconds that the clients' process does not need.
     from transformers import AutoTokenizer
 
     from tree_rl.benchmark.provenance import provenance
 
+    if not arguments.share_cores:
+        keep_to(clients=False)
+    clock = CallbackClock()
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     tokenizer.chat_template = TEMPLATE.read_text()
-    origin = provenance(packages=("transformers", "uvicorn", "starlette"))
-    loads = [load for load in LOADS if arguments.load in (None, f"{load[0]}x{load[1]}")]
-    with tempfile.TemporaryDirectory() as folder:
-        tempfile.tempdir = folder
-        for number, load in enumerate(loads):
-            row, faults = measure(tokenizer, load, faulty=arguments.faults, share_cores=arguments.share_cores)
-            if not number:
-                print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
-            print(f"| {' | '.join(row.values())} |", flush=True)
-            if faults:
-                print(", ".join(f"{kind}: {count}" for kind, count in sorted(faults.items())), flush=True)
-            if arguments.csv is not None:
-                append(
-                    arguments.csv,
-                    row | {"cores": str(os.cpu_count()), "shared cores": str(arguments.share_cores)} | origin,
-                )
+    about = {"cores": os.cpu_count(), "shared cores": arguments.share_cores}
+    about |= provenance(packages=("transformers", "uvicorn", "starlette"))
+    for number, load in enumerate(arguments.load):
+        sessions, turns = map(int, load.split("x"))
+        busy = os.getloadavg()[0]
+        row = asyncio.run(serve(tokenizer, sessions, turns, clock, share_cores=arguments.share_cores))
+        row |= {"load average": f"{busy:.1f}"}
+        if not number:
+            print(f"| {' | '.join(row)} |\n|{'---|' * len(row)}")
+        print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
+        if arguments.csv is not None:
+            write_csv(arguments.csv, [*read_csv(arguments.csv), row | about])
 
 
 if __name__ == "__main__":

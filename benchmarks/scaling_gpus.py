@@ -8,17 +8,15 @@
 
 A step is what the trainer asks of a worker: old log-probs, then forward, backward and optimizer of each mini-batch.
 Every rank gets the same trees with other token ids (`equal`), or all trees are shared out as by the trainer
-(`balanced`), as whole groups (`whole_groups`) or in random order (`drawn`); the mean work per GPU is the same in all of
-them and on one GPU.
+(`balanced`) or as whole groups (`whole_groups`); the mean work per GPU is the same in all of them and on one GPU.
 """
 
 import argparse
 import itertools
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,12 @@ import torch.distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from many_gpus.device_time import DeviceTime, profiled
 from many_gpus.ranks import (
     DEVICE,
+    about,
     build_engine,
-    full_name,
     join_ranks,
+    parser,
     saved_model,
     size_of,
     synchronized,
@@ -41,7 +39,6 @@ from many_gpus.ranks import (
 from many_gpus.shares import (
     ARMS,
     BALANCED,
-    DRAWN,
     EQUAL,
     RECORDED,
     Share,
@@ -57,15 +54,12 @@ from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
-from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.inspection.row_file import read_row_file
 
 GRPO = "grpo"
 WARM_UPDATES = 5
 """Updates before the cost model's predictions count."""
-KERNELS = 30
-"""Lines of the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,41 +104,12 @@ def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[l
     return seconds, times
 
 
-def describe_step(step: Callable[[], object]) -> str:
-    """Profile one step of this rank: what runs, how long it idles, and what of NCCL nothing else covers."""
-    profiler = profiled(step, host=True)
-    spent = DeviceTime.of(profiler.events() or ())
-    head = (
-        f"device {spent.length:.4f} s, idle {spent.idle:.4f} s; NCCL {spent.nccl:.4f} s, alone {spent.exposed:.4f} s\n"
-    )
-    key = f"self_{DEVICE}_time_total" if DEVICE == "cpu" else "self_device_time_total"
-    return head + str(profiler.key_averages().table(sort_by=key, row_limit=KERNELS, max_name_column_width=60))
-
-
 def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
     """All shapes and arms of one model on this number of GPUs; a CSV row after each."""
     size = size_of(model, args.layers)
-    path = saved_model(model, size, args.scratch)
-    engine = build_engine(
-        path,
-        attention=args.attention,
-        forward_prefetch=args.forward_prefetch,
-        sharing=args.sp,
-        liger=args.liger,
-    )
+    engine = build_engine(args, saved_model(model, size, args.scratch))
     updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
-    about = {
-        "model": full_name(model),
-        "layers": size.shape.layers,
-        "layer_kernels": "liger" if args.liger else "transformers",
-        "gpus": world,
-        "sharing": args.sp,
-        "mini_batches": args.mini_batches,
-        "max_tokens": args.max_tokens,
-        "attention": engine.attention_implementation,
-        "forward_prefetch": args.forward_prefetch,
-        **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
-    }
+    setting = about(args, model, size, engine) | {"mini_batches": args.mini_batches, "max_tokens": args.max_tokens}
     place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape, "mini_batches": args.mini_batches}
     for shape, tokens in itertools.product(args.shapes, args.tokens):
         if shape == GRPO:
@@ -156,13 +121,7 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
             if rank == 0:
                 row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
                 print(f"{model} {world} GPUs", row, flush=True)
-                write_csv(args.out, [*read_csv(args.out), row | about])
-        if args.profile is not None and (shape, tokens) == (args.shapes[0], args.tokens[0]):
-            cells = share_of(one, EQUAL, **place).cells
-            text = describe_step(partial(updates.step, cells))
-            if rank == 0:
-                args.profile.mkdir(parents=True, exist_ok=True)
-                (args.profile / f"profile_{model}_{shape}_{world}gpu.txt").write_text(text)
+                write_csv(args.out, [*read_csv(args.out), row | setting])
 
 
 def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]:
@@ -188,33 +147,23 @@ def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]
 
 def main() -> None:
     """Measure as one rank of torchrun, or report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="print the ratios of a CSV file and stop")
-    parser.add_argument("--model", nargs="+", choices=tuple(MODEL_SIZES), default=["0.6b"])
-    parser.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
-    parser.add_argument("--shapes", nargs="+", choices=(RECORDED, GRPO), default=[RECORDED, GRPO])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[EQUAL, BALANCED, DRAWN])
-    parser.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
-    parser.add_argument("--tokenizer", type=Path, help="for recorded messages")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
-    parser.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
-    parser.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
-    parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tokens of a rank")
-    parser.add_argument("--mini-batches", type=int, default=1, help="optimizer steps of a step")
-    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--attention", default="auto")
-    parser.add_argument("--forward-prefetch", action="store_true", help="verl's fsdp_config.forward_prefetch")
-    parser.add_argument("--profile", type=Path, help="folder for a profile of one step of the first shape on rank 0")
-    parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
-    parser.add_argument("--commit", default=None)
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/scaling.csv"))
-    args = parser.parse_args()
+    options = parser(__doc__, "docs/benchmarks/scaling.csv")
+    options.add_argument("--model", nargs="+", choices=tuple(MODEL_SIZES), default=["0.6b"])
+    options.add_argument("--shapes", nargs="+", choices=(RECORDED, GRPO), default=[RECORDED, GRPO])
+    options.add_argument("--arms", nargs="+", choices=ARMS, default=[EQUAL, BALANCED])
+    options.add_argument("--data", type=Path, help="recorded rows, as for tree-rl bench")
+    options.add_argument("--tokenizer", type=Path, help="for recorded messages")
+    options.add_argument("--tokens", type=int, nargs="+", default=[65_536], help="unique tokens per GPU and step")
+    options.add_argument("--row-tokens", type=int, default=8_192, help="of synthetic rows")
+    options.add_argument("--max-tokens", type=int, default=98_304, help="unique tokens of one forward")
+    options.add_argument("--mini-batches", type=int, default=1, help="optimizer steps of a step")
+    options.add_argument("--steps", type=int, default=5)
+    args = options.parse_args()
     if args.report is not None:
         print(scaling_report(read_csv(args.report)))
         return
     if RECORDED in args.shapes and args.data is None:
-        parser.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
+        options.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
     rank, world = join_ranks()
     for model in args.model:
         measure(args, model, rank, world)

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from many_gpus.ranks import (
     DEVICE,
+    about,
     build_engine,
-    full_name,
     join_ranks,
+    parser,
     saved_model,
     size_of,
     synchronized,
@@ -39,7 +40,6 @@ from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import UPDATE, Stopwatch, UpdateTimes
-from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import read_csv, write_csv
 
 POSITIONS = 1 << 20
@@ -114,18 +114,8 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
     """All trunks on this number of GPUs; a CSV row after each."""
     size = size_of(args.model, args.layers, positions=POSITIONS)
     vocab = size.shape.vocab
-    path = saved_model(args.model, size, args.scratch)
-    engine = build_engine(path, attention=args.attention, sharing=args.sp, liger=args.liger, max_tokens=args.max_tokens)
-    about = {
-        "model": full_name(args.model),
-        "layers": size.shape.layers,
-        "layer_kernels": "liger" if args.liger else "transformers",
-        "gpus": world,
-        "sharing": args.sp,
-        "attention": engine.attention_implementation,
-        "tree_max_tokens": args.max_tokens,
-        **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
-    }
+    engine = build_engine(args, saved_model(args.model, size, args.scratch), max_tokens=args.max_tokens)
+    setting = about(args, args.model, size, engine) | {"tree_max_tokens": args.max_tokens}
     for trunk in args.trunk:
         sizes = (trunk, args.branches, args.branch_tokens)
         small = [max(2, tokens // WARM_SHARE) for tokens in (trunk, args.branch_tokens)]
@@ -141,33 +131,25 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
             row["failed"] = type(error).__name__
         if rank == 0:
             print(row, flush=True)
-            write_csv(args.out, [*read_csv(args.out), row | about])
+            write_csv(args.out, [*read_csv(args.out), row | setting])
 
 
 def main() -> None:
     """Measure as one rank of torchrun, or report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="print speeds and memory of a CSV file and stop")
-    parser.add_argument("--model", choices=tuple(MODEL_SIZES), default="8b")
-    parser.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
-    parser.add_argument("--trunk", type=int, nargs="+", default=[131_072], help="tokens of the shared prompt")
-    parser.add_argument("--branches", type=int, default=16)
-    parser.add_argument("--branch-tokens", type=int, default=8_192, help="tokens of an answer")
-    parser.add_argument("--sp", type=int, default=1, help="GPUs that share the tree's tokens: all, or 1 on one GPU")
-    parser.add_argument("--max-tokens", type=int, help="tree.max_tokens, for partitions; default: whole trees")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--attention", default="auto")
-    parser.add_argument("--liger", action="store_true", help="Liger's fused layers")
-    parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
-    parser.add_argument("--commit", default=None)
-    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/shared_trunk.csv"))
-    args = parser.parse_args()
+    options = parser(__doc__, "docs/benchmarks/shared_trunk.csv")
+    options.add_argument("--model", choices=tuple(MODEL_SIZES), default="8b")
+    options.add_argument("--trunk", type=int, nargs="+", default=[131_072], help="tokens of the shared prompt")
+    options.add_argument("--branches", type=int, default=16)
+    options.add_argument("--branch-tokens", type=int, default=8_192, help="tokens of an answer")
+    options.add_argument("--max-tokens", type=int, help="tree.max_tokens, for partitions; default: whole trees")
+    options.add_argument("--steps", type=int, default=2)
+    args = options.parse_args()
     if args.report is not None:
         print(trunk_report(read_csv(args.report)))
         return
     rank, world = join_ranks()
     if args.sp != world:
-        parser.error(f"--sp {args.sp}: expected the number of GPUs, {world}: one tree has no work for further ranks")
+        options.error(f"--sp {args.sp}: expected the number of GPUs, {world}: one tree has no work for further ranks")
     measure(args, rank, world)
     if rank == 0:
         print(trunk_report(read_csv(args.out)), flush=True)

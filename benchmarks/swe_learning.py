@@ -4,7 +4,7 @@ Agents reason before every turn and drop the reasoning from their history, so ev
 vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES, which `--arms-per-gpu` arms share. The CSV
 grows with every step.
 
-PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --check-rollouts
+PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once
 
 In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
 shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 can.
@@ -16,16 +16,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
-from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
@@ -36,7 +34,6 @@ from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, overrides
 
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
-SECONDS_WORTH_STARTING = 90.0
 SECONDS_BETWEEN_CLUSTERS = 2.0
 """Ray looks for free ports before it takes them: clusters that start together may choose the same."""
 
@@ -138,6 +135,8 @@ def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
         if not saved(arguments):
             raise
         say("sft", f"goes on with what was saved: {error}")
+    if not saved(arguments):
+        raise SystemExit("expected checkpoints of a warm start, found none; see --sft-steps and --sft-save")
     looked = subprocess.run(
         [
             *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_start.py")),
@@ -175,86 +174,43 @@ def own_cores(arguments: argparse.Namespace, gpu: str | None) -> list[str]:
     return [str(core) for core in every[number * share : (number + 1) * share]]
 
 
-def run_arm(
-    arguments: argparse.Namespace, name: str, place: tuple[int, str | None], *, model: str, rollout: str, **sizes: str
-) -> None:
-    """One run of the recipe in a cluster of its own.
-
-    Args:
-        arguments: of the command line.
-        name: an arm, or `check_` and an arm.
-        place: number of the cluster, and GPU.
-        model: that it begins with.
-        rollout: one of `ROLLOUTS`.
-        sizes: variables of the recipe.
-    """
+def run_arm(arguments: argparse.Namespace, name: str, place: tuple[int, str | None], model: str) -> None:
+    """One run of the recipe from a model, in a cluster of its own: number of the cluster, and GPU."""
     number, gpu = place
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
-    mark, check = f"{os.getpid()}-{name}-{rollout}", name.startswith("check_")
-    cores = own_cores(arguments, gpu)
+    mark, cores = f"{os.getpid()}-{name}", own_cores(arguments, gpu)
     command = [
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
         *(["--cores", *cores] if cores else []),
         *("--", "bash", str(RECIPES / "swe_grpo" / "run_qwen3_fsdp2.sh")),
-        *overrides_of(arguments, name, rollout),
+        *overrides_of(arguments, name),
     ]
+    environment = {
+        **environment_of(arguments, gpu),
+        MARK: mark,
+        **environment_of_arm(name, arguments.device),
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "MODEL_PATH": model,
+        "TRAIN_FILE": str(folder / "data" / "train.parquet"),
+        "OUTPUT": str(folder / name),
+        "MAX_TURNS": "3",
+        "TURN_LENGTH": str(arguments.turn_tokens),
+        "PROMPT_LENGTH": "768",
+        "RESPONSE_LENGTH": "1280",
+        "LR": str(arguments.lr),
+        "STEPS": str(arguments.steps),
+        "TRAIN_BATCH_SIZE": str(arguments.tasks),
+        "MINI_BATCH_SIZE": str(arguments.tasks),
+        "ROLLOUT_N": str(arguments.sessions),
+        "MAX_TOKENS": str(arguments.max_tokens),
+    }
+    log, limit = folder / f"{name}.log", left(arguments, share=1.0)
     try:
         run_phase(
-            Phase(
-                name=name,
-                command=command,
-                log=folder / f"{name}_{rollout}.log",
-                limit_seconds=left(arguments, share=1.0),
-                cancelled=arguments.enough_checked.is_set if check else bool,
-                metrics=metrics,
-                environment={
-                    **environment_of(arguments, gpu),
-                    MARK: mark,
-                    **environment_of_arm(name, arguments.device),
-                    "VERL_FILE_LOGGER_PATH": str(metrics),
-                    "MODEL_PATH": model,
-                    "TRAIN_FILE": str(folder / "data" / "train.parquet"),
-                    "OUTPUT": str(folder / name),
-                    "MAX_TURNS": "3",
-                    "TURN_LENGTH": str(arguments.turn_tokens),
-                    "PROMPT_LENGTH": "768",
-                    "RESPONSE_LENGTH": "1280",
-                    "LR": str(arguments.lr),
-                    **sizes,
-                },
-            )
+            Phase(name=name, command=command, log=log, limit_seconds=limit, metrics=metrics, environment=environment)
         )
     finally:
         end_leftovers(mark)
-
-
-def check_rollouts(arguments: argparse.Namespace, failed: set[str]) -> None:
-    """One small step of every way to roll out, on the GPUs beside the warm start, until that has ended.
-
-    Args:
-        arguments: of the command line.
-        failed: receives those that fail.
-    """
-    waiting = [("vllm", "check_tree"), ("vllm_sleep", "check_flat")]
-    sizes = {"STEPS": "1", "TRAIN_BATCH_SIZE": "2", "MINI_BATCH_SIZE": "2", "ROLLOUT_N": "2", "MAX_TURNS": "2"}
-    places = [(10 + index, gpu) for index, gpu in enumerate(arguments.gpus[1:] or arguments.gpus)]
-
-    def check(rollout: str, name: str, place: tuple[int, str | None]) -> None:
-        try:
-            run_arm(arguments, name, place, model=str(arguments.model), rollout=rollout, **sizes)
-        except PhaseFailedError as error:
-            if arguments.enough_checked.is_set() or read_steps(arguments.output / f"{name}.jsonl"):
-                say(name, f"{rollout} was not checked to the end")
-            else:
-                failed.add(rollout)
-                say(name, f"{rollout} does not work here: {error}")
-
-    with ThreadPoolExecutor(len(waiting)) as threads:
-        tried = [
-            threads.submit(check, rollout, name, place) for (rollout, name), place in zip(waiting, places, strict=False)
-        ]
-        for one in tried:
-            one.result()
 
 
 def parse() -> argparse.Namespace:
@@ -265,7 +221,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, default=Path("outputs/swe_learning.csv"))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["tree", "flat", "longest"])
     parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
-    parser.add_argument("--check-rollouts", action="store_true", help="try vLLM beside the warm start")
     parser.add_argument("--arms-per-gpu", type=int, default=1, help="at a time")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
@@ -283,29 +238,14 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     arguments.started = time.monotonic()
-    arguments.enough_checked = threading.Event()
+    arguments.rollout = arguments.rollout or ("hf" if arguments.device == "cpu" else "vllm")
     arguments.gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu] or [None]
     return arguments
 
 
-def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_by: Mapping[str, str]) -> bool:
-    """Run the arms; whether all came to their end.
-
-    Args:
-        arguments: of the command line.
-        model: that they begin with.
-        kinds: ways to roll out; an arm goes to the next one if it fails before its first step.
-        made_by: columns of the CSV.
-    """
-    sizes = {
-        "STEPS": str(arguments.steps),
-        "TRAIN_BATCH_SIZE": str(arguments.tasks),
-        "ROLLOUT_N": str(arguments.sessions),
-    }
-    sizes |= {"MINI_BATCH_SIZE": str(arguments.tasks), "MAX_TOKENS": str(arguments.max_tokens)}
-    used = dict.fromkeys(arguments.arms, kinds[0])
+def train(arguments: argparse.Namespace, model: str, made_by: Mapping[str, str]) -> bool:
+    """Run the arms from a model; whether all came to their end. `made_by` are columns of the CSV."""
     drawn = Drawn()
-
     workers = min(len(arguments.arms), len(arguments.gpus) * arguments.arms_per_gpu) if arguments.at_once else 1
     free: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
     for place in enumerate((arguments.gpus * arguments.arms_per_gpu)[:workers]):
@@ -313,61 +253,38 @@ def train(arguments: argparse.Namespace, model: str, kinds: Sequence[str], made_
 
     def run(number: int, arm: str) -> bool:
         place = free.get()
-        try:
-            return run_at(number, arm, place)
-        finally:
-            free.put(place)
-
-    def run_at(number: int, arm: str, place: tuple[int, str | None]) -> bool:
         if arguments.at_once:
             time.sleep(SECONDS_BETWEEN_CLUSTERS * number)
-        for kind in kinds:
-            used[arm] = kind
-            say(arm, f"starts with {kind} on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
-            try:
-                run_arm(arguments, arm, place, model=model, rollout=kind, **sizes)
-            except PhaseFailedError as error:
-                say(arm, f"{kind}: {error}")
-                if read_steps(arguments.output / f"{arm}.jsonl"):
-                    return False
-                if left(arguments, share=1.0) < SECONDS_WORTH_STARTING:
-                    return False
-            else:
-                return True
-        return False
+        try:
+            say(arm, f"starts on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
+            run_arm(arguments, arm, place, model)
+        except PhaseFailedError as error:
+            say(arm, str(error))
+            return False
+        finally:
+            free.put(place)
+        return True
 
     with ThreadPoolExecutor(workers) as threads:
         running = [threads.submit(run, number, arm) for number, arm in enumerate(arguments.arms)]
         while not all(one.done() for one in running):
             time.sleep(3.0)
-            write_csv(arguments.csv, measured(arguments, made_by, used, drawn))
-    write_csv(arguments.csv, measured(arguments, made_by, used, drawn))
+            write_csv(arguments.csv, measured(arguments, made_by, drawn))
+    write_csv(arguments.csv, measured(arguments, made_by, drawn))
     ended = [one.result() for one in running]
     return all(ended)
 
 
 def main() -> None:
-    """Warm start, checks beside it, arms."""
+    """Warm start, then the arms."""
     arguments = parse()
     arguments.output.mkdir(parents=True, exist_ok=True)
     made_by = provenance(commit=arguments.commit, packages=("torch", "transformers", "verl", "vllm", "ray"))
     prepare_tasks(arguments)
-    failed: set[str] = set()
-    beside = threading.Thread(target=check_rollouts, args=(arguments, failed))
-    if arguments.check_rollouts:
-        beside.start()
-    try:
-        if not (arguments.output / "start.json").exists():
-            choose_start(arguments, arguments.gpus[0])
-    finally:
-        arguments.enough_checked.set()
-        if arguments.check_rollouts:
-            beside.join()
+    if not (arguments.output / "start.json").exists():
+        choose_start(arguments, arguments.gpus[0])
     model: str = json.loads((arguments.output / "start.json").read_text())["chosen"]
-    first = list(ROLLOUTS).index(arguments.rollout or ("hf" if arguments.device == "cpu" else "vllm"))
-    kinds = [kind for kind in list(ROLLOUTS)[first:] if kind not in failed]
-    say("rollout", " then ".join(kinds))
-    raise SystemExit(0 if train(arguments, model, kinds, made_by) else 1)
+    raise SystemExit(0 if train(arguments, model, made_by) else 1)
 
 
 if __name__ == "__main__":

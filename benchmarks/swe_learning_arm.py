@@ -1,8 +1,7 @@
 """Runs a command in a Ray cluster of its own, whose job has a number that clusters beside it do not use.
 
 verl names the sockets by which weights reach vLLM after the number of the Ray job: of two clusters on one machine, each
-with a first job, one would read the other's weights. Every line that the command prints is shown with the seconds since
-the start. Usage:
+with a first job, one would read the other's weights. Usage:
 
 python benchmarks/swe_learning_arm.py --number 2 --cpus 16 --gpus 1 -- COMMAND ...
 """
@@ -12,36 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from types import FrameType
 
 import ray
 from ray._private.state import next_job_id
 
 STORE_BYTES = 2 << 30
-STARTED = time.monotonic()
-
-
-def stamped(text: str) -> None:
-    """Print a line behind the seconds since the start."""
-    print(f"{time.monotonic() - STARTED:7.1f} {text}", flush=True)
-
-
-def run(command: Sequence[str], address: str) -> int:
-    """Run a command against the cluster; its exit code."""
-    process = subprocess.Popen(
-        list(command),
-        env=os.environ | {"RAY_ADDRESS": address},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        stamped(line.rstrip())
-    return process.wait()
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -61,7 +36,6 @@ def main() -> int:
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     signal.signal(signal.SIGTERM, leave)
-    stamped("ray starts")
     context = ray.init(
         num_cpus=arguments.cpus,
         num_gpus=arguments.gpus,
@@ -73,11 +47,10 @@ def main() -> int:
         next_job_id()
     try:
         address = context.address_info["gcs_address"]
-        stamped(f"ray runs at {address}, logs in {context.address_info['session_dir']}")
-        return run(arguments.command, address)
+        print(f"ray runs at {address}, logs in {context.address_info['session_dir']}", flush=True)
+        return subprocess.run(arguments.command, env=os.environ | {"RAY_ADDRESS": address}, check=False).returncode
     finally:
         ray.shutdown()
-        stamped("ray stopped")
 
 
 if __name__ == "__main__":

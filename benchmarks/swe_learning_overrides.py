@@ -46,7 +46,7 @@ IN_VLLM = [
     f"++{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes={KEY_VALUE_BYTES}",
 ]
 ROLLOUTS: Mapping[str, Sequence[str]] = {
-    # In this order an arm tries them. The GPU has room for trainer and server at a time, so neither sleeps.
+    # The GPU has room for trainer and server at a time, so neither sleeps.
     "vllm": [*IN_VLLM, f"{ROLLOUT}.free_cache_engine=false", f"++{ROLLOUT}.enable_sleep_mode=false"],
     "vllm_sleep": IN_VLLM,
     "hf": [f"{ROLLOUT}.name=hf", f"{ROLLOUT}.free_cache_engine=false"],
@@ -54,33 +54,22 @@ ROLLOUTS: Mapping[str, Sequence[str]] = {
 
 
 def environment_of_arm(arm: str, device: str) -> dict[str, str]:
-    """Variables that an arm needs.
-
-    Args:
-        arm: one of `ARMS`.
-        device: "cpu" or "gpu".
-    """
+    """Variables that an arm needs."""
     # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
     engine = {"VERL_ENGINE_DEVICE": "cuda"} if "flat" in arm and device == "cpu" else {}
     return {**engine, **(IN_FLOAT32 if "float32" in arm else {})}
 
 
-def overrides_of(arguments: argparse.Namespace, name: str, rollout: str) -> list[str]:
-    """Overrides of the recipe for a run.
-
-    Args:
-        arguments: of the command line.
-        name: an arm, or `check_` and an arm.
-        rollout: one of `ROLLOUTS`.
-    """
+def overrides_of(arguments: argparse.Namespace, name: str) -> list[str]:
+    """Overrides of the recipe for an arm."""
     settled = ["~ray_kwargs.ray_init.num_gpus", "~ray_kwargs.ray_init.include_dashboard"]
     return [
-        *ROLLOUTS[rollout],
+        *ROLLOUTS[arguments.rollout],
         *(settled if arguments.device == "cpu" else []),
         "ray_kwargs.ray_init.num_cpus=null",
         f"{ROLLOUT}.calculate_log_probs=true",
         f"{ROLLOUT}.agent.num_workers={arguments.agent_workers}",
-        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, name, rollout)}",
+        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, name)}",
         f"+{AGENT}.seed={arguments.seed}",
         f"+{AGENT}.agent_options.options.think=strip",
         f"+{AGENT}.gateway.reasoning=inline",
@@ -97,6 +86,6 @@ def overrides_of(arguments: argparse.Namespace, name: str, rollout: str) -> list
         "trainer.logger=[console,file]",
         "trainer.resume_mode=disable",
         *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
-        *ARMS[name.removeprefix("check_")],
+        *ARMS[name],
         *arguments.override,
     ]

@@ -8,7 +8,6 @@ python benchmarks/swe_learning_start.py DEMONSTRATIONS.parquet SHARE CHECKPOINT 
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,12 +17,7 @@ from transformers import AutoModelForCausalLM
 
 @torch.no_grad()
 def mean_share(model: torch.nn.Module, rows: pd.DataFrame) -> float:
-    """Mean over the sessions of the probability that the model samples the demonstration.
-
-    Args:
-        model: causal language model.
-        rows: columns input_ids, loss_mask and conversation.
-    """
+    """Mean over the sessions of the probability that the model samples the demonstration."""
     device = next(model.parameters()).device
     losses: dict[str, float] = {}
     for row in rows.itertuples():
@@ -35,47 +29,16 @@ def mean_share(model: torch.nn.Module, rows: pd.DataFrame) -> float:
     return float(torch.exp(-torch.tensor(list(losses.values()))).mean())
 
 
-def nearest(names: Sequence[str], share_of: Callable[[str], float], wanted: float) -> tuple[str, dict[str, float]]:
-    """The name whose share is nearest to the wanted one, of shares that grow: few are looked at.
-
-    Args:
-        names: checkpoints, in the order of training.
-        share_of: looks at one.
-        wanted: share.
-
-    Returns:
-        The name, and the shares that were looked at.
-
-    Raises:
-        ValueError: no names.
-    """
-    if not names:
-        raise ValueError("expected checkpoints of a warm start, received none; see --sft-steps and --sft-save")
-    looked: dict[str, float] = {}
-    low, high = 0, len(names) - 1
-    while low <= high:
-        middle = (low + high) // 2
-        looked[names[middle]] = share_of(names[middle])
-        if looked[names[middle]] < wanted:
-            low = middle + 1
-        else:
-            high = middle - 1
-    return min(looked, key=lambda name: abs(looked[name] - wanted)), looked
-
-
 def main() -> None:
-    """Print the checkpoint chosen."""
-    rows, wanted = pd.read_parquet(sys.argv[1]), float(sys.argv[2])
+    """Print the checkpoint chosen, and the share of each."""
+    rows, wanted, names = pd.read_parquet(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def look(name: str) -> float:
+    shares: dict[str, float] = {}
+    for name in names:
         model = AutoModelForCausalLM.from_pretrained(Path(name), dtype=torch.float32, attn_implementation="sdpa")
-        share = round(mean_share(model.to(device).eval(), rows), 4)
-        print(f"{name}: {share}", file=sys.stderr, flush=True)
-        return share
-
-    chosen, looked = nearest(sys.argv[3:], look, wanted)
-    print(json.dumps({"chosen": chosen, "shares": looked}))
+        shares[name] = round(mean_share(model.to(device).eval(), rows), 4)
+        print(f"{name}: {shares[name]}", file=sys.stderr, flush=True)
+    print(json.dumps({"chosen": min(names, key=lambda name: abs(shares[name] - wanted)), "shares": shares}))
 
 
 if __name__ == "__main__":

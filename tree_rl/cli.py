@@ -1,4 +1,4 @@
-"""Check the installation, inspect rows, plan a run, time updates, compile kernels, write recipes.
+"""The command `tree-rl`: check the installation, inspect rows, plan a run, time updates, compile kernels, copy recipes.
 
 `inspect`, `plan` and `view` import neither torch nor verl; `bench` and `precompile` import torch, `doctor` everything.
 """
@@ -23,7 +23,7 @@ from tree_rl.commands.view import view_file
 from tree_rl.inspection.files.terminal import fail, flush_output, one_line_errors, print_anything, print_mistake, say
 
 CLICK_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
-"""Base of all mistakes in a command line; typer exports it under no name."""
+"""Base class of click's errors about the command line, which typer does not export."""
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -38,7 +38,7 @@ app.command("recipes")(write_recipes)
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and exit, where it is asked for."""
+    """Print the version and exit, if `--version` is given."""
     if wanted:
         say(f"tree_rl {__version__}")
         raise typer.Exit
@@ -55,11 +55,11 @@ def take_common_options(version: Version = False) -> None:
 
 
 RENAMED = {"estimate": ["inspect"], "top": ["report", "--watch"]}
-"""Commands of earlier releases, and the words that took their place."""
+"""Commands of earlier releases -> their new names."""
 
 
 def refuse_old_name(given: Sequence[str]) -> None:
-    """End with the command to type instead of one that has another name now."""
+    """If a command was renamed, print the one to type instead and exit."""
     if given and given[0] in RENAMED:
         instead = shlex.join(["tree-rl", *RENAMED[given[0]], *(word for word in given[1:] if word != "--once")])
         fail(f"{given[0]} has another name now; type: {instead}")

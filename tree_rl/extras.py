@@ -1,4 +1,4 @@
-"""The extras of the package: which modules each installs, and the one line that names a missing one."""
+"""The extras of the package: which modules each installs, and the error that names a missing one."""
 
 from importlib.util import find_spec
 
@@ -14,11 +14,11 @@ INSTALLED_BY = {
     "openenv": "tree_rl[environments]",
     "verifiers": "verifiers>=0.4,<0.5",
 }
-"""Modules that the base installation lacks, and what pip installs them with."""
+"""Modules that the base installation lacks -> the requirement that installs them."""
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A module is not installed; the message says who needs it and how to install it."""
+    """A module is not installed; the message says what needs it and how to install it."""
 
     def __init__(self, needed_by: str, module: str) -> None:
         command = f"; {install_command(module)}" if module in INSTALLED_BY else ""
@@ -30,8 +30,8 @@ def install_command(module: str) -> str:
     return f"pip install '{INSTALLED_BY[module]}'"
 
 
-def require_extra(extra: str, needed_by: str) -> None:
-    """Raise a `MissingExtraError` if a module of an extra is not installed; imports none of them."""
-    for module, package in INSTALLED_BY.items():
-        if package == f"tree_rl[{extra}]" and find_spec(module) is None:
+def require_modules(needed_by: str, *modules: str) -> None:
+    """Raise a `MissingExtraError` for the first module that is not installed; imports none of them."""
+    for module in modules:
+        if find_spec(module) is None:
             raise MissingExtraError(needed_by, module)

@@ -12,12 +12,11 @@ the gateway recorded or would train otherwise than the model generated them.
 
 import argparse
 import asyncio
-import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "swe_tasks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import build_tasks, to_row
-from harness_clients import OPTIONS, SHELLS, TEXTS
 from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
 from sdk_client import ANSWER_TOOLS, CLIENTS
 
+from tree_rl.benchmark.results import read_csv, write_csv
 from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.gateway.gateway import Gateway
@@ -38,6 +37,49 @@ from tree_rl.rollout.transcript import rows_of_calls
 
 SECONDS = 240
 TASK = "lru_cache"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShellTool:
+    """How a harness calls its shell."""
+
+    name: str
+    command: str = "command"
+    """Argument that takes the command."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments."""
+
+    def call(self, command: str) -> tuple[str, dict[str, Any]]:
+        """Name and arguments of a call."""
+        return self.name, {self.command: command, **self.more}
+
+
+SHELLS: Mapping[str, ShellTool] = {
+    "claude_code": ShellTool(name="Bash", more={"description": "next step"}),
+    "codex": ShellTool(name="exec_command", command="cmd"),
+    "gemini_cli": ShellTool(name="run_shell_command", more={"description": "next step"}),
+    "opencode": ShellTool(name="bash", more={"description": "next step"}),
+    "openhands": ShellTool(name="terminal", more={"security_risk": "LOW", "summary": "next step"}),
+    "qwen_code": ShellTool(name="run_shell_command", more={"is_background": False}),
+}
+"""Agents that call tools."""
+
+
+def _mini_turns(commands: list[str], files: Mapping[str, str]) -> list[str]:
+    submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    return [f"THOUGHT: next step.\n\n```mswea_bash_command\n{command}\n```" for command in [*commands, submit]]
+
+
+def _aider_turns(commands: list[str], files: Mapping[str, str]) -> list[str]:
+    return ["\n".join(f"{name}\n```\n{text}\n```" for name, text in files.items())]
+
+
+TEXTS: Mapping[str, tuple[str, Callable[[list[str], Mapping[str, str]], list[str]]]] = {
+    "mini_swe": ("mswea_bash_command", _mini_turns),
+    "aider": ("", _aider_turns),
+}
+"""Agents whose model answers in text -> what its prompts hold, its turns."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"aider": {"arguments": "*.py"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,14 +280,8 @@ def main() -> None:
 def write_cell(path: Path, cell: dict[str, str]) -> None:
     """Put a row into the table, in place of the one of the same client, dialect and stream."""
     place = ("dialect", "client", "stream")
-    rows = []
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if any(row[name] != cell[name] for name in place)]
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(Cell.__dataclass_fields__))
-        table.writeheader()
-        table.writerows(sorted([*rows, cell], key=lambda row: [row[name] for name in place]))
+    rows = [row for row in read_csv(path) if any(row[name] != cell[name] for name in place)]
+    write_csv(path, sorted([*rows, cell], key=lambda row: [row[name] for name in place]))
 
 
 if __name__ == "__main__":

@@ -8,27 +8,36 @@ python benchmarks/kernels/gated_delta_rule.py --out docs/benchmarks/gated_delta_
 Legend: N unique tokens, F tokens of rows laid end to end, H heads, K and V state sizes.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from forest_shapes import SHAPES
+from kernel_runs import (
+    GateError,
+    Timer,
+    device_and_dtype,
+    parser,
+    passes,
+    printed_reasons,
+    require_exact,
+    spread_columns,
+    time_cells,
+)
+
 from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, unavailable_reason
 from tree_rl.benchmark.provenance import PACKAGES, provenance
-from tree_rl.benchmark.results import write_csv
-from tree_rl.benchmark.timing import Timer
+from tree_rl.benchmark.results import Columns, collect_rows
 from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest
-
-# The registry of trees is that of the attention benchmark, a folder that runs as a script.
-sys.path.insert(0, str(Path(__file__).parent / "attention"))
-from shapes import SHAPES
 
 FLA = "fla"
 REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")
@@ -70,10 +79,6 @@ class Contender:
     tokens_of: np.ndarray
     """int64, the unique token that each of its tokens computes"""
     run: Run
-
-
-class GateError(RuntimeError):
-    """A contender computes something else; its time would mean nothing."""
 
 
 def contender(name: str, forest: Forest, device: torch.device) -> Contender:
@@ -142,23 +147,19 @@ def gate_error(
             out = run(*(leaf[index] for leaf in inputs))
         gradients = torch.autograd.grad((out.double() * weight.double()).sum(), inputs)
         results.append([out.detach(), *gradients])
-    errors = [float((got.double() - true).norm() / true.norm()) for got, true in zip(*results, strict=True)]
     limit = LIMIT[dtype] * (FLA_SLACK if small.name.endswith(FLA) else 1)
-    if not max(errors) <= limit:
-        named = ", ".join(f"{name} {error:.2g}" for name, error in zip(("out", *NAMES), errors, strict=True))
-        raise GateError(f"{small.name}: expected errors of at most {limit:.2g}, received {named}")
-    return max(errors)
+    return require_exact(small.name, ("out", *NAMES), *results, limit)
 
 
 def measure(
-    shape: str, tokens: int, names: Sequence[str], heads: Heads, dtype: torch.dtype, timer: Timer, device: torch.device
-) -> Iterator[dict[str, object]]:
-    """Rows of the CSV of one tree: gate, then forward alone, then forward and backward."""
+    shape: str, tokens: int, names: Sequence[str], heads: Heads, timer: Timer, dtype: torch.dtype, device: torch.device
+) -> Iterator[Columns]:
+    """Rows of the CSV of one tree: gate, then forward alone, then forward and backward. Plans are made before."""
     forest = SHAPES[shape](tokens).forest()
     small = SHAPES[shape](min(tokens, GATE_TOKENS)).forest()
-    about = {"shape": shape, "unique_tokens": forest.num_unique, "flat_tokens": forest.num_flat}
+    about: Columns = {"shape": shape, "unique_tokens": forest.num_unique, "flat_tokens": forest.num_flat}
     for name in names:
-        row: dict[str, object] = {**about, "contender": name}
+        row: Columns = {**about, "contender": name}
         reason = reason_against(name, device, dtype, heads)
         if reason is not None:
             yield row | {"not_run": reason}
@@ -170,51 +171,29 @@ def measure(
             # fla refuses its backward on Hopper with some versions of Triton by such an error.
             yield row | {"not_run": str(error).splitlines()[0]}
             continue
-        yield row | timed(contender(name, forest, device), heads, dtype, timer, device)
+        one = contender(name, forest, device)
+        leaves = inputs_of(len(one.tokens_of), heads, dtype, device)
+        gradient = torch.randn(leaves[2].shape, device=device).to(dtype)
+        row["measured_tokens"] = len(one.tokens_of)
+        for what, run in passes(one.run, leaves, gradient).items():
+            row |= spread_columns(what, timer.milliseconds(run))
+        yield row
 
 
-def timed(one: Contender, heads: Heads, dtype: torch.dtype, timer: Timer, device: torch.device) -> dict[str, object]:
-    """Columns of one contender, in milliseconds; plans are made before."""
-    leaves = inputs_of(len(one.tokens_of), heads, dtype, device)
-    gradient = torch.randn(leaves[2].shape, device=device).to(dtype)
-
-    def forward() -> None:
-        with torch.no_grad():
-            one.run(*leaves)
-
-    def total() -> None:
-        torch.autograd.grad(one.run(*leaves), leaves, gradient)
-
-    columns: dict[str, object] = {"measured_tokens": len(one.tokens_of)}
-    for name, run in (("forward", forward), ("total", total)):
-        spread = timer.milliseconds(run)
-        columns |= {f"{name}_ms": spread.median, f"{name}_ms_low": spread.low, f"{name}_ms_high": spread.high}
-    return columns
-
-
-def summarise(rows: Sequence[dict[str, object]]) -> str:
+def summarise(rows: Sequence[dict[str, Any]]) -> str:
     """A line per contender that ran; "of linear" is the fastest linear sequence's time over its own."""
     linear: dict[tuple[object, object], float] = {}
     ran = [row for row in rows if "total_ms" in row]
     for row in ran:
-        if str(row["contender"]).startswith("linear"):
+        if row["contender"].startswith("linear"):
             case = row["shape"], row["unique_tokens"]
-            linear[case] = min(linear.get(case, float("inf")), float(str(row["total_ms"])))
+            linear[case] = min(linear.get(case, float("inf")), row["total_ms"])
     lines = []
     for row in ran:
-        total = float(str(row["total_ms"]))
         best = linear.get((row["shape"], row["unique_tokens"]))
-        cells = (
-            row["shape"],
-            row["unique_tokens"],
-            row["contender"],
-            f"{row['forward_ms']:.2f}",
-            f"{total:.2f}",
-            f"{row['total_ms_low']:.2f} to {row['total_ms_high']:.2f}",
-            "" if best is None else f"{best / total:.3f}",
-            f"{row['gate_error']:.1e}",
-        )
-        lines.append(tuple(map(str, cells)))
+        of_linear = "" if best is None else f"{best / row['total_ms']:.3f}"
+        about = (row["shape"], str(row["unique_tokens"]), row["contender"])
+        lines.append((*about, *time_cells(row), of_linear, f"{row['gate_error']:.1e}"))
     return format_table(HEADER, lines)
 
 
@@ -254,54 +233,37 @@ def _offsets(lengths: Sequence[int], device: torch.device) -> torch.Tensor | Non
     return torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32, device=device)
 
 
-def options() -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """Measure, print a summary, write the CSV after every row."""
     is_cuda = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=REGISTRY)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[32_768, 65_536] if is_cuda else [1_024])
-    parser.add_argument("--heads", choices=HEADS, default="qwen3.5" if is_cuda else "tiny")
-    parser.add_argument(
+    options = parser(__doc__, group_seconds=0.1)
+    options.add_argument("--shapes", nargs="+", choices=SHAPES, default=REGISTRY)
+    options.add_argument("--tokens", nargs="+", type=int, default=[32_768, 65_536] if is_cuda else [1_024])
+    options.add_argument("--heads", choices=HEADS, default="qwen3.5" if is_cuda else "tiny")
+    options.add_argument(
         "--contenders", nargs="+", help=f"kind (tree, linear, rows) and impl ({IMPLEMENTATIONS} or fla)"
     )
-    parser.add_argument("--device", default="cuda" if is_cuda else "cpu")
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float16", "float32"), help="default bfloat16, on a CPU float32"
-    )
-    parser.add_argument("--group-seconds", type=float, default=0.1, help="length of a group of repeats")
-    parser.add_argument(
+    options.add_argument(
         "--force-fla", action="store_true", help="run fla where it refuses Triton on Hopper; the gate still decides"
     )
-    parser.add_argument("--commit", help="outside a git checkout")
-    parser.add_argument("--out", type=Path, help="CSV to write")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure, print a line per contender and a summary, write the CSV after every tree."""
-    args = options()
-    device = torch.device(args.device)
-    dtype = getattr(torch, args.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    args = options.parse_args()
+    device, dtype = device_and_dtype(args)
     impl = "triton" if device.type == "cuda" else "chunked"
     names = args.contenders or [f"tree {impl}", f"linear {impl}", "linear fla", f"rows {impl}", "rows fla"]
-    packages = (*PACKAGES, "flash-linear-attention", "tilelang")
-    about = provenance(commit=args.commit, packages=packages) | {
-        "heads": args.heads,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    about = provenance(commit=args.commit, packages=(*PACKAGES, "flash-linear-attention", "tilelang"))
+    about |= {"heads": args.heads, "dtype": str(dtype).removeprefix("torch.")}
     if args.force_fla:
         _force_fla()
-    timer = Timer(device, group_seconds=args.group_seconds)
-    rows: list[dict[str, object]] = []
-    for shape in args.shapes:
-        for tokens in args.tokens:
-            for row in measure(shape, tokens, names, HEADS[args.heads], dtype, timer, device):
-                rows.append(row | about)
-                if "not_run" in row:
-                    print(f"{row['contender']} on {shape}: not run, {row['not_run']}", flush=True)
-            if args.out is not None:
-                write_csv(args.out, rows)
-    print(summarise(rows))
+    run = partial(
+        measure,
+        names=names,
+        heads=HEADS[args.heads],
+        timer=Timer(device, group_seconds=args.group_seconds),
+        dtype=dtype,
+        device=device,
+    )
+    measured = (row for shape in args.shapes for tokens in args.tokens for row in run(shape, tokens))
+    print(summarise(collect_rows(printed_reasons(measured), about, args.out)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One rank of torchrun: its process group, its engine under verl's FSDP2, and figures of all ranks."""
 
+import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,40 @@ import torch.distributed
 
 from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDE = 1024
 """Models up to this hidden size are measured with all their layers."""
+
+
+def parser(description: str | None, out: str) -> argparse.ArgumentParser:
+    """A command line with the options that whole updates of several GPUs have; the CSV is `out` by default."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--report", type=Path, help="print the verdicts on a CSV file and stop")
+    made.add_argument("--layers", type=int, default=4, help="of models wider than 0.6b")
+    made.add_argument("--sp", type=int, default=1, help="GPUs that share the tokens of a rank")
+    made.add_argument("--liger", action="store_true", help="Liger's fused layers")
+    made.add_argument("--attention", default="auto")
+    made.add_argument("--scratch", type=Path, default=Path("/tmp"))
+    made.add_argument("--commit", default=None)
+    made.add_argument("--out", type=Path, default=Path(out))
+    return made
+
+
+def about(args: argparse.Namespace, model: str, size: ModelSize, engine: Any) -> dict[str, object]:
+    """Columns that say what ran, and where."""
+    return {
+        "model": full_name(model),
+        "layers": size.shape.layers,
+        "layer_kernels": "liger" if args.liger else "transformers",
+        "gpus": torch.distributed.get_world_size(),
+        "sharing": args.sp,
+        "attention": engine.attention_implementation,
+        **provenance(commit=args.commit, packages=(*PACKAGES, "verl")),
+    }
 
 
 def join_ranks() -> tuple[int, int]:
@@ -52,25 +81,16 @@ def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
     return path
 
 
-def build_engine(
-    path: Path,
-    *,
-    attention: str,
-    forward_prefetch: bool = False,
-    sharing: int = 1,
-    liger: bool = False,
-    max_tokens: int | None = None,
-) -> Any:
-    """The tree engine under verl's FSDP2, sharded over all ranks, `sharing` of which share tokens."""
+def build_engine(args: argparse.Namespace, path: Path, *, max_tokens: int | None = None) -> Any:
+    """The tree engine under verl's FSDP2, sharded over all ranks, `args.sp` of which share tokens."""
     return initialized(
         TreeFSDPEngineWithLMHead,
         path,
-        tree=TreeConfig(mode="tree", attention=attention, max_tokens=max_tokens, self_check=False),
-        liger=liger,
+        tree=TreeConfig(mode="tree", attention=args.attention, max_tokens=max_tokens, self_check=False),
+        liger=args.liger,
         mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
         use_torch_compile=False,
-        forward_prefetch=forward_prefetch,
-        ulysses_sequence_parallel_size=sharing,
+        ulysses_sequence_parallel_size=args.sp,
     )
 
 

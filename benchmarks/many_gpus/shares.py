@@ -17,9 +17,8 @@ from tree_rl.tree import Forest
 from tree_rl.tree.bins import least_loaded
 from tree_rl.tree.forest.jagged import Jagged
 
-EQUAL, BALANCED, WHOLE_GROUPS, DRAWN = "equal", "balanced", "whole_groups", "drawn"
-ARMS = (EQUAL, BALANCED, WHOLE_GROUPS, DRAWN)
-"""A copy for each rank; dealt as by the trainer, which may split groups; whole groups, costliest first; at random."""
+EQUAL, BALANCED, WHOLE_GROUPS = ARMS = ("equal", "balanced", "whole_groups")
+"""A copy for each rank; dealt as by the trainer, which may split groups; whole groups, costliest first."""
 RECORDED = "recorded"
 POR, TRAINED, ROWS = 0.5, 0.3, 8
 """Shape of the synthetic GRPO trees: overlap, trained share, rows of a prompt."""

@@ -25,9 +25,8 @@ def scaling_report(rows: Sequence[Line]) -> str:
     seconds: dict[tuple[str, ...], list[float]] = {}
     imbalances: dict[tuple[str, ...], float] = {}
     for row in rows:
-        arm = row["arm"] + (" with forward_prefetch" if row["forward_prefetch"] == "True" else "")
         about = (row["model"], row["layers"], row["shape"], row["trees_per_gpu"], row.get("mini_batches") or "1")
-        key = (*about, arm, row["gpus"], row.get("sharing") or "1")
+        key = (*about, row["arm"], row["gpus"], row.get("sharing") or "1")
         seconds.setdefault(key, []).extend(map(float, row["steps_s"].split()))
         imbalances[key] = float(row["imbalance"])
     lines = []

@@ -112,7 +112,7 @@ class Run:
             f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
             f"{ROLLOUT}.log_prob_max_token_len_per_gpu={tokens}",
             f"{ROLLOUT}.agent.agent_loop_config_path={self.agent_loop}",
-            f"{SAMPLER}.path=pkg://scripted_steps.timed_replay_buffers",
+            f"{SAMPLER}.path=pkg://scripted_steps.scripted_agent_loop",
             f"{SAMPLER}.name={buffer}",
             f"trainer.n_gpus_per_node={self.gpus or 1}",
             "trainer.nnodes=1",

@@ -1,4 +1,7 @@
-"""verl's agent loop that plays a recorded script: it asks for exactly as many tokens a turn as the script says."""
+"""verl's agent loop that plays a recorded script, and verl's replay buffer, which notes when sessions were taken.
+
+The loop asks for exactly as many tokens a turn as the script says.
+"""
 
 import json
 import os
@@ -10,11 +13,13 @@ from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from scripted_steps.session_scripts import Script, script_with_overlap, session_calls
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
+from tree_rl.verl_plugin.trainer.tree_trainer import POLL_SECONDS
 
 STAMPS = "TREE_RL_STEP_STAMPS"
 """Variable that names the folder of the stamps."""
@@ -84,3 +89,22 @@ class ScriptedAgentLoop(AgentLoopBase):
         generated = sum(len(call.response_ids) for call in calls)
         stamp(step=int(kwargs["global_steps"]), started=started, ended=time.time(), generated=generated)
         return outputs
+
+
+class TimedReplayBuffer(ReplayBuffer):
+    """As stock verl has it: it looks for finished groups every two seconds."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """verl's `sample`."""
+        asked = time.time()
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        tokens = sum(tag["seq_len"] for tag in batch.tags)
+        stamp(step=global_steps, asked=asked, taken=time.time(), rows=len(batch.keys), flat_tokens=tokens)
+        return batch, metrics
+
+
+class TimedTreeReplayBuffer(TimedReplayBuffer):
+    """As the tree trainers have it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(poll_interval=POLL_SECONDS, **settings)

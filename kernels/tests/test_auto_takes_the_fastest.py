@@ -35,9 +35,9 @@ def fastest(times: dict[str, float]) -> str:
 
 def partial_share_of(shape: str, tokens: int) -> float:
     """Counted by the kernels' own block lists."""
-    sys.path.insert(0, str(ROOT / "benchmarks" / "kernels" / "attention"))
+    sys.path.insert(0, str(ROOT / "benchmarks" / "kernels"))
     try:
-        from shapes import SHAPES
+        from forest_shapes import SHAPES
     finally:
         sys.path.pop(0)
     end = torch.from_numpy(SHAPES[shape](tokens).forest().subtree_end)

@@ -1,4 +1,4 @@
-"""Checks that several operations make of their arguments. Each error says what was expected and what was received."""
+"""Argument checks that several operations share. Each error says what was expected and what was received."""
 
 import torch
 
@@ -17,14 +17,14 @@ def check_one_device(op: str, layout: TreeLayout, **tensors: torch.Tensor | None
 
 
 def check_heads(op: str, heads: int, groups: int, names: tuple[str, str]) -> None:
-    """Raise ValueError unless the number of heads is a multiple of the number of groups (key heads) that serve them."""
+    """Raise ValueError unless the number of heads is a multiple of the number of groups (key heads)."""
     if groups == 0 or heads % groups:
         received = f"{names[0]}={heads}, {names[1]}={groups}"
         raise ValueError(f"{op}: expected {names[0]} to be a multiple of {names[1]}, received {received}")
 
 
 def check_tokens(op: str, argument: str, tokens: tuple[int, ...] | None, num_tokens: int) -> tuple[int, ...]:
-    """The tokens that the caller asks about, () for None.
+    """Check the tokens that the caller asks about; None gives ().
 
     Raises:
         ValueError: one of them is not in [0, num_tokens).
@@ -38,7 +38,7 @@ def check_tokens(op: str, argument: str, tokens: tuple[int, ...] | None, num_tok
 def initial_state_or_zeros(
     op: str, state: torch.Tensor | None, like: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """The state before the roots, zeros for None; in float32, float64 where `like`, an input, is.
+    """The state before the roots, zeros if `state` is None, in the accumulation dtype of the input `like`.
 
     Raises:
         ValueError: the state has another shape or dtype.

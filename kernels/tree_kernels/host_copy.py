@@ -1,4 +1,4 @@
-"""Host arrays onto a device without stopping the host."""
+"""Asynchronous copies from the host to a device."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 ALIGNMENT = 256
-"""Bytes; Triton compiles anew for pointers that are no multiples of 16, and an allocation's own are of 512."""
+"""Alignment of each array in bytes. Triton compiles another variant for pointers that are not multiples of 16."""
 
 
 def moved(t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """`t` on `device` (itself if it is there already), copied in stream order while the host goes on.
+    """`t` on `device` (itself if it is already there), copied asynchronously in stream order.
 
-    A copy from pageable memory would wait for everything queued before it; from pinned memory it does not.
+    A copy from pageable memory would wait for everything queued before it; a copy from pinned memory does not.
     """
     if t.device.type == "cpu" and torch.device(device).type == "cuda":
         return t.pin_memory().to(device, non_blocking=True)
@@ -20,14 +20,14 @@ def moved(t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def to_device(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """An array of any dtype that torch knows, as `moved` copies it; on the CPU it may share the array's memory."""
+    """An array as a tensor, copied like `moved`; on the CPU it may share the array's memory."""
     return moved(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[torch.Tensor]:
-    """Copy arrays by one copy of one pinned buffer, where many small ones would cost the host a call each.
+    """Copy arrays with one copy of one pinned buffer, which costs the host less than many small copies.
 
-    The tensors keep dtypes, which torch must know, and shapes; they share one allocation.
+    The tensors keep dtypes and shapes and share one allocation.
     """
     starts = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)]).tolist()
     is_pinned = torch.device(device).type == "cuda"

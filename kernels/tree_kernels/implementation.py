@@ -1,11 +1,11 @@
-"""Every operation is a family of implementations. One that cannot run says why; nothing is replaced silently."""
+"""Choice among an operation's implementations. One that cannot run says why; nothing is replaced silently."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class UnsupportedImplementation(ValueError):  # noqa: N818 - it names a state of the caller's choice, as NotImplemented does
-    """The implementation asked for by name cannot run this problem. The message says why, and what can."""
+    """The requested implementation cannot run this problem. The message says why and what to use instead."""
 
     def __init__(self, op: str, impl: str, reason: str) -> None:
         super().__init__(f'{op}: impl="{impl}" cannot run here: {reason}. Use impl="auto" or another implementation.')
@@ -15,7 +15,7 @@ class UnsupportedImplementation(ValueError):  # noqa: N818 - it names a state of
 
 
 def check_implementation(impl: str, implementations: tuple[str, ...]) -> None:
-    """Raise ValueError unless `impl` is one of `implementations`; "auto" is chosen before."""
+    """Raise ValueError unless `impl` is one of `implementations`; "auto" must already be resolved."""
     if impl not in implementations:
         raise ValueError(f"impl: expected one of {('auto', *implementations)}, received {impl!r}")
 
@@ -23,8 +23,10 @@ def check_implementation(impl: str, implementations: tuple[str, ...]) -> None:
 def implementation_to_run(
     op: str, impl: str, choose: Callable[..., str], refuse: Callable[..., str | None], **problem: Any
 ) -> str:
-    """`impl`, or what "auto" stands for: `choose` and `refuse` are the operation's `chosen_implementation` and
-    `unavailable_reason`, and `problem` is what both ask about: device, dtype, sizes.
+    """Resolve "auto" and check that the implementation can run.
+
+    `choose` and `refuse` are the operation's `chosen_implementation` and `unavailable_reason`; `problem` holds their
+    arguments: device, dtype, sizes.
 
     Raises:
         ValueError: there is no implementation of that name.

@@ -1,7 +1,7 @@
-"""Segments of a forest and the parent of every token, on the host: what recurrences and convolutions follow.
+"""Segments of a forest and the parent of every token, on the host; recurrences and convolutions are planned from them.
 
-A segment is a maximal run of tokens without a branch. There are few of them where there are many tokens, so a plan is
-made of segments and spread over tokens last. Legend: N unique tokens, S segments.
+A segment is a maximal run of tokens without a branch. There are far fewer segments than tokens, so plans are made for
+segments first and expanded to tokens last. Legend: N unique tokens, S segments.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ class LayoutSegments:
     """Segments of a layout in DFS order."""
 
     start: np.ndarray
-    """int64 [S + 1], first token of each, then N"""
+    """int64 [S + 1], first token of each segment, then N."""
     past: np.ndarray
-    """int64 [S], first segment past the subtree of each"""
+    """int64 [S], first segment past the subtree of each segment."""
     above: np.ndarray
-    """int64 [S], segment from whose last token each hangs, -1 at roots"""
+    """int64 [S], parent segment, -1 at roots."""
 
     @property
     def parent(self) -> np.ndarray:
-        """int64 [S], token from which each hangs, -1 at roots."""
+        """int64 [S], parent token of each segment's first token, -1 at roots."""
         return np.where(self.above >= 0, self.start[self.above + 1] - 1, -1)
 
 
 @kept
 def parents_of(layout: TreeLayout) -> np.ndarray:
-    """int32 [N], the token before each token on its path, -1 at a root of the forest; built once per layout."""
+    """int32 [N], parent of each token, -1 at roots; cached with the layout."""
     segments = segments_of(layout)
     parent = np.arange(-1, layout.num_tokens - 1, dtype=np.int32)
     parent[segments.start[:-1]] = segments.parent
@@ -39,7 +39,7 @@ def parents_of(layout: TreeLayout) -> np.ndarray:
 
 @kept
 def segments_of(layout: TreeLayout) -> LayoutSegments:
-    """The segments of a layout, found at the first call and kept with it."""
+    """The segments of a layout; cached with it."""
     end = layout.subtree_end_on_host()
     is_start = np.ones(len(end), dtype=bool)
     # A token is the only child of the one before it iff their subtrees end together.
@@ -50,10 +50,10 @@ def segments_of(layout: TreeLayout) -> LayoutSegments:
 
 
 def _above(past: np.ndarray) -> np.ndarray:
-    """The node before each node on its path, of a forest of S nodes in DFS order; -1 at roots.
+    """Parent of each of S nodes in DFS order, -1 at roots.
 
-    A node behind one with children is its child. A node behind a leaf hangs from the nearest node before it that is
-    one level higher.
+    A node that follows a node with children is its child. The parent of a node that follows a leaf is the nearest
+    earlier node that is one level higher.
     """
     nodes = len(past)
     index = np.arange(nodes)

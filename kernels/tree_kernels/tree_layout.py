@@ -1,7 +1,7 @@
-"""TreeLayout: what the kernels know about a forest, from one int32 vector.
+"""TreeLayout: the structure of a forest for the kernels, from one int32 vector.
 
-In DFS order token i sees token j iff j <= i < subtree_end[j], on top of a fully visible past.
-Legend: N unique tokens, P past tokens, M keys that a query block reads.
+In DFS order, token i sees token j iff j <= i < subtree_end[j]; every token also sees the whole past.
+Legend: N unique tokens, P past tokens.
 """
 
 import functools
@@ -20,16 +20,16 @@ Made = TypeVar("Made")
 class TreeLayout:
     """Mask and depths of one forest, built once per plan and shared by all layers.
 
-    An opaque object on purpose: it is no pytree, so FSDP2 and activation checkpointing pass it on by reference.
-    Metadata of single implementations is built at first use (`metadata`) and kept.
+    It is not a pytree on purpose, so that FSDP2 and activation checkpointing pass it by reference. Plans of the
+    implementations are built at first use and cached (`metadata`).
 
     Attributes:
         subtree_end: int32 [N], first DFS index past the subtree of each token.
         position: int32 [N], depth of each token inside the forest (0 at a root); its depth on the whole path is
             `past_length + position`.
-        past_length: P, number of ancestor tokens in front of the forest, visible to every token.
-        partial_share: partly visible among visited blocks of 128 x 128 tokens, as the planner counted them; None if
-            nobody did.
+        past_length: P, number of ancestor tokens before the forest, visible to every token.
+        partial_share: share of the visited blocks of 128 x 128 tokens that are partly visible, counted by the planner;
+            None if not counted.
         on_host: int32 [N], `subtree_end` in host memory; None if only the device has it.
     """
 
@@ -59,20 +59,19 @@ class TreeLayout:
     ) -> "TreeLayout":
         """Build the layout of a forest.
 
-        Data on the CPU is checked for being a forest; data on an accelerator is trusted, because a check would
-        synchronise.
+        Data on the CPU is checked; data on an accelerator is trusted, because a check would synchronise.
 
         Args:
             subtree_end: integer [N]; `subtree_end[j]` is the first DFS index past the subtree of token j.
-            past_length: number P of ancestor tokens whose keys and values precede the forest.
-            partial_share: as the attribute; it only tells `impl="auto"` of attention which kernel is faster.
-            on_host: as the attribute; only needed for data on an accelerator, where reading it would synchronise: rows
-                of leaves, recurrences and convolutions are planned on the host.
+            past_length: P, number of ancestor tokens whose keys and values precede the forest.
+            partial_share: see the attribute; helps `impl="auto"` of attention to choose the faster kernel.
+            on_host: see the attribute; for data on an accelerator it avoids a synchronisation, because leaf rows,
+                recurrences and convolutions are planned on the host.
 
         Raises:
-            TypeError: `subtree_end` is not of an integer dtype.
-            ValueError: `subtree_end` is no forest in DFS order, `past_length` is negative, or `partial_share` is no
-                share.
+            TypeError: `subtree_end` is not integer.
+            ValueError: `subtree_end` is not a forest in DFS order, `past_length` is negative, or `partial_share` is
+                not in [0, 1].
         """
         if subtree_end.is_floating_point() or subtree_end.dtype == torch.bool:
             raise TypeError(f"subtree_end: expected an integer tensor [N], received {subtree_end.dtype}")
@@ -91,7 +90,7 @@ class TreeLayout:
 
     @property
     def num_tokens(self) -> int:
-        """Number N of unique tokens."""
+        """N, number of unique tokens."""
         return self.subtree_end.shape[0]
 
     @property
@@ -100,18 +99,18 @@ class TreeLayout:
         return self.subtree_end.device
 
     def subtree_end_on_host(self) -> np.ndarray:
-        """int32 [N]; waits for the device if only that has it."""
+        """`subtree_end` in host memory, int32 [N]; waits for the device if only the device has it."""
         if self.on_host is None:
             self.on_host = self.subtree_end.cpu().numpy()
         return self.on_host
 
     @property
     def depth(self) -> torch.Tensor:
-        """int32 [N], number of tokens before each token on its whole path, the past included."""
+        """int32 [N], depth of each token on its whole path, past included."""
         return self.position + self.past_length
 
     def to(self, device: torch.device | str) -> "TreeLayout":
-        """The same layout on `device` (itself if it is there already); the host does not wait for the copy."""
+        """The same layout on `device` (itself if it is already there), copied asynchronously."""
         target = torch.device(device)
         if target == self.device or (target.type == self.device.type and target.index is None):
             return self
@@ -119,7 +118,7 @@ class TreeLayout:
         return TreeLayout(subtree_end, position, self.past_length, self.partial_share, self.on_host)
 
     def metadata(self, key: Hashable, build: Callable[["TreeLayout"], Any]) -> Any:
-        """What `build` makes of this layout, built at the first call with `key` and kept."""
+        """`build(self)`, cached under `key`."""
         if key not in self._metadata:
             self._metadata[key] = build(self)
         return self._metadata[key]
@@ -131,19 +130,19 @@ class TreeLayout:
 def kept(
     build: Callable[Concatenate[TreeLayout, Options], Made],
 ) -> Callable[Concatenate[TreeLayout, Options], Made]:
-    """`build`, called once for a layout and one set of hashable options; what it makes is kept with the layout."""
+    """Decorator that caches results with the layout, by function and hashable options."""
 
     @functools.wraps(build)
     def once(layout: TreeLayout, /, *args: Options.args, **kwargs: Options.kwargs) -> Made:
         key = (build.__module__, build.__qualname__, args, tuple(sorted(kwargs.items())))
-        made: Made = layout.metadata(key, lambda own: build(own, *args, **kwargs))
+        made: Made = layout.metadata(key, lambda same: build(same, *args, **kwargs))
         return made
 
     return once
 
 
 def _positions(end: torch.Tensor) -> torch.Tensor:
-    """Depth of each token: the tokens before it, less those whose subtree is closed already."""
+    """Depth of each token: the number of earlier tokens minus those whose subtree has already ended."""
     num_tokens = end.shape[0]
     closed_at = torch.zeros(num_tokens + 1, dtype=torch.int32, device=end.device)
     closed_at.index_add_(0, end.clamp(0, num_tokens).long(), torch.ones_like(end))
@@ -152,7 +151,7 @@ def _positions(end: torch.Tensor) -> torch.Tensor:
 
 
 def depths_on_host(end: np.ndarray) -> np.ndarray:
-    """int64 [N], `_positions` of a `subtree_end` in host memory."""
+    """`_positions` in NumPy, int64 [N]."""
     num_tokens = len(end)
     return np.arange(num_tokens) - np.cumsum(np.bincount(end, minlength=num_tokens + 1))[:num_tokens]
 
@@ -160,8 +159,8 @@ def depths_on_host(end: np.ndarray) -> np.ndarray:
 def _check_forest(end: np.ndarray) -> None:
     """Raise unless the intervals [j, end[j]) are nested, by closing them innermost first.
 
-    Token j must be closed with exactly `position[j]` tokens left open; the first interval that crosses another
-    one breaks this.
+    When token j is closed, exactly `position[j]` tokens must be open; the first interval that crosses another one
+    violates this.
     """
     num_tokens = end.shape[0]
     index = np.arange(num_tokens)

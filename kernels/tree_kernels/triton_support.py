@@ -1,4 +1,4 @@
-"""Where our Triton kernels run. This file does not import Triton, so any machine can ask."""
+"""Where our Triton kernels run. This file does not import Triton, so it works on any machine."""
 
 import contextlib
 import importlib.util
@@ -13,18 +13,15 @@ HOPPER = 9
 
 
 def interpreted() -> bool:
-    """Whether Triton runs kernels in its CPU interpreter. Triton decides this when a kernel is defined."""
+    """True if Triton runs kernels in its CPU interpreter; Triton decides this when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, *, multiplies: bool = True) -> str | None:
-    """Why our Triton kernels cannot run, or None if they can.
+    """Why our Triton kernels cannot run on this device and dtype, or None if they can.
 
-    Args:
-        device: of the tensors.
-        dtype: of the tensors.
-        multiplies: the kernels multiply matrices. The interpreter then cannot run them in bfloat16, and a GPU before
-            Ampere cannot run them.
+    `multiplies` is True for kernels with matrix products, which do not run on GPUs before Ampere, nor in bfloat16 in
+    the interpreter.
     """
     if importlib.util.find_spec("triton") is None:
         return 'triton is not installed; pip install "tree_rl[gpu]"'
@@ -43,5 +40,5 @@ def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, *, multi
 
 
 def launch_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes the device of the tensors current, since Triton launches on the current one."""
+    """Context that makes the tensors' device current, because Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

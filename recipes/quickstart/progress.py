@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,6 @@ class Phase:
     """Steps between two lines."""
     environment: Mapping[str, str] | None = None
     """Added to this process's environment."""
-    cancelled: Callable[[], bool] = bool
-    """Asked again and again; once true, the process is ended before its limit. Never true by default."""
 
 
 def run_phase(phase: Phase) -> float:
@@ -94,7 +92,7 @@ def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> No
                 last_sign = time.monotonic()
         seen = len(steps)
         now = time.monotonic()
-        if not running or now - started > phase.limit_seconds or phase.cancelled():
+        if not running or now - started > phase.limit_seconds:
             return
         if now - last_sign > HEARTBEAT_SECONDS:
             doing = "starting" if phase.metrics is not None and not seen else "running"
@@ -116,8 +114,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _failure(phase: Phase, code: int, seconds: float) -> str:
     reason = f"ran past {phase.limit_seconds:.0f} s" if seconds > phase.limit_seconds else f"exit code {code}"
-    if phase.cancelled():
-        reason = "cancelled"
     tail = "\n".join(phase.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
     return f"{phase.name}: {reason} after {seconds:.0f} s. The end of {phase.log}:\n{tail}"
 

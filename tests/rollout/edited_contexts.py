@@ -1,14 +1,10 @@
 """Message lists as harnesses send them when they edit their context, over HTTP. The answers are the gateway's."""
 
 import asyncio
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "agents"))
 
 REMINDER = "<system-reminder>\nYou can use the following context:\n</system-reminder>\n\n"
 CLAUDE_TOOL = {

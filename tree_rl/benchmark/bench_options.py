@@ -20,14 +20,14 @@ MAX_TOKENS = 262_144
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Workload:
-    """The rows of a batch: drawn agents or groups of a recording."""
+class BenchOptions:
+    """The options of the command."""
 
     pors: tuple[float, ...]
     """Overlaps to draw, or to look for in the recording."""
     recording: list[Row] | None
     """Recorded rows; None draws agents."""
-    name: str
+    rows_name: str
     """Part of the result files' names."""
     num_rows: int
     """Rows of a group."""
@@ -37,42 +37,16 @@ class Workload:
     """Groups of a batch."""
     trained_share: float
     """Share of trained tokens in drawn rows."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelChoice:
-    """The random model that both sides train."""
-
-    name: str
-    """Key of `MODEL_SIZES`."""
+    model: str
+    """Key of `MODEL_SIZES`; both sides train random weights of this size."""
     layers: int | None
     """Decoder layers; None keeps the model's."""
-    dtype: str | None
+    precision: str | None
     """Key of `DTYPES`; None is bfloat16 on a GPU and float32 on a CPU."""
     checkpointing: bool
     """Recompute every layer in the backward."""
-    liger: bool | None = None
+    liger: bool | None
     """Run Liger's fused layers; None runs them on a GPU where they are installed."""
-
-    def __post_init__(self) -> None:
-        for flag, value, choices in (("--model", self.name, MODEL_SIZES), ("--dtype", self.dtype, DTYPES)):
-            if value is not None and value not in choices:
-                raise InputError(f"{flag} {value}: expected one of {', '.join(choices)}")
-
-    @property
-    def size(self) -> ModelSize:
-        """Sizes of the model."""
-        return MODEL_SIZES[self.name].with_layers(self.layers)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchOptions:
-    """The options of the command."""
-
-    workload: Workload
-    """The rows."""
-    model: ModelChoice
-    """What computes them."""
     max_tokens: int | None
     """Most tokens of one forward, on both sides; None takes the default of the comparison."""
     repeats: int
@@ -95,12 +69,20 @@ class BenchOptions:
     """Commit to write beside the figures; None asks the package."""
 
     def __post_init__(self) -> None:
+        for flag, value, known in (("--model", self.model, MODEL_SIZES), ("--dtype", self.precision, DTYPES)):
+            if value is not None and value not in known:
+                raise InputError(f"{flag} {value}: expected one of {', '.join(known)}")
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
             raise InputError(f"--tree-attention {quoted(self.tree_attention)}: expected one of {', '.join(choices)}")
         reason = liger_unavailable_reason(self.device)
-        if self.model.liger and reason is not None:
+        if self.liger and reason is not None:
             raise InputError(f"--liger: {reason}; leave it out")
+
+    @property
+    def size(self) -> ModelSize:
+        """Sizes of the model."""
+        return MODEL_SIZES[self.model].with_layers(self.layers)
 
     @property
     def device(self) -> torch.device:
@@ -110,12 +92,12 @@ class BenchOptions:
     @property
     def dtype(self) -> torch.dtype:
         """Type of parameters and activations."""
-        return DTYPES[self.model.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")]
+        return DTYPES[self.precision or ("bfloat16" if self.device.type == "cuda" else "float32")]
 
     @property
     def has_fused_layers(self) -> bool:
         """Whether both sides run Liger's layers."""
-        return self.device.type == "cuda" and has_liger() if self.model.liger is None else self.model.liger
+        return self.device.type == "cuda" and has_liger() if self.liger is None else self.liger
 
     def batches(self, por: float, *, count: int) -> list[Batch]:
         """Up to `count` batches with about this overlap.
@@ -124,34 +106,33 @@ class BenchOptions:
             InputError: the rows cannot overlap that much, every recorded group is too large, or the model lacks
                 tokens of the recording.
         """
-        rows, vocab = self.workload, self.model.size.shape.vocab
-        if rows.recording is None:
-            sizes = {"num_rows": rows.num_rows, "row_tokens": rows.row_tokens, "num_groups": rows.num_groups}
-            draw = partial(agent_batch, por=por, trained_share=rows.trained_share, vocab=vocab, **sizes)
+        vocab = self.size.shape.vocab
+        if self.recording is None:
+            sizes = {"num_rows": self.num_rows, "row_tokens": self.row_tokens, "num_groups": self.num_groups}
+            draw = partial(agent_batch, por=por, trained_share=self.trained_share, vocab=vocab, **sizes)
             return [draw(seed=seed) for seed in range(count)]
-        largest = max(int(row.token_ids.max()) for row in rows.recording)
+        largest = max(int(row.token_ids.max()) for row in self.recording)
         if largest >= vocab:
             raise InputError(
-                f"--model {self.model.name}: expected token ids below its vocabulary of {vocab}, "
-                f"{rows.name} has {largest}; choose a model of that vocabulary (a small machine: --layers 1)"
+                f"--model {self.model}: expected token ids below its vocabulary of {vocab}, "
+                f"{self.rows_name} has {largest}; choose a model of that vocabulary (a small machine: --layers 1)"
             )
-        flat_tokens = rows.num_groups * rows.num_rows * rows.row_tokens
+        flat_tokens = self.num_groups * self.num_rows * self.row_tokens
         max_tokens = self.max_tokens or MAX_TOKENS
         return recorded_batches(
-            rows.recording, name=rows.name, por=por, flat_tokens=flat_tokens, max_tokens=max_tokens, count=count
+            self.recording, name=self.rows_name, por=por, flat_tokens=flat_tokens, max_tokens=max_tokens, count=count
         )
 
     def setting(self) -> dict[str, str]:
         """Columns about the model that every comparison writes."""
-        name = self.model.name
         return {
-            "model": name if "qwen" in name else f"qwen3-{name}",
-            "layers": str(self.model.size.shape.layers),
+            "model": self.model if "qwen" in self.model else f"qwen3-{self.model}",
+            "layers": str(self.size.shape.layers),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "checkpointing": "every layer" if self.model.checkpointing else "none",
+            "checkpointing": "every layer" if self.checkpointing else "none",
             "layer_kernels": "liger" if self.has_fused_layers else "transformers",
         }
 
     def csv(self, kind: str) -> Path | None:
         """Where the results go, if anywhere."""
-        return None if self.out is None else self.out / f"{kind}_{self.model.name}_{self.workload.name}.csv"
+        return None if self.out is None else self.out / f"{kind}_{self.model}_{self.rows_name}.csv"

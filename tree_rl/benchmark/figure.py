@@ -37,7 +37,7 @@ def draw_speed_up(rows: Sequence[Mapping[str, object]], path: Path, *, over: str
 
 
 def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write a PNG: loss of trees and packed rows per step, and how far they deviate, with the pairs that rows hold."""
+    """Write a PNG: loss of trees and packed rows per step, and how far they deviate."""
     steps = _column(rows, "step")
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 6), sharex=True)
     upper.plot(steps, _column(rows, "loss_packed"), color=PACKED_COLOUR, linewidth=3, label="packed rows")
@@ -49,8 +49,7 @@ def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
         ("loss_tree_to_exact", "loss, tree to exact", "--"),
         ("loss_packed_to_exact", "loss, packed to exact", ":"),
     ):
-        if name in rows[0]:
-            lower.plot(steps, _column(rows, name), style, color=DEVIATION_COLOUR, label=label)
+        lower.plot(steps, _column(rows, name), style, color=DEVIATION_COLOUR, label=label)
     lower.set_yscale("log")
     lower.set(xlabel="optimizer step", ylabel="relative deviation")
     save_figure(figure, path)

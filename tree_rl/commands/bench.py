@@ -1,4 +1,4 @@
-"""`tree-rl bench`: updates of trees against rows, timed. Imports torch, and verl for `--against verl`."""
+"""`tree-rl bench`: times updates of trees against updates of rows. Imports torch, and verl for `--against verl`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
@@ -17,106 +17,92 @@ if TYPE_CHECKING:
     from tree_rl.benchmark.bench_options import BenchOptions
 
 
-class BenchOption:
-    """Options of `bench`, which no other command has."""
-
-    Model = Annotated[
+def bench_update(
+    model: Annotated[
         str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")
-    ]
-    Layers = Annotated[int | None, typer.Option(min=1, help="Decoder layers. Default: as many as the model has.")]
-    Por = Annotated[list[float] | None, typer.Option(help="Overlap to draw, or to look for in --data. Repeatable.")]
-    Data = Annotated[Path | None, typer.Option(help="A file of recorded rows, instead of drawn ones.")]
-    NumRows = Annotated[int, typer.Option(min=1, help="Rows in each group.")]
-    RowTokens = Annotated[int, typer.Option(min=2, help="Tokens in each row.")]
-    Groups = Annotated[int, typer.Option(min=1, help="Groups in a batch.")]
-    Trained = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss in drawn rows.")]
-    Against = Annotated[
-        str,
-        typer.Option(
-            help="packed: the same rows end to end, with the best kernels. "
-            "verl: verl's engine, set up as in its scripts."
-        ),
-    ]
-    Dtype = Annotated[
-        str | None, typer.Option(help="bfloat16 (default on a GPU), float16 or float32 (default on a CPU).")
-    ]
-    MaxTokens = Annotated[
+    ] = "0.6b",
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Decoder layers. Default: as many as the model has.")
+    ] = None,
+    por: Annotated[
+        list[float] | None, typer.Option(help="Overlap to draw, or to look for in --data. Repeatable.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A file of recorded rows, instead of drawn ones.")] = None,
+    tokenizer: Tokenizer = None,
+    rows_per: RowsOption = RowsPer.TRIAL,
+    group_by: GroupBy = None,
+    num_rows: Annotated[int, typer.Option(min=1, help="Rows in each group.")] = 16,
+    row_tokens: Annotated[int, typer.Option(min=2, help="Tokens in each row.")] = 16_384,
+    groups: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 1,
+    trained_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of tokens with a loss in drawn rows.")
+    ] = 0.3,
+    max_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Most tokens of one forward, on both sides. Default 262144; with --against verl, "
             "the limit of verl's scripts.",
         ),
-    ]
-    Repeats = Annotated[int, typer.Option(min=1, help="Timed updates of each side.")]
-    Steps = Annotated[int, typer.Option(min=0, help="Compare the losses of this many steps instead of times.")]
-    LearningRate = Annotated[
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            help="packed: the same rows end to end, with the best kernels. "
+            "verl: verl's engine, set up as in its scripts."
+        ),
+    ] = "packed",
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 (default on a GPU), float16 or float32 (default on a CPU).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed updates of each side.")] = 3,
+    steps: Annotated[int, typer.Option(min=0, help="Compare the losses of this many steps instead of times.")] = 0,
+    learning_rate: Annotated[
         float, typer.Option(min=0.0, help="Learning rate of --steps. Fine-tuning uses 1e-6 to 1e-5.")
-    ]
-    TreeAttention = Annotated[str, typer.Option(help="Implementation of tree attention.")]
-    PackedAttention = Annotated[str, typer.Option(help="Attention of rows: fa4, cudnn, fa2, flash, flex or sdpa.")]
-    ProjectAll = Annotated[bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")]
-    Checkpointing = Annotated[bool, typer.Option(help="Recompute every layer in the backward.")]
-    Liger = Annotated[
+    ] = 1e-4,
+    tree_attention: Annotated[str, typer.Option(help="Implementation of tree attention.")] = "auto",
+    packed_attention: Annotated[
+        str, typer.Option(help="Attention of rows: fa4, cudnn, fa2, flash, flex or sdpa.")
+    ] = "auto",
+    project_all: Annotated[
+        bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")
+    ] = False,
+    checkpointing: Annotated[bool, typer.Option(help="Recompute every layer in the backward.")] = True,
+    liger: Annotated[
         bool | None,
         typer.Option(help="Liger's fused layers on both sides. Default: on a GPU where liger-kernel is installed."),
-    ]
-    Trace = Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")]
-    Out = Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")]
-    Commit = Annotated[str | None, typer.Option(help="Commit to write beside the figures; default: of the package.")]
-
-
-def bench_update(
-    model: BenchOption.Model = "0.6b",
-    layers: BenchOption.Layers = None,
-    por: BenchOption.Por = None,
-    data: BenchOption.Data = None,
-    tokenizer: Tokenizer = None,
-    rows_per: RowsOption = RowsPer.TRIAL,
-    group_by: GroupBy = None,
-    num_rows: BenchOption.NumRows = 16,
-    row_tokens: BenchOption.RowTokens = 16_384,
-    groups: BenchOption.Groups = 1,
-    trained_share: BenchOption.Trained = 0.3,
-    max_tokens: BenchOption.MaxTokens = None,
-    against: BenchOption.Against = "packed",
-    dtype: BenchOption.Dtype = None,
-    repeats: BenchOption.Repeats = 3,
-    steps: BenchOption.Steps = 0,
-    learning_rate: BenchOption.LearningRate = 1e-4,
-    tree_attention: BenchOption.TreeAttention = "auto",
-    packed_attention: BenchOption.PackedAttention = "auto",
-    project_all: BenchOption.ProjectAll = False,
-    checkpointing: BenchOption.Checkpointing = True,
-    liger: BenchOption.Liger = None,
-    trace: BenchOption.Trace = False,
-    out: BenchOption.Out = None,
-    commit: BenchOption.Commit = None,
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Commit to write beside the figures; default: of the package.")
+    ] = None,
 ) -> None:
     """Time whole PPO updates: trees against the same rows, packed without padding or run by stock verl.
 
     First both gradients must agree with those of the rows in higher precision.
     """
-    require_extra("train", "bench")
-    require_extra("report", "bench")
-    # torch and transformers: some seconds that inspect and plan do not pay.
+    require_modules("bench", "torch", "transformers", "matplotlib")
+    # torch and transformers take seconds to import; inspect and plan do not need them.
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
-    from tree_rl.benchmark.bench_options import BenchOptions, ModelChoice, Workload
+    from tree_rl.benchmark.bench_options import BenchOptions
     from tree_rl.benchmark.gradient_gate import GateError
 
     with one_line_errors():
         options = BenchOptions(
-            workload=Workload(
-                pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
-                recording=None if data is None else read_rows(data, tokenizer, rows_per, group_by, None),
-                name="agents" if data is None else data.stem,
-                num_rows=num_rows,
-                row_tokens=row_tokens,
-                num_groups=groups,
-                trained_share=trained_share,
-            ),
-            model=ModelChoice(name=model, layers=layers, dtype=dtype, checkpointing=checkpointing, liger=liger),
+            pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
+            recording=None if data is None else read_rows(data, tokenizer, rows_per, group_by, None),
+            rows_name="agents" if data is None else data.stem,
+            num_rows=num_rows,
+            row_tokens=row_tokens,
+            num_groups=groups,
+            trained_share=trained_share,
+            model=model,
+            layers=layers,
+            precision=dtype,
+            checkpointing=checkpointing,
+            liger=liger,
             max_tokens=max_tokens,
             repeats=repeats,
             steps=steps,
@@ -141,8 +127,8 @@ def bench_update(
 
 
 def _run_against_verl(options: "BenchOptions") -> None:
-    """Import what needs verl, if it is there."""
-    require_extra("verl", "--against verl")
+    """Run the comparison that imports verl."""
+    require_modules("--against verl", "verl")
     from tree_rl.benchmark.against_verl.verl_updates import run_against_verl
 
     run_against_verl(options, say)

@@ -1,11 +1,11 @@
-"""`tree-rl doctor`: whether the installation can train. Imports everything."""
+"""`tree-rl doctor`: checks if the installation can train. Imports everything."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DoctorOption:
-    """Options of `doctor`, which no other command has."""
+    """Options that only `doctor` has."""
 
     NoRay = Annotated[bool, typer.Option("--no-ray", help="Skip the check inside a Ray worker.")]
     Cluster = Annotated[
@@ -35,14 +35,14 @@ def check_installation(
 
     With --cluster: compare versions, code and plugin on every node of a running Ray cluster with this process.
     """
-    require_extra("verl", "doctor")
+    require_modules("doctor", "verl")
     if cluster:
         with one_line_errors():
             _report(_examine_cluster(address, nodes, wait_seconds))
         return
     if nodes is not None or address is not None:
         fail("--nodes and --address need --cluster")
-    # torch, verl and ray: twenty seconds that inspect and plan do not pay.
+    # torch, verl and ray take twenty seconds to import; inspect and plan do not need them.
     from tree_rl.verl_plugin.checks.doctor import diagnose
 
     with one_line_errors():
@@ -50,13 +50,8 @@ def check_installation(
 
 
 def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float) -> Iterator["Finding"]:
-    # ray and verl: seconds that other commands do not pay.
-    from tree_rl.verl_plugin.checks.cluster_check import (
-        ClusterError,
-        compare_nodes,
-        examine_cluster,
-        judge_cluster,
-    )
+    # ray and verl take seconds to import; other commands do not need them.
+    from tree_rl.verl_plugin.checks.cluster_check import ClusterError, compare_nodes, examine_cluster, judge_cluster
     from tree_rl.verl_plugin.checks.fresh_process import examine_here
 
     try:
@@ -70,7 +65,7 @@ def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float
 
 
 def _report(findings: Iterable["Finding"]) -> None:
-    """Print findings as they come; exit code 1 if any failed."""
+    """Print findings as they arrive; exit code 1 if any failed."""
     failed = []
     for finding in findings:
         say(f"{finding.subject:<26}  {finding.status:<6}  {finding.detail}")

@@ -119,9 +119,9 @@ def inspect_file(
 def _next(
     reports: list[GroupReport], model: Path | None, memory: MemoryPrediction | None
 ) -> tuple[str, tuple[object, ...]]:
-    """The command that comes next: a plan within what fits, or more GPUs where nothing does."""
+    """The command to type next: a plan within the budget that fits, or more GPUs if nothing fits."""
     if memory is None:
-        # The least budget within which every group runs whole.
+        # The smallest budget within which every group runs whole.
         return "plan", ("--max-tokens", max(report.overlap.unique_tokens for report in reports))
     if memory.max_tokens is None:
         more = min(2 * memory.gpus, MOST_GPUS)

@@ -1,4 +1,4 @@
-"""`tree-rl plan`: how rows would run, on one GPU or many. Imports neither torch nor verl."""
+"""`tree-rl plan`: how rows would run on one or many GPUs. Imports neither torch nor verl."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`tree-rl precompile`: flash-attn-4's kernels ahead of time. Imports torch."""
+"""`tree-rl precompile`: compiles flash-attn-4's kernels ahead of time. Imports torch."""
 
 import shlex
 from pathlib import Path
@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import require_writable_folder
 
 HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfloat16"]
-"""What `precompile` compiles for by default: the Qwen3 and Llama 3 families."""
+"""Defaults of `precompile`: the Qwen3 and Llama 3 families."""
 
 
 class PrecompileOption:
-    """Options of `precompile`, which no other command has."""
+    """Options that only `precompile` has."""
 
     Cache = Annotated[Path, typer.Option(help="Folder for the compiled kernels.")]
     HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256. Repeatable.")]
@@ -35,8 +35,8 @@ def precompile_kernels(
     arch: PrecompileOption.Arch = "sm_90a",
 ) -> None:
     """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
-    require_extra("train", "precompile")
-    # torch: seconds that inspect and plan do not pay.
+    require_modules("precompile", "torch", "transformers")
+    # torch takes seconds to import; inspect and plan do not need it.
     from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile, runtime_environment
 
     with one_line_errors():

@@ -1,4 +1,4 @@
-"""`tree-rl recipes`: the files around the package, for who installed a wheel. Imports neither torch nor verl."""
+"""`tree-rl recipes`: copies recipes, examples and scripts, for users of a wheel. Imports neither torch nor verl."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 
 FOLDERS = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
-"""Folders that setup.py puts into a wheel."""
+"""Folders and files that setup.py puts into a wheel."""
 
 Folder = Annotated[Path, typer.Argument(help="A new or empty folder.")]
 

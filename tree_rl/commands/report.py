@@ -1,4 +1,4 @@
-"""`tree-rl report`: a run as a page, or as it goes. Imports neither torch nor verl."""
+"""`tree-rl report`: a run as a page, or live in the terminal. Imports neither torch nor verl."""
 
 import time
 from pathlib import Path
@@ -42,7 +42,7 @@ def report_run(run: Run, against: Against = None, out: Out = Path("report.html")
 
 
 def watch_run(run: Path) -> None:
-    """Show the latest steps of a run again and again, until Ctrl+C."""
+    """Show the latest steps of a run, refreshed until Ctrl+C."""
     try:
         with Live(latest_steps(run), auto_refresh=False) as live:
             while True:
@@ -53,7 +53,7 @@ def watch_run(run: Path) -> None:
 
 
 def latest_steps(run: Path) -> RenderableType:
-    """The table of a run, or a word that there is no step yet. A path that does not exist raises InputError."""
+    """The table of a run, or a note that there is no step yet; raises InputError if the path does not exist."""
     if not run.exists():
         raise InputError(f"{quoted_path(run)}: no such file or folder")
     try:

@@ -1,4 +1,4 @@
-"""How the commands name a file of rows, and read it."""
+"""Options that several commands share, and how they read a file of rows."""
 
 import shlex
 from pathlib import Path
@@ -20,7 +20,7 @@ Words: *rows* are the sequences that a trainer receives. A *group* is the rows o
 overlap ratio) is 1 - unique / flat. A *bound* is the largest possible speed-up of an update: by tokens, flat over
 unique; by operations (FLOP bound), those of the rows over those of the trees, attention and head included.
 """
-"""Ends the help of every command that prints these words."""
+"""Last paragraph in the help of every command that uses these words."""
 
 File = Annotated[
     Path,
@@ -62,7 +62,7 @@ Timing = Annotated[
 def read_file(
     file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None
 ) -> Recording:
-    """What FILE holds; token ids beyond the model's vocabulary and mistakes in the file raise InputError."""
+    """Contents of FILE; raises InputError for mistakes in it, and for token ids beyond the model's vocabulary."""
     vocab_size = None if model is None else read_model_shape(model).vocab
     return read_recording(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
 
@@ -70,14 +70,14 @@ def read_file(
 def read_rows(
     file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None
 ) -> list[Row]:
-    """Rows of FILE; raises as `read_file`."""
+    """Rows of FILE; errors as in `read_file`."""
     return read_file(file, tokenizer, rows_per, group_by, model).rows
 
 
 def typed_command(
     command: str, file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, *more: object
 ) -> str:
-    """A command on the same rows, as a shell takes it."""
+    """A command on the same rows, quoted for a shell."""
     given: list[object] = ["tree-rl", command, file]
     given += [] if tokenizer is None else ["--tokenizer", tokenizer]
     given += [] if rows_per is RowsPer.TRIAL else ["--rows", rows_per.value]

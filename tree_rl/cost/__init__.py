@@ -1,4 +1,4 @@
-"""Time and bytes of a plan, in NumPy alone: cost model and fit, memory model, choice, balance over ranks, clusters."""
+"""Predicted time and memory of a plan, and balance over ranks. Needs NumPy only."""
 
 from tree_rl.cost.cost_model import CostModel, ModelShape
 

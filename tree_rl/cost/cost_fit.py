@@ -1,7 +1,7 @@
-"""The cost model in seconds, fitted to measured updates: a fixed part per forward, tokens, visible pairs, head rows.
+"""Fits the cost model to measured updates: seconds per forward, per token, per visible pair and per head token.
 
-A model's experts and recurrent layers cost the same for each of its tokens, so they are part of a token's seconds.
-Legend: E equations, one for each measured update; T terms.
+Experts and recurrent layers cost the same for every token, so the seconds per token include them.
+Legend: E equations, one per measured update; T terms.
 """
 
 import itertools
@@ -14,63 +14,59 @@ import numpy as np
 from tree_rl.cost.cost_model import CostModel
 
 LEAST_EQUATIONS = 5
-"""Fewer say too little to replace the model's shape."""
+"""Fewest updates for a fit."""
 MOST_EQUATIONS = 64
 PRIOR_WEIGHT = 0.02
-"""Weight of the starting coefficients, in squared relative errors: what the updates do not tell apart stays near
-them."""
+"""Weight of the prior in squared relative errors; coefficients that the updates do not determine stay near it."""
 LEAST_SPREAD = 0.02
-"""Updates that are off by less than this share count in full; others the less, the further off they are."""
+"""Relative error up to which an update has full weight, at least; larger errors get less weight."""
 ROUNDS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What an update computes on one rank."""
+    """Work of one update on one rank."""
 
     forwards: float
-    """Micro-batches, each of their partitions for itself."""
+    """Forwards: micro-batches that run whole, and partitions of the others."""
     tokens: float
     pairs: float
     """Visible (query, key) pairs."""
     head_tokens: float
-    """Positions of the language-model head."""
+    """Tokens for which the language-model head runs."""
 
 
 class CostFit:
-    """Seconds of an update, learnt from measured ones; equal measurements give equal coefficients everywhere.
+    """Learns seconds from measured updates; equal measurements give equal coefficients on every rank.
 
-    Non-negative least squares on relative errors, with weights that outliers lose (Huber), as the first updates of a
-    shape compile kernels; a quadratic prior holds each coefficient near what the model's operations say.
+    Non-negative least squares on relative errors. Huber weights reduce the influence of outliers, such as the first
+    updates of a shape, which compile kernels. A quadratic prior keeps the coefficients near those that the model's
+    operation counts suggest.
     """
 
     def __init__(self, start: CostModel) -> None:
-        """Know nothing yet.
-
-        Args:
-            start: of the model's shape, in any unit of work.
-        """
+        """Start without measurements; `start` is the prior, from the model's shape, in any unit."""
         self._start = np.array([0.0, start.per_token, start.per_pair, start.per_head_token])
         self._equations: deque[tuple[float, ...]] = deque(maxlen=MOST_EQUATIONS)
         self._model: CostModel | None = None
 
     @property
     def model(self) -> CostModel | None:
-        """In seconds; None before `LEAST_EQUATIONS` updates were measured."""
+        """The fitted cost model in seconds; None before `LEAST_EQUATIONS` updates."""
         return self._model
 
     def add(self, work: Work, seconds: float) -> None:
-        """Learn from an update; one without work or time says nothing."""
+        """Learn from an update; updates without tokens or time are ignored."""
         if seconds > 0 and work.tokens > 0:
             self._equations.append((*astuple(work), seconds))
             self._fit()
 
     def state(self) -> dict[str, Any]:
-        """What it knows, for a checkpoint."""
+        """Measurements, for a checkpoint."""
         return {"equations": [list(equation) for equation in self._equations]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Know what `state` returned."""
+        """Load measurements that `state` returned."""
         self._equations.clear()
         self._equations.extend(tuple(equation) for equation in state["equations"])
         self._fit()
@@ -82,7 +78,7 @@ class CostFit:
         table = np.array(self._equations)
         work_ET, seconds_E = table[:, :-1], table[:, -1]
         rate = float(np.median(seconds_E / (work_ET @ self._start)))
-        # In units of the start, so that every coefficient is about 1; the fixed part in those of a forward's mean time.
+        # Scaled so that coefficients are about 1: by the prior, and the fixed part by the median time per forward.
         forward_seconds = float(np.median(seconds_E / np.maximum(work_ET[:, 0], 1)))
         unit_T = np.concatenate([[forward_seconds], rate * self._start[1:]])
         prior_T = np.array([0.0, 1.0, 1.0, 1.0])
@@ -100,7 +96,7 @@ class CostFit:
 
 
 def _non_negative(scaled_ET: np.ndarray, weight_E: np.ndarray, prior_T: np.ndarray) -> np.ndarray:
-    """The least squares solution [T] with the prior and no negative entry: the best of all sets of entries at 0."""
+    """Least-squares solution [T] with the prior and no negative entry: tries every set of entries that are zero."""
     terms = len(prior_T)
     normal_TT = (scaled_ET * weight_E[:, None]).T @ scaled_ET + PRIOR_WEIGHT * np.eye(terms)
     right_T = (scaled_ET * weight_E[:, None]).T @ np.ones(len(scaled_ET)) + PRIOR_WEIGHT * prior_T
@@ -109,7 +105,7 @@ def _non_negative(scaled_ET: np.ndarray, weight_E: np.ndarray, prior_T: np.ndarr
         for picked in itertools.combinations(range(terms), size):
             index = list(picked)
             found = np.linalg.solve(normal_TT[np.ix_(index, index)], right_T[index])
-            # The objective at a stationary point, less a constant.
+            # The objective at the stationary point, up to a constant.
             objective = -float(found @ right_T[index])
             if (found >= 0).all() and objective < least:
                 best, least = np.zeros(terms), objective

@@ -1,7 +1,7 @@
-"""What one training step over rows, or over their forest, costs: what balance, mode auto, plan and bench compare.
+"""Cost of a training step over rows or over their forest; load balance, `mode: auto`, plan and bench compare it.
 
-Products of matrices count per token, attention per visible (query, key) pair, the language-model head per trained
-token. Legend: N unique tokens, B rows.
+Matrix products count per token, attention per visible (query, key) pair, the language-model head per trained token.
+Legend: B rows.
 """
 
 from collections.abc import Mapping
@@ -17,37 +17,37 @@ from tree_rl.tree.report.overlap import Overlap
 Amount = TypeVar("Amount", float, np.ndarray)
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
-"""Names of attention among a config's `layer_types`; others are recurrent."""
+"""Attention layers in a config's `layer_types`; all others are recurrent."""
 FORWARD_AND_BACKWARD = 3
-"""A backward costs two forwards: one product for each operand's gradient."""
+"""Operations of forward and backward over those of the forward: a backward has one product per operand's gradient."""
 LEAST_GAIN = 1.02
-"""A group runs as a tree if that saves at least 2 % of its cost: less would not pay for planning."""
+"""Least flat cost over tree cost for which a group runs as a tree; a smaller gain would not pay for planning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostModel:
-    """Cost of a step, linear in what it computes; the unit is the caller's."""
+    """Linear cost of a step, in a unit that the caller chooses."""
 
     per_token: float
-    """One token through the projections and MLPs of all layers."""
+    """Cost of one token in the projections and MLPs of all layers."""
     per_pair: float
-    """Scores and weighted values of one visible pair, in all layers with attention."""
+    """Cost of one visible pair in all attention layers: its score and weighted value."""
     per_head_token: float = 0.0
-    """One position of the language-model head."""
+    """Cost of one token in the language-model head."""
     per_forward: float = 0.0
-    """What a forward and its backward cost however small they are; balance and `mode: auto` leave it out."""
+    """Fixed cost of a forward and its backward; load balance and `mode: auto` ignore it."""
 
     def step(self, tokens: Amount, pairs: Amount, head_tokens: Amount) -> Amount:
-        """Cost of so many tokens, visible pairs and head positions (numbers, or arrays of one shape)."""
+        """Cost without the fixed part; the arguments are numbers, or arrays of one shape."""
         return self.per_token * tokens + self.per_pair * pairs + self.per_head_token * head_tokens
 
     def rows(self, lengths: np.ndarray, head_tokens: np.ndarray | None = None) -> np.ndarray:
-        """Cost of each row by itself, float64 [B], from its tokens and its tokens with a loss (int [B]; None: all)."""
+        """Cost of each row run alone, float64 [B]; `head_tokens` are its tokens with a loss (int [B]; None: all)."""
         tokens = np.asarray(lengths, dtype=np.float64)
         return self.step(tokens, tokens * (tokens + 1) / 2, tokens if head_tokens is None else head_tokens)
 
     def forest(self, forest: Forest, trained: Jagged | None = None) -> float:
-        """Cost of rows that run as one forest; the head runs once per unique token that any row trains.
+        """Cost of a forest; the head runs once per unique token that any row trains.
 
         ``trained`` [B, L_b] is nonzero where the row's token has a loss; None means everywhere.
         """
@@ -55,10 +55,10 @@ class CostModel:
         return self.step(float(forest.num_unique), float(forest.num_pairs), float(head_tokens))
 
     def tree_pays(self, forest: Forest, wanted: Jagged | None = None) -> bool:
-        """Whether running a forest costs enough less than running its rows one by one.
+        """True if running the forest is cheaper than running its rows one by one, by at least `LEAST_GAIN`.
 
-        ``wanted`` [B, L_b] is nonzero where the next token's log-prob is asked for; None means everywhere. The head of
-        a forest runs there alone, that of rows everywhere.
+        ``wanted`` [B, L_b] is nonzero where the next token's log-prob is wanted; None means everywhere. The forest's
+        head runs only there; for flat rows the head runs on every token.
         """
         return float(self.rows(forest.row_index.lengths).sum()) >= LEAST_GAIN * self.forest(forest, wanted)
 
@@ -70,22 +70,19 @@ class ModelShape:
     hidden: int
     """Width of the residual stream."""
     layers: int
-    """Decoder layers."""
     intermediate: int
-    """Width of the gated MLP; with experts, experts per token times the width of one, plus the shared one's."""
+    """Width of the gated MLP; with experts, the width of one times experts per token, plus the shared expert's."""
     heads: int
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: int
-    """Key and value heads."""
     head_dim: int
-    """Size of one head."""
     vocab: int
-    """Rows of the language-model head."""
+    """Vocabulary size of the language-model head."""
     attention_layers: int | None = None
-    """Layers whose cost grows with visible pairs, as that of recurrent layers does not; None: all. Projections of
-    recurrent layers count like those of attention."""
+    """Layers with attention, whose cost grows with visible pairs; None: all. The others are recurrent; their
+    projections count like those of attention."""
     active_experts: int = 0
-    """Experts that a token visits in each layer; 0 without experts."""
+    """Experts per token in each layer; 0 without experts."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -95,12 +92,12 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
-        """Read the sizes of a decoder from the entries of its Hugging Face config.json.
+        """Read the sizes from a Hugging Face config.json.
 
         Raises:
             ValueError: names the sizes that are missing.
         """
-        # A model whose every layer has experts may have no width of a dense MLP.
+        # A model with experts in every layer may have no `intermediate_size`.
         per_token = config.get("num_experts_per_tok") or 0
         width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"
         needed = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
@@ -133,12 +130,12 @@ class ModelShape:
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers whose cost grows with visible pairs."""
+        """Number of layers with attention."""
         return self.layers if self.attention_layers is None else self.attention_layers
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer's projections to queries, keys and values and back."""
+        """Parameters of one layer's query, key, value and output projections."""
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
     @property
@@ -152,16 +149,16 @@ class ModelShape:
         )
 
     def tree_flops(self, overlap: Overlap) -> float:
-        """Operations of one step over a tree."""
+        """Floating point operations of a step over the forest."""
         return self.cost.step(
             float(overlap.unique_tokens), float(overlap.unique_pairs), float(overlap.unique_head_tokens)
         )
 
     def flat_flops(self, overlap: Overlap) -> float:
-        """Operations of one step over its rows."""
+        """Floating point operations of a step over the rows one by one."""
         return self.cost.step(float(overlap.flat_tokens), float(overlap.flat_pairs), float(overlap.flat_head_tokens))
 
     def flop_bound(self, overlap: Overlap) -> float:
-        """Flat over tree operations, attention and head included: the honest bound on the speed-up; 1 without any."""
+        """Largest speed-up counted in operations, attention and head included; 1 without tokens."""
         tree = self.tree_flops(overlap)
         return self.flat_flops(overlap) / tree if tree else 1.0

@@ -1,7 +1,4 @@
-"""Rows from conversations: one row per trajectory, or one row per model call.
-
-Legend: M messages of a conversation, L tokens of a row.
-"""
+"""Rows from conversations: one row per trajectory, or one row per model call. Legend: L tokens of a row."""
 
 import json
 from enum import StrEnum
@@ -19,16 +16,16 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.turns import Turns
 
 TOOLS, SYSTEM_TEXT = "tools", "system"
-"""Columns beside conversations."""
+"""Columns that accompany conversations."""
 
 
 class RowsPer(StrEnum):
     """What becomes one row."""
 
     TRIAL = "trial"
-    """The whole conversation, every assistant turn trained."""
+    """The whole conversation; every assistant turn is trained."""
     CALL = "call"
-    """Each assistant turn with the messages before it, that turn alone trained."""
+    """Each assistant turn with the messages before it; only that turn is trained."""
 
 
 def read_chat_rows(
@@ -46,15 +43,15 @@ def read_chat_rows(
     Args:
         column: one of `CONVERSATIONS`.
         cells: its values, one conversation each.
-        tools: function schemas of each conversation, None for none.
-        systems: system text of each conversation, None for none.
+        tools: function schemas of each conversation, or None.
+        systems: system text of each conversation, or None.
         groups: group of each conversation.
-        tokenizer: renders and tokenises.
-        rows_per: one row per conversation, or one per assistant turn.
+        tokenizer: tokenizer and chat template of the model.
+        rows_per: what becomes a row.
 
     Raises:
-        RowFileError: a cell that is not a list of messages, a message that the template refuses or that is no Unicode
-            text, a conversation without an assistant turn when rows are calls.
+        RowFileError: a cell that is not a list of messages, a message that the template refuses or that is not Unicode
+            text, with `RowsPer.CALL` a conversation without an assistant turn.
     """
     rows = []
     for number, cell in enumerate(cells):
@@ -83,17 +80,10 @@ def read_call_rows(
     *,
     tokenizer: ChatTokenizer,
 ) -> list[Row]:
-    """A row for each answer to one request, which alone is trained.
-
-    Args:
-        chat: the request.
-        answers: messages of the assistant, one for each choice.
-        record: of the file.
-        group: of the record.
-        tokenizer: renders and tokenises.
+    """A row for each answer (one per choice) to the request `chat`; only the answer is trained.
 
     Raises:
-        RowFileError: a message that the template refuses or that is no Unicode text.
+        RowFileError: a message that the template refuses or that is not Unicode text.
     """
     rows = []
     last = len(chat.messages)
@@ -105,13 +95,13 @@ def read_call_rows(
 
 
 class _NoPromptError(Exception):
-    """A template begins no prompt before the first question, so no model of it wrote this turn."""
+    """The template refuses to prompt before the first question, so no model can have written this turn."""
 
 
 def _row(
     chat: Chat, first_trained: int, last: int, tokenizer: ChatTokenizer, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, int64 [L], and which of them the model wrote in messages first_trained..last, bool [L]."""
+    """Token ids, int64 [L], and a mask of those that the model wrote in messages first_trained..last, bool [L]."""
     messages = chat.messages[: last + 1]
     try:
         whole = tokenizer.render(messages, chat.tools)
@@ -124,7 +114,7 @@ def _row(
     text, turns = tokenizer.encode(whole), Turns(chat, whole, last, tokenizer)
     trained = np.zeros(len(text.ids), dtype=bool)
     for index in range(first_trained, last + 1):
-        # The first message answers nothing.
+        # The first message is not an answer, whatever its role.
         if index and messages[index]["role"] == ASSISTANT:
             begin, end = turns.span(index)
             trained[text.token_at(begin) : text.token_at(end)] = True
@@ -132,7 +122,7 @@ def _row(
 
 
 def _refused(chat: Chat, last: int, tokenizer: ChatTokenizer, name: str, error: Exception) -> RowFileError:
-    """Names the message behind the longest beginning that the template takes."""
+    """The error that names the message after the longest beginning that the template accepts."""
     wrong = 0
     for count in range(last, 0, -1):
         try:
@@ -149,7 +139,7 @@ def _refused(chat: Chat, last: int, tokenizer: ChatTokenizer, name: str, error: 
 
 
 def _check_unicode(messages: list[dict[str, Any]], whole: str, name: str) -> None:
-    """Refuse lone surrogates, which JSON can spell and no tokenizer reads."""
+    """Refuse lone surrogates, which JSON can express but tokenizers cannot read."""
     if _is_unicode(whole):
         return
     at = next(

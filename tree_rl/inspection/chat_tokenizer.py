@@ -1,6 +1,7 @@
-"""A Hugging Face tokenizer folder as text and token ids, without transformers and torch.
+"""Tokenizer and chat template from a Hugging Face folder, without transformers and torch.
 
-A conversation of n model calls repeats its messages n times, so each piece between control tokens is encoded once.
+A conversation of n model calls repeats its messages n times, so the encoding of each piece between control tokens is
+cached.
 """
 
 import os
@@ -28,19 +29,19 @@ from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedText:
-    """Token ids of a text in pieces."""
+    """Token ids of a text that was encoded in pieces."""
 
     ids: np.ndarray
     """int64 [L]."""
     pieces: tuple[Encoding, ...]
-    """Encodings laid end to end."""
+    """Encodings of the pieces, in order."""
     piece_character: list[int]
-    """First character of each piece, and the length of the text."""
+    """Index of the first character of each piece, then the length of the text."""
     piece_token: list[int]
-    """First token of each piece, and L."""
+    """Index of the first token of each piece, then L."""
 
     def token_at(self, character: int) -> int:
-        """First token at or behind a character; L behind the last. Characters that a tokenizer drops have none."""
+        """Index of the first token at or after a character, L if there is none; a tokenizer may drop characters."""
         while character < self.piece_character[-1]:
             piece = bisect_right(self.piece_character, character) - 1
             token = self.pieces[piece].char_to_token(character - self.piece_character[piece])
@@ -54,8 +55,8 @@ class ChatTokenizer:
     """Vocabulary and chat template of a model.
 
     Args:
-        folder: holds tokenizer.json, and the template in chat_template.jinja or tokenizer_config.json; or an id in the
-            local Hugging Face cache.
+        folder: a folder with tokenizer.json, and with the template in chat_template.jinja or tokenizer_config.json; or
+            an id in the local Hugging Face cache.
 
     Raises:
         InputError: a file or the template is missing or damaged.
@@ -85,24 +86,24 @@ class ChatTokenizer:
             said = escaped(str(error), 160)
             raise InputError(f"{self._name}: expected a chat template in Jinja: {said}; correct it") from error
         self.form = TemplateForm.of(source, lambda messages: self.render(list(messages), None))
-        """What the template expects of messages."""
+        """Form in which the template expects messages."""
         self.edges = TurnEdges.of(lambda messages, ask=False: self.render(messages, None, ask=ask))
-        """What it writes around turns."""
+        """Text that the template writes around turns."""
         self._known: dict[str, Encoding] = {}
         control = sorted({token.content for token in self.vocabulary.get_added_tokens_decoder().values()})
         self.boundary = re.compile("(" + "|".join(map(re.escape, control)) + ")") if control else None
-        """Matches control tokens; None where the text behind one depends on what stands before it."""
+        """Matches control tokens; None if text cannot be split there without changing its token ids."""
         if control:
             probe = f"a b{control[0]}c d{control[0]} e"
             if self.encode(probe).ids.tolist() != self.vocabulary.encode(probe, add_special_tokens=False).ids:
                 self.boundary = None
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, *, ask: bool = False) -> str:
-        """Messages as the text that the model reads; control tokens are spelled out.
+        """Messages as the text that the model reads, with control tokens as text.
 
         Args:
-            messages: chat messages, at least one. In place of media stands what the gateway writes there.
-            tools: function schemas of the system turn; None for none.
+            messages: chat messages, at least one. Media are replaced by the gateway's placeholder text.
+            tools: function schemas of the system turn, or None.
             ask: append the header of the assistant's turn.
         """
         seen = [
@@ -112,7 +113,7 @@ class ChatTokenizer:
         return self._template.render(seen, tools=tools or None, is_prompt=ask)
 
     def encode(self, text: str) -> EncodedText:
-        """Tokenise a text as the vocabulary does, without adding tokens of its own."""
+        """Tokenise a text without adding special tokens."""
         pieces = [text] if self.boundary is None else [piece for piece in self.boundary.split(text) if piece]
         with _tokenizer_errors(self._name):
             for piece in pieces:
@@ -128,12 +129,12 @@ class ChatTokenizer:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids; control tokens are spelled out."""
+        """Text of token ids, including control tokens."""
         return str(self.vocabulary.decode(list(ids), skip_special_tokens=False))
 
 
 def _text(token: Any) -> str:
-    """A control token of tokenizer_config.json: text, or an object with the field `content`."""
+    """A control token from tokenizer_config.json, where it is text or an object with the field `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
@@ -146,7 +147,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _tokenizer_errors(where: str) -> Iterator[None]:
-    """The package tokenizers raises the bare class for every mistake in its file."""
+    """Turn errors of the package tokenizers, which raises a bare `Exception`, into an `InputError`."""
     try:
         yield
     except Exception as error:

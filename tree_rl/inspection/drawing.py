@@ -1,4 +1,4 @@
-"""One group of rows as a picture."""
+"""Draws one group of rows."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,22 +12,20 @@ from tree_rl.tree import draw_svg, draw_text
 
 
 class Picture(StrEnum):
-    """How a tree is drawn."""
+    """How a tree is drawn: as lines for a terminal, or as an SVG file."""
 
     TEXT = "text"
-    """Lines for a terminal."""
     SVG = "svg"
-    """A page of its own."""
 
 
 def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None) -> str:
-    """Draw the forest of one group and return the text of the picture.
+    """Draw the forest of one group and return the drawing as text.
 
     Args:
-        rows: those of all groups.
+        rows: rows of all groups.
         name: the group; None takes the one with the most tokens.
         picture: text or SVG.
-        tokenizer: labels the segments of a text drawing; None draws lengths alone.
+        tokenizer: decodes the segments of a text drawing; None draws only their lengths.
 
     Raises:
         RowFileError: no such group.

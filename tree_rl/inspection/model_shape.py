@@ -12,7 +12,7 @@ from tree_rl.inspection.files.open_file import read_bytes
 from tree_rl.inspection.files.quoting import quoted, quoted_path
 
 QWEN2_5_7B = ModelShape(hidden=3584, layers=28, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
-"""What the FLOP bound assumes when no model is named."""
+"""Model that the FLOP bound assumes if none is named."""
 SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -34,25 +34,21 @@ LARGEST = 2**31 - 1
 def read_model_shape(path: Path) -> ModelShape:
     """Sizes from a config.json, its folder or an id in the local Hugging Face cache.
 
-    In a mixture of experts they are those of the experts that a token visits.
+    For a Mixture-of-Experts model, those of the experts that one token visits.
 
     Raises:
-        InputError: no such file, not an object, or a size is missing or no count.
+        InputError: no such file, not an object, or a size is missing or not a count.
     """
     return read_model_config(path)[0]
 
 
 def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
-    """`read_model_shape`, and the decoder's entries of the file.
-
-    Raises:
-        InputError: as there.
-    """
+    """The result of `read_model_shape`, whose errors it raises, and the decoder's entries of the file."""
     path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:
         config = _object(parse_json(read_bytes(file), quoted_path(file)), "an object")
-        # A model with a vision tower keeps the decoder's sizes apart.
+        # In a model with a vision tower, the decoder's sizes are in text_config.
         if config.get("text_config") is not None:
             config = _object(config["text_config"], "text_config: an object")
         for name in SIZES:

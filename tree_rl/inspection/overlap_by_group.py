@@ -19,15 +19,15 @@ class GroupReport:
     name: str
     """The group's value in the file, or "total"."""
     trees: int
-    """Trees: one per first token."""
+    """Number of trees: one per first token."""
     overlap: Overlap
     """Rows, unique and flat tokens, and the bounds on the speed-up."""
     causes: Counter[BranchCause]
-    """Branches by what made them."""
+    """Number of branches by cause."""
 
 
 def rows_by_group(groups: Iterable[str]) -> dict[str, list[int]]:
-    """Indices of the rows of each group, groups in order of first appearance, from the group of each row."""
+    """Group -> indices of its rows, in order of first appearance, given the group of each row."""
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
@@ -35,20 +35,17 @@ def rows_by_group(groups: Iterable[str]) -> dict[str, list[int]]:
 
 
 def forest_of(rows: list[Row]) -> Forest:
-    """The forest of rows that merge inside their group only."""
+    """The forest of the rows, which share prefixes only within their group."""
     return Forest.from_rows([row.token_ids for row in rows], merge_key=[row.group for row in rows])
 
 
 def report_groups(rows: list[Row]) -> list[GroupReport]:
-    """Measure each group on its own, in order of first appearance.
-
-    Where a row of the group has no mask, the group counts as trained everywhere.
-    """
+    """Measure each group separately; if any row of a group has no mask, all its tokens count as trained."""
     reports = []
     for name, members in rows_by_group(row.group for row in rows).items():
         chosen = [rows[index] for index in members]
         forest = forest_of(chosen)
-        sampled = _sampled(chosen, forest)
+        sampled = sampled_tokens(chosen, forest)
         report = GroupReport(
             name=name,
             trees=forest.num_trees,
@@ -69,8 +66,8 @@ def total_of(reports: list[GroupReport]) -> GroupReport:
     )
 
 
-def _sampled(rows: list[Row], forest: Forest) -> Jagged | None:
-    """[B, L_b], tokens that the model sampled; None where a row does not say."""
+def sampled_tokens(rows: list[Row], forest: Forest) -> Jagged | None:
+    """[B, L_b], tokens that the model sampled; None if any row has no mask."""
     masks = [row.trained for row in rows if row.trained is not None]
     if len(masks) < len(rows):
         return None

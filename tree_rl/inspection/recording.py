@@ -1,4 +1,4 @@
-"""What a file of rows held: the rows, the columns that they came from, and those that could name their group."""
+"""The contents of a file of rows: the rows, the columns they came from, and columns that could name their group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,19 +8,18 @@ from tree_rl.inspection.row import Row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """Columns of a file by what they became; None: the file has none."""
+    """The columns that were read, by purpose; None if the file has none."""
 
     tokens: tuple[str, ...]
-    """Columns of token ids, texts or messages, laid end to end."""
+    """Columns of token ids, texts or messages, concatenated in this order."""
     loss: str | None
-    """Which tokens the model sampled: a column of marks, or a rule in words."""
+    """Source of the loss mask: a column, or a rule in words."""
     padding: str | None
     """Column that is 0 at padding."""
     group: str | None
     """Column whose equal values form a group; None: the whole file is one group."""
 
     def __str__(self) -> str:
-        """One line for a reader."""
         parts = [
             f"tokens: {' + '.join(self.tokens)}",
             f"loss: {self.loss or 'no mask found, every token counts'}",
@@ -32,22 +31,22 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """Rows of one file, or of several."""
+    """Rows of one or several files."""
 
     rows: list[Row]
     taken: tuple[Taken, ...]
-    """What was taken of the files, each set of columns once."""
+    """The distinct sets of columns that were read."""
     labels: dict[str, list[str]]
-    """Column that could name the group -> its value for each row. Empty where every file names its groups."""
+    """Column that could name the group -> its value for each row. Empty if every file names its groups."""
 
     @property
     def has_groups(self) -> bool:
-        """Whether every file names its groups."""
+        """True if every file names its groups."""
         return all(taken.group is not None for taken in self.taken)
 
     @classmethod
     def joined(cls, parts: Sequence["Recording"]) -> "Recording":
-        """Files one after the other; a column could name the group if it could in each of them."""
+        """Concatenate files; keeps the labels that all of them have."""
         common = [name for name in parts[0].labels if all(name in part.labels for part in parts)]
         return cls(
             rows=[row for part in parts for row in part.rows],

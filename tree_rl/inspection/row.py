@@ -1,7 +1,4 @@
-"""One row of a file as a forest takes it.
-
-Legend: L tokens of the row.
-"""
+"""One row of a file, ready for a forest. Legend: L tokens of the row."""
 
 from dataclasses import dataclass
 
@@ -12,20 +9,20 @@ from tree_rl.inspection.files import RowFileError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Row:
-    """Token ids of one root-to-leaf sequence and what is known about it."""
+    """Token ids of one root-to-leaf sequence, with its mask and where it comes from."""
 
     name: str
-    """Its name in error messages: "row 3", "row 3, call 2"."""
+    """Name in error messages: "row 3", "row 3, call 2"."""
     group: str
-    """Rows merge inside a group only: the prompt's uid or the task."""
+    """Prompt uid or task; only rows of the same group share prefixes."""
     token_ids: np.ndarray
     """int64 [L]."""
     trained: np.ndarray | None
-    """bool [L], tokens that the model sampled, which have a loss; None when the file does not say."""
+    """bool [L], tokens that the model sampled and that have a loss; None if the file does not say."""
     record: int | None = None
-    """Its record in the file; None where no file holds it."""
+    """Index of its record in the file; None if it is not from a file."""
     step: str | None = None
-    """Step of the training run that drew it; None where the file has none."""
+    """Training step that sampled it; None if the file has none."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:
@@ -37,16 +34,12 @@ class Row:
 
 
 def any_trains(rows: list[Row]) -> bool:
-    """Whether any token has a loss; rows that do not say count as trained."""
+    """True if any token has a loss; rows without a mask count as trained."""
     return any(row.trained is None or row.trained.any() for row in rows)
 
 
 def check_vocabulary(rows: list[Row], vocab_size: int) -> None:
-    """Refuse ids outside [0, vocab_size), which the model cannot embed.
-
-    Raises:
-        RowFileError: names the first row, position and id that do not.
-    """
+    """Raise a RowFileError that names the first token id outside [0, vocab_size), which the model cannot embed."""
     for row in rows:
         outside = (row.token_ids < 0) | (row.token_ids >= vocab_size)
         if outside.any():

@@ -1,4 +1,4 @@
-"""Rows of a file, whatever it holds: token ids or chat messages."""
+"""Rows of a file of token ids, texts, chat messages or model calls."""
 
 from dataclasses import dataclass, replace
 from glob import glob
@@ -21,24 +21,24 @@ from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, 
 NO_PADDING = "text has none"
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
-"""What Hugging Face writes beside the data."""
+"""Files that Hugging Face writes next to the data."""
 
 
 def read_row_file(path: Path, **options: Any) -> list[Row]:
-    """The rows of `read_recording`, which takes the same options."""
+    """The rows of `read_recording`, with the same options."""
     return read_recording(path, **options).rows
 
 
 def read_recording(path: Path, *, group_by: str | None = None, **options: Any) -> Recording:
-    """Read the rows that a trainer would receive, at least one, and say which columns they came from.
+    """Read the rows that a trainer would receive, at least one, and the columns they came from.
 
     Args:
         path: a parquet, jsonl, json, arrow or traj file, a folder of such files, or a pattern like `dumps/*.jsonl`.
         tokenizer: a Hugging Face tokenizer folder; needed for chat messages.
         rows_per: what becomes a row, for chat messages.
-        group_by: column whose equal values form a group. None takes the first of uid, group, group_id, task_id;
-            without any of them the whole file is one group. Unless a column is named, steps of a run stand apart.
-        vocab_size: ids must be smaller. None takes the tokenizer's; without a tokenizer only negative ids are refused.
+        group_by: column whose equal values form a group. None takes the first of uid, group, group_id, task_id, and
+            separates the steps of a run; without any of these columns the whole file is one group.
+        vocab_size: limit on token ids. None takes the tokenizer's; without a tokenizer only negative ids are refused.
 
     Raises:
         InputError: names the file, row or column and what was expected.
@@ -87,12 +87,12 @@ def _read_file(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Content:
-    """What a file holds where it holds no token ids."""
+    """Columns of a file without token ids; all None for a file with them."""
 
     pair: tuple[str, str] | None = None
-    """Columns of what was asked and answered."""
+    """Columns of prompts and of answers."""
     is_calls: bool = False
-    """True if these are messages rather than text."""
+    """True if `pair` holds messages, False if it holds text."""
     conversation: str | None = None
     """Column of conversations."""
 
@@ -117,7 +117,7 @@ def _content_of(file: ColumnFile) -> _Content:
 def _read_rows(
     file: ColumnFile, content: _Content, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer
 ) -> tuple[list[Row], Taken]:
-    """The rows, and what became what; the group is the caller's."""
+    """The rows, and the columns that were read; the caller fills in `Taken.group`."""
     pair, column = content.pair, content.conversation
     if pair is not None and not content.is_calls:
         loss = f"all of {pair[1]}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
@@ -143,7 +143,7 @@ def _read_rows(
 
 
 def data_files(path: Path) -> list[Path]:
-    """The files that a path names: itself, those of a folder, those that match a pattern."""
+    """The files that a path names: the file itself, those in a folder, or those that match a pattern."""
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file))
         if not found:
@@ -160,12 +160,12 @@ def data_files(path: Path) -> list[Path]:
 
 
 def _is_about_data(file: Path) -> bool:
-    """Whether a file tells of data beside it: Hugging Face's, or uni-agent's summary of its arrays."""
+    """True for metadata files next to the data: those of Hugging Face, and uni-agent's summary of its arrays."""
     return file.name in NO_DATA or (file.suffix == ".json" and file.with_suffix(".npz").exists())
 
 
 def _check_groups(values: list[Any], column: str) -> None:
-    """Refuse rows without a group: taken as one group they would share prefixes that training does not share."""
+    """Refuse rows without a group: as one group they would share prefixes that training does not share."""
     for number, value in enumerate(values):
         if value is None or isinstance(value, list | dict) or value != value:
             received = "nothing" if value is None else quoted(value)

@@ -18,13 +18,12 @@ class GroupRun:
     name: str
     """The group's value in the file."""
     num_rows: int
-    """Its rows."""
     unique_tokens: int
     """Tokens that it computes: each once, whole or partitioned."""
     partitions: PartitionPlan | None
-    """None where the group runs in one forward."""
+    """Its partitions; None if the group runs in one forward."""
     choice: MemoryChoice | None
-    """How a group beyond the budget runs, with its predicted peak; None within it, or where no model is named."""
+    """How a group beyond the budget runs, with its predicted peak; None within the budget, or if no model is named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,26 +31,26 @@ class RunPlan:
     """Forwards of the groups as trees, and of the same rows without sharing."""
 
     max_tokens: int
-    """The budget."""
+    """Token budget of one forward."""
     groups: tuple[GroupRun, ...]
     """All groups, in the order of the file."""
     whole: tuple[PackedGroups, ...]
-    """Forwards of the groups that fit, by unique tokens."""
+    """Forwards of the groups within the budget, packed by unique tokens."""
     flat: tuple[PackedGroups, ...]
-    """Forwards of the rows that fit, by all tokens, nothing shared."""
+    """Forwards of the rows within the budget without sharing, packed by all tokens."""
     oversized_rows: tuple[Row, ...]
-    """Rows that alone exceed the budget. Without trees each runs in a forward over the budget."""
+    """Rows that are longer than the budget; without trees each runs in a forward beyond it."""
     attention: AttentionBlocks
     """Blocks that attention visits in all forwards over trees."""
 
     @property
     def beyond(self) -> list[GroupRun]:
-        """Groups beyond the budget that run in one forward each."""
+        """Groups beyond the budget that still run in one forward."""
         return [group for group in self.groups if group.choice is not None and group.partitions is None]
 
     @property
     def partitioned(self) -> list[PartitionPlan]:
-        """Plans of the groups that run in partitions."""
+        """Partition plans of the groups that run in partitions."""
         return [group.partitions for group in self.groups if group.partitions is not None]
 
 
@@ -59,9 +58,9 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
     """Plan every group as the engine does with `tree.mode: tree` and `tree.scope: uid`.
 
     Args:
-        rows: those of all groups.
+        rows: rows of all groups.
         max_tokens: most unique tokens of a forward, at least 1.
-        chooser: for a model; chooses how groups beyond the budget run. None: in partitions.
+        chooser: chooses how groups beyond the budget run on a given model; None: in partitions.
     """
     forest = forest_of(rows)
     groups, whole, alone = [], [], []

@@ -1,4 +1,4 @@
-"""Dumps of several training steps: rows of different steps share no prefix in training, even of one prompt."""
+"""Dumps of several training steps: in training, rows of different steps never share prefixes, even of one prompt."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ from tree_rl.inspection.recording import Recording
 from tree_rl.tree import Forest
 
 STEPS = ("step", "global_step", "global_steps", "training_step", "train_step")
-"""Columns of a trainer's step. In logs of agents they may number the calls of an episode instead."""
+"""Columns that number training steps. In logs of agents they may number the calls of an episode instead."""
 
 
 def separate_steps(recording: Recording) -> Recording:
-    """The rows with a group for each step, where the file holds several."""
+    """Split each group by training step, if the file has several steps."""
     steps = {row.step for row in recording.rows}
     if len(steps) < 2 or _numbers_calls(recording):
         return recording
@@ -22,7 +22,7 @@ def separate_steps(recording: Recording) -> Recording:
 
 
 def _numbers_calls(recording: Recording) -> bool:
-    """Whether most rows go on with a whole row of another step of their group, as calls of an agent do."""
+    """True if most rows continue a whole row of another step in their group, as an agent's calls do."""
     rows = recording.rows
     order = Forest.from_rows([row.token_ids for row in rows], merge_key=[row.group for row in rows]).row_order
     continued = 0

@@ -22,7 +22,7 @@ NAME_LENGTH = 32
 
 
 def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelShape, *, at_most: int) -> str:
-    """The table of at most `at_most` groups, the total, and the causes of branching; `shape` sets the FLOP bound."""
+    """Table of at most `at_most` groups, the total, and the causes of branching; `shape` sets the FLOP bound."""
     lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
     if len(reports) > 1:
         lines.append(_overlap_cells(total, shape))
@@ -36,7 +36,7 @@ def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelSh
 
 
 def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
-    """The totals beside those of rows without sharing, and `at_most` groups, those in partitions first."""
+    """Totals with and without sharing, and at most `at_most` groups, those in partitions first."""
     whole = [forward.unique_tokens for forward in plan.whole]
     parts = [partition.num_tokens for group in plan.partitioned for partition in group.partitions]
     flat = [forward.unique_tokens for forward in plan.flat]
@@ -74,7 +74,7 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
 
 
 def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush_left: int = 1) -> str:
-    """Columns of equal width, the first ones flush left, the others flush right."""
+    """A table of aligned columns, the first `flush_left` of them flush left, the others flush right."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:

@@ -17,11 +17,11 @@ ATTENTION = "attention_mask"
 GROUPS = ("uid", "group", "group_id", "task_id")
 
 TOKEN_COLUMNS = {WHOLE, *chain(*PROMPT_AND_RESPONSE), *MASKS, ATTENTION}
-"""All that `read_token_rows` reads."""
+"""All columns that `read_token_rows` reads."""
 
 
 def has_token_ids(columns: Columns) -> bool:
-    """Whether the columns hold token ids, under any of the names that this module reads."""
+    """True if there are columns of token ids."""
     return WHOLE in columns or _pair(columns) is not None
 
 
@@ -31,11 +31,11 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
     Args:
         columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
             `response_mask` or `loss_mask`, as long as the row or its response. Without a mask a response counts as
-            sampled. `attention_mask`, as long as the row, is 0 at padding, which is left out.
+            sampled. Tokens at which `attention_mask` (as long as the row) is 0 are padding and are dropped.
         groups: group of each row.
 
     Raises:
-        RowFileError: a missing or non-integer value, an empty row, a mask of another length or with other entries
+        RowFileError: a missing or non-integer value, an empty row, a mask of the wrong length or with entries other
             than 0 and 1.
     """
     pair = _pair(columns)
@@ -58,7 +58,7 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
 
 
 def taken_tokens(columns: Columns) -> Taken:
-    """Which columns `read_token_rows` reads; the group is not among them."""
+    """The columns that `read_token_rows` reads, without the group."""
     pair = _pair(columns)
     mask = next((name for name in MASKS if name in columns), None)
     return Taken(

@@ -1,4 +1,4 @@
-"""Where the assistant's turns stand in a rendered conversation."""
+"""Finds the assistant's turns in a rendered conversation."""
 
 from typing import Any
 
@@ -7,26 +7,21 @@ from tree_rl.inspection.messages.conversation import Chat
 from tree_rl.inspection.messages.template_form import REFUSALS
 
 PROBES = ("a0", "z9")
-"""Texts that differ from their first character on, and up to their last."""
+"""Two texts that share neither their first nor their last character."""
 
 
 class Turns:
-    """Spans of turns in the text of messages 0..last.
-
-    Args:
-        chat: the conversation.
-        whole: its messages up to `last`, rendered.
-    """
+    """Spans of turns in `whole`, the rendered messages 0..last of a conversation."""
 
     def __init__(self, chat: Chat, whole: str, last: int, tokenizer: ChatTokenizer) -> None:
         self._messages, self._tools = chat.messages[: last + 1], chat.tools
         self._whole, self._tokenizer = whole, tokenizer
 
     def span(self, index: int) -> tuple[int, int]:
-        """First character that the model wrote in a turn, and the one behind its end.
+        """Start and end (exclusive) of the characters that the model wrote in a turn.
 
-        Templates may write an earlier turn otherwise once a question follows, or refuse a beginning without one. Then
-        the text of the turn is what changes with its content.
+        A template may render a turn differently once a question follows, or refuse a conversation that ends before the
+        first question. In that case, the turn is found as the part of the text that changes with its content.
         """
         whole, edges = self._whole, self._tokenizer.edges
         asked = self._rendered(self._messages[:index], ask=True)
@@ -39,6 +34,7 @@ class Turns:
         return self._varied(index) or (begin, end)
 
     def _varied(self, index: int) -> tuple[int, int] | None:
+        """The span that changes when the content of the turn is replaced by each of `PROBES`; None if none does."""
         whole, edges, turn = self._whole, self._tokenizer.edges, self._messages[index]
         for changed in ({"role": turn["role"]}, turn):
             written = [
@@ -53,14 +49,14 @@ class Turns:
             start = before.rfind(edges.header) if edges.header else -1
             if start >= 0:
                 begin = start + shared_length(edges.opening, whole[start:])
-            behind = one[::-1][: shared_length(one[::-1], other[::-1])]
-            end = len(whole) - shared_length(behind, whole[::-1])
+            after_reversed = one[::-1][: shared_length(one[::-1], other[::-1])]
+            end = len(whole) - shared_length(after_reversed, whole[::-1])
             end += len(edges.closing) if whole.startswith(edges.closing, end) else 0
             return min(begin, end), end
         return None
 
     def _rendered(self, messages: list[dict[str, Any]], *, ask: bool = False) -> str | None:
-        """None where the template refuses."""
+        """The messages rendered; None if the template refuses them."""
         try:
             return self._tokenizer.render(messages, self._tools, ask=ask)
         except REFUSALS:
@@ -68,7 +64,7 @@ class Turns:
 
 
 def shared_length(text: str, whole: str) -> int:
-    """Characters of the longest common prefix, by bisection: comparing slices is much faster than a loop."""
+    """Length of the longest common prefix, by bisection: comparing slices is much faster than a loop."""
     low, high = 0, min(len(text), len(whole))
     while low < high:
         middle = (low + high + 1) // 2

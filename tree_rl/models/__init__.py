@@ -1,8 +1,8 @@
-"""How a Hugging Face model reads a tree: attention through transformers' registry, its head, and what is refused."""
+"""Prepares Hugging Face models for trees: attention, recurrent layers, the head, and which models are refused."""
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("train", __name__)
+require_modules(__name__, "torch", "transformers")
 
 from tree_rl.models.attention import attention_name, use_tree_attention
 from tree_rl.models.edge_head import use_edge_head

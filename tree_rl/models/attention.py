@@ -1,8 +1,8 @@
-"""The tree attention of Hugging Face models, plugged into transformers' attention registry.
+"""Registers tree attention with transformers' attention interface.
 
-A forward that passes `tree_layout=` reads one DFS-serialised forest (paper, "Attention Mask"); without it the layer
-runs the attention the model was loaded with. The layout travels as a keyword, so gradient checkpointing keeps it.
-With `sequence_parallel=` a layer holds a slice of the tokens, and attention reads all tokens with a slice of the heads.
+A forward with `tree_layout=` reads one DFS-serialised forest (paper, "Attention Mask"); other calls run the attention
+that the model was loaded with. The layout is passed as a keyword, so gradient checkpointing keeps it. With
+`sequence_parallel=` a layer holds a slice of the tokens, and attention reads all tokens with a slice of the heads.
 """
 
 import math
@@ -35,7 +35,7 @@ from tree_rl.models.tiled_mlp import use_tiled_mlp
 PREFIX = "tree_rl_over_"
 BY = "_by_"
 
-# A mask of four dimensions makes transformers skip its own mask building, which would cost N x N.
+# transformers does not build a mask, which would have N x N entries, if it is given one with four dimensions.
 SKIP_MASK_SHAPE = (1, 1, 1, 1)
 
 UNRESTRICTING = frozenset(
@@ -45,14 +45,14 @@ UNRESTRICTING = frozenset(
         *("num_items_in_batch", "layer_idx", "deterministic", ROUTER_TRACE, TILE_TOKENS),
     }
 )
-"""Keywords of transformers' attention interface that say nothing about which tokens see which."""
+"""Keywords of transformers' attention interface that do not affect which tokens see which."""
 
 
 def attention_name(flat_implementation: str, *, impl: str = "auto", deterministic: bool = False) -> str:
     """Name under which tree attention over `flat_implementation` is registered with transformers.
 
-    transformers loads a kernel for every name that contains "flash" and fetches one for every "owner/name", so the flat
-    implementation is spelled without either: "flash_attention_2" as "fa_attention_2".
+    transformers loads a kernel for every name that contains "flash" and downloads one for every "owner/name", so the
+    name avoids both: "flash_attention_2" becomes "fa_attention_2".
     """
     by = "" if impl == "auto" and not deterministic else f"{BY}{impl}{'_deterministic' if deterministic else ''}"
     return f"{PREFIX}{flat_implementation.replace('flash', 'fa').replace('/', '.')}{by}"
@@ -70,7 +70,7 @@ def use_tree_attention(
         delta_rule_impl: implementation of `tree_kernels.tree_gated_delta_rule`.
 
     Returns:
-        The implementation that flat (tree-less) calls keep, for example "sdpa".
+        The implementation that calls without a tree keep, for example "sdpa".
     """
     use_language_model(model)
     model = language_model(model)
@@ -91,7 +91,7 @@ def use_tree_attention(
 
 
 def skip_mask(device: torch.device | str) -> torch.Tensor:
-    """The `attention_mask` to pass beside `tree_layout`: it keeps transformers from building an N x N mask."""
+    """The `attention_mask` to pass with `tree_layout`: it keeps transformers from building an N x N mask."""
     return torch.ones(SKIP_MASK_SHAPE, dtype=torch.bool, device=device)
 
 
@@ -115,7 +115,7 @@ def _attention_forward(
     sequence_parallel: SequenceParallel | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Signature of transformers' attention interface; the result is [1, N, H, D], of the tokens given."""
+    """Implements transformers' attention interface; the output is [1, N, H, D]."""
     if tree_layout is None:
         optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         given = {name: value for name, value in optional.items() if value is not None}
@@ -138,7 +138,7 @@ def _attention_forward(
             "set model.override_config.attention_dropout=0"
         )
     _refuse_own_masks(module, query_1HND, key_1HND, attention_mask, kwargs)
-    # Views throughout: the gradient of an index would be copied into zeros, laid out head by head.
+    # Views, not indexing: the backward of indexing would copy the gradient into a new tensor of zeros.
     query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
     if sequence_parallel is not None:
         query_NHD, key_NHD, value_NHD = _own_heads(sequence_parallel, query_NHD, key_NHD, value_NHD)
@@ -174,10 +174,10 @@ def _refuse_own_masks(
     attention_mask: torch.Tensor | None,
     given: dict[str, object],
 ) -> None:
-    """Tree attention is causal or sliding: whatever else a layer wants to restrict it by would be dropped in silence.
+    """Refuse layers with any mask other than causal or sliding, which tree attention would silently ignore.
 
     Raises:
-        UnsupportedModelError: names the layer and what it asks for.
+        UnsupportedModelError: names the layer and the argument.
     """
     is_causal = given.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -187,7 +187,7 @@ def _refuse_own_masks(
     others = [name for name, value in given.items() if name not in UNRESTRICTING and value is not None]
     reason = None
     if not is_skipped:
-        reason = "a mask of its own beside the causal or sliding one"
+        reason = "a mask of its own besides the causal or sliding one"
     elif not is_causal:
         reason = "attention in both directions"
     elif query_1HND.shape[2] != key_1HND.shape[2]:
@@ -204,7 +204,7 @@ def _refuse_own_masks(
 def _own_heads(
     ranks: SequenceParallel, query_nHD: torch.Tensor, key_nHD: torch.Tensor, value_nHD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All tokens' queries, keys and values of this rank's heads; keys and values of few heads go to several ranks."""
+    """Queries, keys and values of all tokens for this rank's heads; few key-value heads are copied to several ranks."""
     heads, key_heads = query_nHD.shape[1], key_nHD.shape[1]
     copies = math.lcm(key_heads, ranks.size) // key_heads
     if heads % (key_heads * copies):
@@ -223,9 +223,9 @@ def _own_heads(
 
 @contextmanager
 def _named(config: Any, implementation: str) -> Iterator[None]:
-    """Lets a flat implementation read its own name: flash attention chooses its kernel by the one in the config."""
+    """Temporarily put the flat implementation's name in the config, by which flash attention chooses its kernel."""
     own = config._attn_implementation_internal
-    # Not the public property, which would set the name of every sub-configuration, too.
+    # Not the public property, which would also change every sub-configuration.
     config._attn_implementation_internal = implementation
     try:
         yield

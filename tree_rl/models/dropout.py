@@ -1,4 +1,4 @@
-"""Dropout, however a model spells it: rows that share a token would share its draw, which rows alone would not."""
+"""Finds dropout in a model, under any name: rows that share a token would share its dropout mask, unlike rows alone."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,38 +10,37 @@ from tree_rl.models.language_model import language_model
 ADAPTER_CONFIG = "adapter_config.json"
 WHY = "branches would share one dropout mask"
 HEADS = ("classifier_dropout", "summary_")
-"""Beginnings of keys of heads; a model without the head has the key, too."""
+"""Prefixes of the dropout keys of heads; a config has these keys even if the model has no such head."""
 
 
 def dropout_reasons(model: nn.Module) -> list[str]:
-    """Why a model cannot train on trees, one reason per probability above 0, each with the key that sets it to 0.
+    """Why a model cannot train on trees: one reason per dropout probability above 0, with the key that sets it to 0.
 
-    Args:
-        model: built; wrapped by adapters or by FSDP, or neither. Towers of images do not run.
+    Only the language model of a multimodal model is checked. The model may be wrapped by adapters or FSDP.
     """
-    drawn = dict(_drawn(language_model(model)))
-    told, reasons = set[float](), []
+    modules = dict(_module_probabilities(language_model(model)))
+    explained, reasons = set[float](), []
     for owner, remedy, settings in _settings(model):
         found = dropout_settings(settings)
-        # Heads last: their keys count where nothing else explains what a module draws.
+        # Keys of heads come last: they count only if no other key explains a module's probability.
         for key in sorted(found, key=lambda key: key.startswith(HEADS)):
-            if not key.startswith(HEADS) or (found[key] in drawn.values() and found[key] not in told):
-                told.add(found[key])
+            if not key.startswith(HEADS) or (found[key] in modules.values() and found[key] not in explained):
+                explained.add(found[key])
                 reasons.append(f"{key}={found[key]}{owner}: {WHY}; set {remedy.format(key)}")
-    untold = [(name, value) for name, value in drawn.items() if value not in told]
-    if untold:
-        name, value = untold[0]
+    unexplained = [(name, value) for name, value in modules.items() if value not in explained]
+    if unexplained:
+        name, value = unexplained[0]
         reasons.append(f"{name} drops out with probability {value}: {WHY}; build the model without it")
     return reasons
 
 
 def dropout_settings(settings: Mapping[str, Any]) -> dict[str, float]:
-    """The probabilities above 0 of a config."""
+    """The dropout probabilities above 0 in a config."""
     return {key: value for key, value in settings.items() if "drop" in key and _is_probability(value)}
 
 
 def _settings(model: nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """What configures a model and its adapters: whose it is, how a key of it becomes 0, its settings."""
+    """For the model and each adapter: owner, template that says how to set a key to 0, and settings."""
     for adapter in getattr(model, "peft_config", {}).values():
         yield " of the adapter", f'"{{}}": 0.0 in {ADAPTER_CONFIG} of model.lora_adapter_path', adapter.to_dict()
     config = getattr(model, "config", None)
@@ -52,8 +51,8 @@ def _settings(model: nn.Module) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     yield "", f"model.override_config.{within}{{}}=0", text.to_dict()
 
 
-def _drawn(model: nn.Module) -> Iterator[tuple[str, float]]:
-    """Modules that drop out, and the probabilities that modules keep for functions which do."""
+def _module_probabilities(model: nn.Module) -> Iterator[tuple[str, float]]:
+    """Probabilities of dropout modules, and those that modules keep for functional dropout, by attribute name."""
     for name, module in model.named_modules():
         drops = "drop" in type(module).__name__.lower()
         for attribute, value in vars(module).items():

@@ -1,8 +1,8 @@
-"""The head of a causal language model that answers with edge log-probs where they are asked for: no [R, V] logits.
+"""A language-model head that returns the log-probs of requested edges and never stores the [R, V] logits.
 
-The request travels beside the model's arguments; the head computes inside its own forward, so FSDP2 has its weight
-gathered, and the answer leaves as the model's `logits`, so FSDP2's hooks see it (DESIGN, "Known traps").
-Legend: N tokens of the forward, R tokens whose hidden states are projected, C hidden size, E edges, V vocabulary.
+A context variable carries the request. The head computes inside its own forward, where FSDP2 has gathered its weight.
+It returns the result as the model's `logits`, so that FSDP2's hooks see it.
+Legend: N tokens of the forward, R tokens whose hidden states are projected, C hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from tree_rl.models.logits_rule import LogitsRule, find_logits_rule
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeRequest:
-    """Which edges of one forward are wanted, on the device; it can be asked again for the same tokens."""
+    """The wanted edges of one forward, on the device; can be reused for another forward over the same tokens."""
 
     kept_R: torch.Tensor
-    """int64 [R], at least one: positions in the forward of the tokens whose hidden states the head reads."""
+    """int64 [R], at least one: indices in the forward of the tokens whose hidden states the head reads."""
     rows: EdgeRows
     """The wanted edges; their sources are indices into R."""
     extras: tuple[str, ...] = ()
-    """What to compute beside log-probs: `entropy`, `sum_pi_squared`, as `tree_kernels.edge_log_probs` names them."""
+    """Outputs besides log-probs: `entropy`, `sum_pi_squared`, as `tree_kernels.edge_log_probs` names them."""
 
     @property
     def extra_flags(self) -> dict[str, Any]:
@@ -38,11 +38,11 @@ class EdgeRequest:
 
 
 LateRequest = Callable[[], EdgeRequest]
-"""A request that is planned when the head asks for it: on a GPU, while the layers below are still computing."""
+"""A function that plans the request when the head calls it; on a GPU the layers below are still computing then."""
 
 
 class _Call:
-    """One forward with a request."""
+    """The state of one forward with a request."""
 
     def __init__(self, request: EdgeRequest | LateRequest) -> None:
         self._request = request
@@ -50,12 +50,12 @@ class _Call:
 
     @property
     def is_late(self) -> bool:
-        """The request has not been planned: nobody knows which hidden states the head will read."""
+        """True until the request is planned: which hidden states the head will read is still unknown."""
         return not isinstance(self._request, EdgeRequest)
 
     @property
     def request(self) -> EdgeRequest:
-        """Plans the request at the first call."""
+        """The request; the first access plans it."""
         if not isinstance(self._request, EdgeRequest):
             self._request = self._request()
         return self._request
@@ -64,7 +64,7 @@ class _Call:
 EVERY_TOKEN = 0
 """Value of transformers' `logits_to_keep` with which the head gets a view of all hidden states."""
 
-# A context variable is seen by the thread that sets it, and by no other.
+# A context variable is visible only in the thread that sets it.
 _CALL: ContextVar[_Call | None] = ContextVar("edge_call", default=None)
 
 
@@ -74,16 +74,16 @@ def edge_values(
     """Log-probs of the wanted edges from one forward.
 
     Args:
-        model: causal language model, wrapped or not. A head prepared by `use_edge_head` answers itself; another one
-            computes the logits [R, V] of the tokens that edges start from, and the log-probs are read from those.
-        model_kwargs: what it is called with.
-        request: the wanted edges, or what plans them; it is called inside the forward where the head answers itself.
+        model: causal language model, wrapped or not. A head prepared by `use_edge_head` returns the values itself.
+            Any other head computes the logits [R, V] of the tokens at which edges start.
+        model_kwargs: arguments of the model's forward.
+        request: the wanted edges, or a function that plans them, which an `EdgeHead` calls during the forward.
 
     Returns:
         One value per edge, in the order of the request.
 
     Raises:
-        RuntimeError: something between the head and the caller has changed the head's answer.
+        RuntimeError: a wrapper between the head and the caller changed the head's output.
     """
     with _asked(request) as call:
         keep = EVERY_TOKEN if call.is_late and _answers_itself(model) else call.request.kept_R
@@ -100,7 +100,7 @@ def edge_values(
 
 
 def _answers_itself(model: Callable[..., Any]) -> bool:
-    """Its head is an `EdgeHead`, as far as one can see from outside."""
+    """True if the model is known to have an `EdgeHead`."""
     head_of = getattr(model, "get_output_embeddings", None)
     return head_of is not None and isinstance(head_of(), EdgeHead)
 
@@ -116,15 +116,15 @@ def _asked(request: EdgeRequest | LateRequest) -> Iterator[_Call]:
 
 
 def use_edge_head(model: PreTrainedModel) -> str | None:
-    """Let the head of `model` answer edge requests; calls without one keep computing logits.
+    """Let the head of `model` answer edge requests; calls without a request still return logits.
 
     Call it after adapters are attached and before the model is sharded.
 
     Args:
-        model: causal language model, the innermost one where it is wrapped.
+        model: causal language model; if it is wrapped, the innermost one.
 
     Returns:
-        None, or why this model keeps computing logits for requests too.
+        None, or the reason why this model computes logits for requests as well.
     """
     head: Any = model.get_output_embeddings()
     if isinstance(head, EdgeHead):
@@ -141,12 +141,12 @@ def use_edge_head(model: PreTrainedModel) -> str | None:
 
 
 class EdgeHead(nn.Linear):
-    """A `torch.nn.Linear` whose forward answers the active request, if there is one."""
+    """A `torch.nn.Linear` whose forward answers the active request, if any."""
 
     rule: LogitsRule
 
     def forward(self, hidden_1RC: torch.Tensor) -> Any:
-        """Logits [1, R, V]; values of edges where a request is active. A late one gets all N hidden states."""
+        """Logits [1, R, V], or edge values if a request is active. With a late request the input has all N tokens."""
         call = _CALL.get()
         if call is None:
             return super().forward(hidden_1RC)
@@ -179,10 +179,10 @@ class EdgeHead(nn.Linear):
 
 
 class _AbsorbingValues(NamedTuple):
-    """Edge values in which the model's scaling or capping of logits is contained already: doing it again is void.
+    """Edge values that already include the model's scaling or capping of logits, so that the model's own has no effect.
 
-    It gives other tensors, as with logits: FSDP2 gathers weights in the order in which gradients reach the outputs of
-    model and head, and every rank must in the same, whether it runs a forest, rows or a dummy.
+    Operations return new tensors, as they do for logits. FSDP2 gathers weights in the order in which gradients reach
+    the outputs of model and head, and this order must be the same on ranks that run a forest, rows or a dummy.
     """
 
     log_prob: torch.Tensor

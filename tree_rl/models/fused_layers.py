@@ -1,7 +1,7 @@
-"""Liger's fused RMSNorm, rotary embedding, MLP and experts in one transformers model, as verl's `model.use_liger`.
+"""Installs Liger's fused RMSNorm, rotary embedding, MLP and experts in one model, for verl's `model.use_liger`.
 
-They act on each token alone, so a tree runs them as rows do. Liger's own call also changes the modelling file, and with
-it every other model of the process; here the file goes on doing for others what it did.
+They act on each token separately, so they work on trees unchanged. Liger's own function also patches the modelling
+module, which affects every other model of the process; this file undoes that.
 """
 
 import inspect
@@ -28,17 +28,17 @@ TESTED = frozenset(
         *("qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     }
 )
-"""Model types whose trees are tested with these layers."""
+"""Model types that are tested on trees with these layers."""
 WITH_EXPERTS = frozenset({"qwen3_moe", "mixtral", "qwen3_next", "qwen3_5_moe_text"})
-"""Those whose experts Liger replaces."""
+"""Model types whose experts Liger replaces."""
 SILU, TANH_GELU = frozenset({"silu", "swish"}), frozenset({"gelu_pytorch_tanh"})
-"""Activations that Liger's MLPs compute; they do not read the config."""
+"""Activations that Liger's MLPs compute, whatever the config says."""
 ROTARY = "apply_rotary_pos_emb"
-"""Function of a modelling file that its attention layers call by name."""
+"""Function of a modelling module that its attention layers call by name."""
 
 
 def has_liger() -> bool:
-    """Whether liger-kernel is installed."""
+    """True if liger-kernel is installed."""
     return find_spec(PACKAGE) is not None
 
 
@@ -52,15 +52,15 @@ def liger_unavailable_reason(device: torch.device) -> str | None:
 
 
 def check_liger(config: PretrainedConfig, *, device: torch.device, deterministic: bool = False) -> None:
-    """Refuse what Liger's layers cannot run as the model's own, before the model is loaded.
+    """Check, before the model is loaded, that Liger's layers compute the same as the model's own.
 
     Args:
-        config: of the model.
-        device: where it will run.
-        deterministic: the same bits are asked for at every call.
+        config: config of the model.
+        device: device on which it will run.
+        deterministic: require bitwise reproducible results.
 
     Raises:
-        UnsupportedModelError: names the key, what stands against it and the remedy.
+        UnsupportedModelError: names the key, the reason and the remedy.
     """
     reason = why_not_liger(config, device=device, deterministic=deterministic)
     if reason is not None:
@@ -68,30 +68,30 @@ def check_liger(config: PretrainedConfig, *, device: torch.device, deterministic
 
 
 def why_not_liger(config: PretrainedConfig, *, device: torch.device, deterministic: bool = False) -> str | None:
-    """What `check_liger` would refuse, or None."""
+    """The reason why `check_liger` would raise, or None."""
     return liger_unavailable_reason(device) or _family_reason(config, deterministic=deterministic)
 
 
 def use_liger_layers(model: PreTrainedModel, *, device: torch.device, deterministic: bool = False) -> None:
-    """Exchange the layers of a built model, and of no other.
+    """Replace the layers of this model, and of no other model in the process.
 
     Args:
-        model: with any head, which stays as it is; before FSDP or PEFT wrap it.
-        device: where it will run; it may still lie elsewhere.
-        deterministic: the same bits are asked for at every call.
+        model: before FSDP or PEFT wrap it; its head is not changed.
+        device: device on which it will run; it may be on another one now.
+        deterministic: require bitwise reproducible results.
 
     Raises:
-        UnsupportedModelError: Liger's layers cannot run here, or not as this model's own.
+        UnsupportedModelError: Liger's layers cannot run here, or compute something else than the model's own.
     """
     check_liger(model.config, device=device, deterministic=deterministic)
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
-    # Without a head the layers of a critic change, too, and no fused loss can take the place of the tree's head.
+    # The base model: Liger knows it for critics too, and cannot replace the tree's head by its fused loss.
     base: Any = language_model(model).base_model
     modelling = vars(sys.modules[type(base).__module__])
     stock = dict(modelling)
     try:
-        # The arguments of verl's engine.
+        # The same arguments as in verl's engine.
         _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, swiglu=True)
         rotary = modelling[ROTARY]
     finally:
@@ -101,7 +101,7 @@ def use_liger_layers(model: PreTrainedModel, *, device: torch.device, determinis
 
 
 def remove_liger_layers(model: nn.Module) -> None:
-    """Give a model its own layers back."""
+    """Restore the model's own layers."""
     for module in model.modules():
         own = vars(module)
         if "forward" in own and own["forward"].__module__.startswith(PACKAGE):
@@ -113,7 +113,7 @@ def remove_liger_layers(model: nn.Module) -> None:
 
 
 def _family_reason(config: PretrainedConfig, *, deterministic: bool) -> str | None:
-    """Why Liger's layers would compute something else than the model's own."""
+    """Why Liger's layers would not compute the same as the model's own, or None."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     config = config.get_text_config()
@@ -139,7 +139,7 @@ _IN_FUSED_LAYER = ContextVar("_IN_FUSED_LAYER", default=False)
 
 
 class _RotaryOfLayer:
-    """In place of a modelling file's rotary embedding: Liger's in the layers that ask for it, the file's elsewhere."""
+    """Replaces a modelling module's rotary embedding: calls Liger's in patched layers, the original elsewhere."""
 
     def __init__(self, stock: Callable[..., Any], fused: Callable[..., Any]) -> None:
         self._stock, self._fused = stock, fused
@@ -153,7 +153,7 @@ def _rotate_by(rotary: Callable[..., Any], modelling: dict[str, Any], layers: nn
         modelling[ROTARY] = _RotaryOfLayer(modelling[ROTARY], rotary)
     for layer in layers:
         layer.register_forward_pre_hook(_enter)
-        # A recomputation stops in the middle of the layer: the hook runs even so.
+        # Recomputation stops early by an exception inside the layer; the hook must run then too.
         layer.register_forward_hook(_leave, always_call=True)
 
 

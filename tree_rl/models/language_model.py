@@ -1,7 +1,7 @@
-"""The language model inside a checkpoint that also reads images, video or sound.
+"""Finds the language model inside a multimodal model.
 
-Such a checkpoint (`*ForConditionalGeneration`) loads as a wrapper: a tower for each other kind of input, a language
-model and a head.
+Such a model (`*ForConditionalGeneration`) is a wrapper: an encoder ("tower") per other modality, a language model and
+a head.
 """
 
 from typing import Any
@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 TOWERS = ("vision_config", "audio_config", "speech_config", "perceiver_config")
-"""Keys of a config whose model reads more than text."""
+"""Keys that only the configs of multimodal models have."""
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
-"""Which tokens stand for an image: 0 for all tokens of a text."""
+"""Inputs that mark image tokens; they are 0 for text."""
 
 
 def is_wrapper(model: nn.Module) -> bool:
-    """Whether a model holds a language model of its own beside other parts."""
+    """True if the model wraps a language model together with other parts."""
     config: Any = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return False
@@ -23,7 +23,7 @@ def is_wrapper(model: nn.Module) -> bool:
 
 
 def language_model(model: nn.Module) -> Any:
-    """The decoder stack inside a wrapper, with its embedding and without a head; any other model itself.
+    """The decoder stack inside a wrapper, with its embedding, without a head; any other model is returned as it is.
 
     Args:
         model: a Hugging Face model, before FSDP or PEFT wrap it.
@@ -32,6 +32,6 @@ def language_model(model: nn.Module) -> Any:
         return model
     stub: Any = model
     embedding = stub.get_input_embeddings()
-    # The innermost model that holds the embedding: a wrapper may hold a whole causal language model.
+    # The innermost model that contains the embedding, because a wrapper may contain a whole causal language model.
     holders = [m for m in model.modules() if hasattr(m, "config") and hasattr(m, "get_input_embeddings")]
     return [stub.base_model, *(m for m in holders if any(part is embedding for part in m.modules()))][-1]

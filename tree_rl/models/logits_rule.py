@@ -1,6 +1,6 @@
-"""What a causal language model does to its head's output: found by running its own forward with body and head stubbed.
+"""Finds what a causal language model does to its head's output, by running its forward with body and head stubbed.
 
-Legend: R tokens kept, C hidden size, V vocabulary.
+Legend: C hidden size, V vocabulary.
 """
 
 import inspect
@@ -26,27 +26,27 @@ NOT_PROBED = "its forward could not be probed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsRule:
-    """logits = cap(factor * head output), with cap(x) = softcap * tanh(x / softcap); one of the two at most."""
+    """logits = factor * x, or softcap * tanh(x / softcap), where x is the head's output."""
 
     factor: float = 1.0
     """Factor of the logits (Cohere, Granite)."""
     softcap: float | None = None
     """Cap of the logits (Gemma 2)."""
     computes: bool
-    """True if the model computes with its head's output at all, even by a factor of one."""
+    """True if the model operates on its head's output at all, even with a factor of 1."""
 
     def apply(self, logits: Any) -> Any:
-        """Logits from the head's output, in the operations by which models do so."""
+        """Apply the rule with the same operations as the model."""
         if not self.computes:
             return logits
         return logits * self.factor if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
 def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
-    """What happens to logits between the head and the model's output, or why that cannot be said.
+    """The rule between the head's output and the model's logits, or the reason why it cannot be determined.
 
-    The forward runs in float64 on the CPU with known logits in place of the head's; no weight is touched, so meta
-    tensors serve as well, and every rank finds the same.
+    The forward runs in float64 on the CPU, with known logits in place of the head's. It reads no weights, so it works
+    on meta tensors, and every rank finds the same rule.
 
     Args:
         model: causal language model, before any wrapping.
@@ -57,19 +57,19 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
         return _probe(model, around_body)
     found = _probe(model, _stubs_of_wrapper(model, width))
     if isinstance(found, str) and found.startswith(NOT_PROBED) and any(p.is_meta for p in model.parameters()):
-        # Some wrappers look at their weights; the rank that holds them does so.
+        # Some wrappers read weights, which are meta on this rank. The rank that has them runs the full check above.
         return _probe(model, {model: MethodType(own_forward(type(model)), model), **around_body})
     return found
 
 
 def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -> LogitsRule | str:
     head = model.get_output_embeddings()
-    # Two tokens, the second kept. Logits of either sign from 1/64 to 64: a cap shows at the large ones.
+    # Two tokens, of which the second is kept. Logits of both signs from 1/64 to 64, because a cap shows at large ones.
     column_V = torch.arange(head.out_features, dtype=EXACT)
     known_11V = (((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6))[None, None]
     seen: list[tuple[int, ...]] = []
     accepted = inspect.signature(own_forward(type(model))).parameters if is_wrapper(model) else ()
-    # What processors say of text; some models let such tokens look ahead.
+    # Processors pass zeros for text; some models let tokens of other types look ahead.
     type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
     stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
@@ -108,7 +108,7 @@ def _rule_from(known: torch.Tensor, returned: torch.Tensor, settings: dict[str, 
 
 
 class _BodyOutput:
-    """Hidden states, and nothing under any other name."""
+    """Output with hidden states; any other attribute is None."""
 
     def __init__(self, hidden_12C: torch.Tensor) -> None:
         self.last_hidden_state = hidden_12C
@@ -131,7 +131,7 @@ def _project(known_11V: torch.Tensor, seen: list[tuple[int, ...]], hidden: torch
 
 @dataclass
 class _TextOutput(BaseModelOutputWithPast):
-    """Hidden states, and nothing under any other name."""
+    """Output with hidden states; any other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -139,11 +139,11 @@ class _TextOutput(BaseModelOutputWithPast):
 
 
 class _OtherTextError(Exception):
-    """A wrapper hands its language model something else than the text."""
+    """A wrapper passes its language model something other than the text."""
 
 
 def _stubs_of_wrapper(model: PreTrainedModel, width: int) -> dict[nn.Module, Callable[..., Any]]:
-    """The wrapper's own forward, around a language model that looks at what it is given."""
+    """Stubs that run the wrapper's own forward around a language model that checks its inputs."""
     decoder = language_model(model)
     embedded_12C = torch.linspace(-1, 1, 2 * width, dtype=EXACT).view(1, 2, width)
     embedding: Any = model.get_input_embeddings()
@@ -161,7 +161,7 @@ def _stubs_of_wrapper(model: PreTrainedModel, width: int) -> dict[nn.Module, Cal
 
 
 def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
-    """What a language model gets is two tokens, as they are, at positions 0 and 1, under a causal mask."""
+    """Check that the language model gets the two tokens unchanged, at positions 0 and 1, with a causal mask."""
     embedded, positions = given.pop("inputs_embeds", None), given.pop("position_ids", None)
     if embedded is not None and not torch.equal(embedded.to(embedded_12C.dtype), embedded_12C):
         raise _OtherTextError("it changes embeddings of text before its language model reads them")
@@ -171,7 +171,7 @@ def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
     for mask in masks.values() if isinstance(masks, dict) else (masks,):
         if mask is not None and mask.ndim == 4 and not _is_causal(mask):
             raise _OtherTextError("tokens of a text see tokens behind them (its mask is not causal)")
-    # What a language model computes by itself from the tokens, a wrapper may compute for it.
+    # A wrapper may pass what the language model would compute from the tokens itself.
     known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs")
     others = [name for name, value in given.items() if isinstance(value, torch.Tensor) and name not in known]
     if others:
@@ -185,7 +185,7 @@ def _is_causal(mask_11QK: torch.Tensor) -> bool:
 
 @contextmanager
 def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
-    """Masks as tensors: other implementations leave out what their kernels do by themselves."""
+    """Make transformers build masks as tensors; for implementations other than eager it may skip them."""
     configs = [config, config.get_text_config()]
     kept = [one._attn_implementation_internal for one in configs]
     for one in configs:
@@ -199,7 +199,7 @@ def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
 
 @contextmanager
 def _stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules whose forwards are replaced."""
+    """Temporarily replace the forwards of modules."""
     kept = {module: vars(module).get("forward") for module in stubs}
     for module, forward in stubs.items():
         vars(module)["forward"] = forward

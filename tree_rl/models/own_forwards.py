@@ -1,7 +1,7 @@
-"""transformers' own forward of a class, also after another library has put its own in that place.
+"""Finds transformers' original forward of a class after another library has replaced it.
 
-verl replaces forwards of whole classes where a model also reads images, in every model of the process: attention that
-goes around transformers' attention interface, mixers that call other functions. Trees read the model as published.
+For multimodal models verl replaces forwards of whole classes, in every model of the process: attention that bypasses
+transformers' attention interface, mixers that call other functions. Trees need the original forwards.
 """
 
 import importlib.util
@@ -17,11 +17,7 @@ TRANSFORMERS = "transformers.models."
 
 
 def own_forward(cls: type[nn.Module]) -> Callable[..., Any]:
-    """The forward that a class was defined with; of classes outside transformers, the one it has now.
-
-    Args:
-        cls: class of a module.
-    """
+    """The forward that a class was defined with; for classes outside transformers, the current one."""
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
     forward: Callable[..., Any] = vars(owner)["forward"]
     if not _is_replaced(owner, forward):
@@ -31,8 +27,9 @@ def own_forward(cls: type[nn.Module]) -> Callable[..., Any]:
 
 
 def restore_own_forwards(model: nn.Module) -> None:
-    """Give modules whose class's forward was replaced the forward that the class was defined with; other models of the
-    process, and what this model's modules themselves were given, stay as they are.
+    """Restore the original forward on this model's modules if their class's forward was replaced.
+
+    Other models of the process, and forwards set on a module itself, do not change.
 
     Args:
         model: before FSDP wraps it.
@@ -49,7 +46,7 @@ def _is_replaced(owner: type[nn.Module], forward: Callable[..., Any]) -> bool:
 
 @cache
 def _as_published(name: str) -> ModuleType:
-    """A second copy of a modelling file, whose classes nobody has changed; it is not registered as a module."""
+    """A fresh import of a modelling module, with its original classes, that is not registered in `sys.modules`."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None, f"{name} is in {sys.modules[name].__file__}"
     module = importlib.util.module_from_spec(spec)

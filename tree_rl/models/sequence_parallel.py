@@ -1,6 +1,7 @@
-"""Ulysses sequence parallelism: a forest's tokens are sliced over ranks, and its heads inside attention.
+"""Ulysses sequence parallelism: ranks share a forest by tokens, and inside attention by heads.
 
-Legend: S ranks, N tokens of the padded forest, n = N / S own tokens, H heads, h = H / S own heads, D head size.
+Legend: S ranks, N tokens of the padded forest, n = N / S tokens of a rank, H heads, h = H / S heads of a rank, D head
+size. "Own" tokens or heads are those of this rank.
 Source: Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509.
 """
 
@@ -12,35 +13,35 @@ import torch
 import torch.distributed
 
 KEYWORD = "sequence_parallel"
-"""The keyword that carries it through a model's forward to its layers."""
+"""Keyword of a model's forward that carries the `SequenceParallel` to its layers."""
 
 
 class Exchanges:
-    """Issues a group's collectives, and counts them: a rank that failed within a forward or backward can then catch up.
+    """Issues and counts a group's collectives, so that a rank that failed in a forward or backward can catch up.
 
-    It runs the rest of its ops over a single token, in collectives of the sizes that the other ranks expect.
+    The failed rank repeats its ops over a single token, in collectives of the sizes that the other ranks expect.
     """
 
     def __init__(self) -> None:
         self.issued = 0
-        self._to_pass_over = 0
+        self._to_skip = 0
         self._pretended: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Start a call, or end one that was caught up."""
-        self.issued = self._to_pass_over = 0
+        """Reset the counts before a call, or after one that was caught up."""
+        self.issued = self._to_skip = 0
         self._pretended = None
 
     def restart(self) -> None:
-        """Start the call again after a failure: what this rank has issued already is not issued again."""
-        self._to_pass_over, self.issued = self.issued, 0
+        """Repeat the call after a failure; collectives that this rank already issued are skipped."""
+        self._to_skip, self.issued = self.issued, 0
 
     def pretend(self, tokens: int, gathered: int) -> None:
-        """From here on a forward or backward stands in for one whose exchanges are larger.
+        """Issue the collectives of a larger forward or backward from now on.
 
         Args:
-            tokens: n, that this rank holds in it.
-            gathered: values that each rank gives to a gather.
+            tokens: n of the larger one.
+            gathered: values per rank in its gather.
         """
         self._pretended = tokens, gathered
 
@@ -58,7 +59,7 @@ class Exchanges:
         return received
 
     def all_gather(self, x_n: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
-        """[S * n, ...], the tensors [n, ...] of all ranks."""
+        """Concatenate the tensors [n, ...] of all ranks to [S * n, ...]."""
         size = torch.distributed.get_world_size(group)
         if self._pretended is not None:
             if self._issues_next():
@@ -72,35 +73,33 @@ class Exchanges:
 
     def _issues_next(self) -> bool:
         self.issued += 1
-        return self.issued > self._to_pass_over
+        return self.issued > self._to_skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceParallel:
-    """The ranks that share one forest's tokens: slices of tokens outside attention, slices of heads inside it.
+    """The ranks that share one forest: by tokens outside attention, by heads inside it.
 
-    Every rank computes the same loss from gathered outputs, and gradients are averaged over all ranks, those of a group
-    included. `gather_tokens` therefore multiplies gradients by S, once, as verl does.
+    Every rank of a group computes the same loss from gathered outputs, and gradients are averaged over all ranks,
+    including those of the group. `gather_tokens` therefore multiplies gradients by S, as verl does.
     """
 
     group: torch.distributed.ProcessGroup
-    """The ranks, in the order of their slices."""
+    """Process group of the ranks, in the order of their slices."""
     size: int
     """S, at least 2."""
     rank: int
     """Rank of this process in the group."""
     exchanges: Exchanges = field(default_factory=Exchanges)
-    """Issues their collectives."""
+    """Issues the group's collectives."""
 
     @classmethod
     def of(
         cls, group: torch.distributed.ProcessGroup | None, exchanges: Exchanges | None = None
     ) -> "SequenceParallel | None":
-        """The ranks of a process group; None where there is no group or only one rank in it.
+        """The ranks of a process group, or None if there is no group or it has one rank.
 
-        Args:
-            group: the ranks.
-            exchanges: counts their collectives; None: nobody counts.
+        With `exchanges`, the caller can count the collectives.
         """
         if group is None or torch.distributed.get_world_size(group) == 1:
             return None
@@ -108,7 +107,7 @@ class SequenceParallel:
         return cls(group, size, rank, Exchanges() if exchanges is None else exchanges)
 
     def own_tokens(self, tokens: int) -> int:
-        """n, tokens that each rank holds of a forest of so many once it is padded."""
+        """n, tokens per rank of a forest with this many tokens, padding included."""
         return -(-tokens // self.size)
 
     def heads_of_tokens(self, x_nHD: torch.Tensor) -> torch.Tensor:
@@ -130,14 +129,14 @@ class SequenceParallel:
         return _Exchange.apply(x_NhD, self, _to_tokens, _to_heads)
 
     def gather_tokens(self, x_n: torch.Tensor) -> torch.Tensor:
-        """From own tokens [n, ...] to all tokens [N, ...]; every rank gives as many.
+        """From own tokens [n, ...] to all tokens [N, ...]; n is the same on every rank.
 
-        The backward takes the own slice times S, so a mean over ranks is the gradient of the one loss.
+        The backward returns the own slice times S, so that the mean over ranks is the gradient of the loss.
         """
         return _GatherTokens.apply(x_n, self)
 
     def own_slice(self, x_N: torch.Tensor) -> torch.Tensor:
-        """Own tokens [n, ...] of [N, ...]: for inputs and plans, which have no graph.
+        """Own tokens [n, ...] of [N, ...]; for inputs and plans without a graph.
 
         Raises:
             ValueError: N is no multiple of S.
@@ -155,7 +154,7 @@ class SequenceParallel:
         return x_H[self.own_range(len(x_H))]
 
     def own_range(self, length: int) -> slice:
-        """This rank's share of so many, a multiple of S."""
+        """This rank's slice of a length that is a multiple of S."""
         own = length // self.size
         return slice(self.rank * own, (self.rank + 1) * own)
 
@@ -184,12 +183,12 @@ def _to_heads(x_nHD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
 def _to_tokens(x_NhD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
     blocks = x_NhD.unflatten(0, (ranks.size, -1))
     received = ranks.exchanges.all_to_all(blocks.contiguous(), ranks.group)
-    # Contiguous, as the layers' views of it expect.
+    # flatten copies here, so the result is contiguous, as layers expect that call `view` on it.
     return received.movedim(0, 1).flatten(1, 2)
 
 
 class _Exchange(torch.autograd.Function):
-    """`there`; the gradient takes the way `back`."""
+    """`there` in the forward, `back` for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ranks: SequenceParallel, there: _Way, back: _Way) -> torch.Tensor:

@@ -1,22 +1,18 @@
-"""Which sizes of sequence parallelism (Ulysses) a model's heads allow."""
+"""Which sizes of Ulysses sequence parallelism a model's heads allow."""
 
 from transformers import PretrainedConfig
 
 KEY = "ulysses_sequence_parallel_size"
 SIZES = (2, 4, 8)
-"""Offered in place of a size that does not fit."""
+"""Sizes that the error message may suggest."""
 SPLIT = ("num_attention_heads", "linear_num_value_heads", "mamba_n_heads")
-"""Heads that ranks share out. Those that several of them read (keys, values, groups) are repeated where need be."""
+"""Config keys of heads that are divided among ranks. Key-value heads and groups are repeated if there are too few."""
 CONVOLUTION = "conv_L_cache"
-"""Where a config has it, ranks share out the channels of short convolutions: the hidden size."""
+"""Config key of models with short convolutions, whose channels (the hidden size) are divided among ranks."""
 
 
 def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
-    """Refuse a size by which a model's heads cannot be divided, before the model is built.
-
-    Args:
-        config: of the model.
-        size: S, ranks that share the tokens of a forest; 1 always fits.
+    """Check, before the model is built, that its heads can be divided among `size` ranks.
 
     Raises:
         ValueError: names what the size does not divide, the key and the sizes that fit.

@@ -1,4 +1,4 @@
-"""Which models a tree can run exactly. Whatever cannot be exact is refused by name before training starts."""
+"""Checks, before training starts, whether a tree can run a model exactly; other models are refused."""
 
 import torch
 from torch import nn
@@ -22,18 +22,18 @@ RECURRENT_MIXERS = (
     "Rglru",
     "RwkvSelfAttention",
 )
-"""Endings of the class names of layers that carry state along the sequence."""
+"""Suffixes of the class names of recurrent layers."""
 BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
-"""Model types whose masks transformers builds without positions."""
+"""Model types whose masks transformers builds without looking at positions."""
 OWN_MASKS = {
     "index_topk": "a sparse indexer, which lets each token see some tokens only",
     "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
 }
-"""Keys of a config that give attention another mask than the causal or sliding one, and what it is."""
+"""Config keys of masks that are neither causal nor sliding, with a description."""
 
 
 class UnsupportedModelError(ValueError):
-    """A model whose tree run would differ from its rows run alone."""
+    """A tree run of this model would differ from running its rows alone."""
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -49,7 +49,7 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_dropout(model: nn.Module) -> None:
-    """Refuse a model that draws dropout masks, as `check_model` does; adapters that wrap it may bring some.
+    """Refuse a model with dropout, as `check_model` does, but including the adapters that wrap it.
 
     Raises:
         UnsupportedModelError: names each key.
@@ -58,10 +58,11 @@ def check_dropout(model: nn.Module) -> None:
 
 
 def leaks_when_packed(model: PreTrainedModel) -> bool:
-    """Whether rows packed into one sequence, as stock verl runs them, see each other in this model.
+    """True if rows that are packed into one sequence, as in stock verl, see each other in this model.
 
-    They do where a layer carries a state along the sequence, and where transformers does not tell the mask at which
-    positions rows begin; flash attention reads positions itself. Models of rotary axes tell it with four axes only.
+    That happens with recurrent layers, and if transformers builds the mask without positions, from which it would see
+    where rows start; flash attention reads positions itself. Models with several rotary axes read row starts only from
+    positions with four axes.
     """
     config = language_model(model).config
     is_blind = config.model_type in BLIND_MASKS and "flash" not in config._attn_implementation
@@ -69,17 +70,17 @@ def leaks_when_packed(model: PreTrainedModel) -> bool:
 
 
 def has_recurrent_layers(model: PreTrainedModel) -> bool:
-    """Whether layers of a model carry a state along the sequence."""
+    """True if the model has recurrent layers that can read trees."""
     return bool(readable_layer_types(language_model(model)))
 
 
 def has_rope_axes(model: PreTrainedModel) -> bool:
-    """Whether tokens have several rotary positions. Given one, such a model reads it on all axes, as for text."""
+    """True if tokens have several rotary positions; given only one, such a model uses it on all axes, as for text."""
     return any("mrope_section" in one for one in _ropes(language_model(model).config.to_dict()))
 
 
 def has_absolute_positions(model: PreTrainedModel) -> bool:
-    """Whether a model reads positions themselves, as a table or a scale, and not only the distances of rotary ones."""
+    """True if a model uses absolute positions (an embedding table or a scale) besides relative rotary ones."""
     model = language_model(model)
     tables = (name.rpartition(".")[2] for name, _ in model.named_modules())
     settings = model.config.to_dict()
@@ -104,7 +105,7 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     settings = model.config.to_dict()
     layer_types = list(settings.get("layer_types") or ())
     recurrent = readable_layer_types(model)
-    # Qwen3-Next, Qwen3.5 and Bamba do go through the interface, though they do not say so.
+    # Qwen3-Next, Qwen3.5 and Bamba use the interface although they do not declare it.
     if not (model._supports_attention_backend or recurrent):
         reasons.append("its attention does not go through transformers' attention interface")
     readable = READABLE_LAYERS | recurrent
@@ -122,20 +123,20 @@ def _reasons(model: PreTrainedModel) -> list[str]:
 
 
 def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
-    """Why rows of text cannot run on the language model inside a model that also reads images."""
+    """Why text rows cannot run on the language model inside a multimodal model."""
     if not is_wrapper(model):
         return []
     generator = model if model.get_output_embeddings() is not None else _generator(model)
     if generator is None:
         return ["verl loads it without a head for tokens"]
     if language_model(generator) is generator.base_model:
-        return ["it has no language model of its own beside its other inputs"]
+        return ["it has no separate language model besides its other parts"]
     rule = find_logits_rule(generator)
     return [f"rows of text do not run on its language model alone: {rule}"] if isinstance(rule, str) else []
 
 
 def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
-    """The model that generates, without weights, of a critic's kind; None for what is no critic."""
+    """The generative model, without weights, with a critic's config; None if `critic` is not a critic."""
     generator = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(critic.config), None)
     if generator is None or not isinstance(critic, GenericForTokenClassification):
         return None
@@ -144,7 +145,7 @@ def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
-    """Settings of Mixture-of-Experts routers that a tree cannot follow."""
+    """Settings of Mixture-of-Experts routers that a tree does not support."""
     reasons = []
     jitters = {k: v for k, v in settings.items() if "jitter" in k and isinstance(v, int | float) and v > 0}
     if jitters:
@@ -159,7 +160,7 @@ def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
 
 
 def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
-    """Mixers and convolutions over the sequence, but for those that read trees."""
+    """Recurrent mixers and sequence convolutions that cannot read trees."""
     reasons = []
     inside = [name + "." for name, module in model.named_modules() if kind_of(module) is not None]
     others = [(n, m) for n, m in model.named_modules() if not any((n + ".").startswith(prefix) for prefix in inside)]
@@ -177,7 +178,7 @@ def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
 
 
 def _head_size_reasons(model: PreTrainedModel) -> list[str]:
-    """Multi-head latent attention has values of another size than keys."""
+    """Multi-head latent attention, whose keys and values have different sizes."""
     for name, module in model.named_modules():
         if hasattr(module, "qk_head_dim") and hasattr(module, "v_head_dim") and module.qk_head_dim != module.v_head_dim:
             sizes = f"keys of {module.qk_head_dim} and values of {module.v_head_dim} dimensions"
@@ -193,7 +194,7 @@ def _rope_reasons(settings: dict[str, object]) -> list[str]:
 
 
 def _ropes(settings: dict[str, object]) -> list[dict[str, object]]:
-    """Rotary settings, one of each layer type where these differ."""
+    """Rotary settings: one dict, or one per layer type."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return []

@@ -1,6 +1,6 @@
-"""Rows of text run on a wrapper's language model and head alone; on text its towers have no part.
+"""Lets a multimodal model run text rows on its language model and head only.
 
-That a wrapper does nothing else with text is found by running its own forward with both stubbed (`logits_rule.py`).
+`logits_rule.py` checks, by running the wrapper's forward with stubs, that the wrapper does nothing else with text.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from tree_rl.models.logits_rule import find_logits_rule
 from tree_rl.models.own_forwards import restore_own_forwards
 
 OTHER_INPUTS = ("pixel", "image", "video", "audio", "input_features")
-"""Words in the names of a wrapper's inputs that are not text."""
+"""Parts of the names of inputs that are not text."""
 
 
 def use_language_model(model: nn.Module) -> None:
-    """Let a wrapper run its language model and head alone; a model of text is left alone.
+    """Let a wrapper run only its language model and head; other models do not change.
 
     Args:
         model: checked by `check_model`, before FSDP or PEFT wrap it.
@@ -29,10 +29,10 @@ def use_language_model(model: nn.Module) -> None:
     restore_own_forwards(decoder)
     if not is_wrapper(model) or runs_language_model(model):
         return
-    # Of the instance: the class, its name and its other models stay transformers' own.
+    # Set on the instance, so that the class and its other models do not change.
     stub: Any = model
     if stub.get_output_embeddings() is None:
-        # A critic's own forward puts its head on what the base model returns.
+        # A critic's own forward applies its head to the base model's output.
         vars(stub.base_model)["forward"] = partial(_read, stub.base_model, decoder)
         return
     rule = find_logits_rule(stub)
@@ -40,7 +40,7 @@ def use_language_model(model: nn.Module) -> None:
 
 
 def runs_language_model(model: nn.Module) -> bool:
-    """Whether a wrapper has been prepared by `use_language_model`."""
+    """True if the wrapper was prepared by `use_language_model`."""
     stub: Any = model
     forwards = [vars(part).get("forward") for part in (model, stub.base_model)]
     return any(isinstance(forward, partial) and forward.func in (_forward, _read) for forward in forwards)
@@ -56,7 +56,7 @@ def _forward(
     logits_to_keep: int | torch.Tensor = 0,
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
-    """A causal language model's forward, from the parts of a wrapper."""
+    """Forward of a causal language model, built from the parts of a wrapper."""
     output = _read(model, decoder, input_ids, attention_mask, position_ids, **kwargs)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = finish(model.get_output_embeddings()(output.last_hidden_state[:, kept]))
@@ -71,7 +71,7 @@ def _read(
     position_ids: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What a wrapper's language model returns for text."""
+    """Run a wrapper's language model on text."""
     foreign = [
         name for name, value in kwargs.items() if value is not None and any(word in name for word in OTHER_INPUTS)
     ]
@@ -79,7 +79,7 @@ def _read(
         raise ValueError(f"{type(model).__name__} reads rows of text alone, received {foreign[0]}; drop such rows")
     kwargs = {name: value for name, value in kwargs.items() if name not in TYPE_IDS}
     if position_ids is not None and position_ids.ndim == 3:
-        # On text all axes are equal; one of them is what models without axes read.
+        # For text all axes are equal, so one axis is enough.
         position_ids = position_ids[0]
     return decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
 

@@ -1,8 +1,8 @@
-"""The MLP and the norms of a dense decoder layer, tile by tile of tokens: their intermediate values never exist whole.
+"""Runs the MLP and norms of a dense decoder layer in tiles of tokens, so that intermediate values exist for one tile.
 
-The backward runs each tile forward again and sums the weights' gradients over tiles in float32. Under gradient
-checkpointing this costs one product more, the last projection's: recomputing a layer stops in front of its MLP.
-Legend: N tokens, C hidden size.
+The backward runs each tile forward again and sums weight gradients over tiles in float32. With gradient checkpointing
+the only extra cost is the last projection's product, because recomputing a layer stops before its MLP.
+Legend: N tokens, n tokens of a tile, C hidden size.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,21 +19,20 @@ from tree_rl.models.language_model import language_model
 from tree_rl.models.recurrent.layers import ReplacedDuringCalls
 
 KEYWORD = "mlp_tile_tokens"
-"""Keyword of a forward, carried to every layer: tokens of a tile."""
+"""Keyword of a model's forward that carries the tokens per tile to every layer."""
 MLPS = ("mlp", "feed_forward")
-"""Names under which decoder layers hold their MLP."""
+"""Attributes in which decoder layers hold their MLP."""
 NORMS = ("RMSNorm", "LayerNorm")
-"""Endings of the class names of norms."""
+"""Suffixes of the class names of norms."""
 ROUTED = ("expert", "router", "moe")
-"""Words in the names of modules with experts."""
+"""Parts of the names of modules with experts."""
 
 TokenWise = Callable[[torch.Tensor], torch.Tensor]
-"""A forward that acts on each token alone, [1, N, C] in and out."""
+"""A forward that acts on each token separately; input and output [1, N, C]."""
 
 
 def use_tiled_mlp(model: nn.Module) -> None:
-    """Let every dense decoder layer of `model` run tile by tile in calls with `mlp_tile_tokens`; layers with experts,
-    and calls without the keyword, run as before."""
+    """Let the dense decoder layers of `model` run in tiles in calls with the keyword `mlp_tile_tokens`."""
     for layer in tileable_layers(model):
         for part in _parts(layer):
             hooks = ReplacedDuringCalls(part, partial(_tiled_forward, part), KEYWORD)
@@ -56,30 +55,29 @@ def _mlp(layer: nn.Module) -> nn.Module | None:
 
 
 def _parts(layer: nn.Module) -> list[nn.Module]:
-    """What acts on each token alone."""
+    """Modules of a layer that act on each token separately."""
     norms = [module for module in layer.children() if type(module).__name__.endswith(NORMS)]
     mlp = _mlp(layer)
     return norms if mlp is None else [*norms, mlp]
 
 
 def _tiled_forward(part: nn.Module, tile_tokens: int, *_: object) -> dict[str, Any]:
-    """The attribute that stands in for the part's own during a layer's call."""
-    draws = any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in part.modules())
-    # A tile that runs again would drop out other values.
-    return {} if draws else {"forward": partial(tiled, part, part.forward, tile_tokens)}
+    """The attribute to replace during a layer's call; none with dropout, which would differ in recomputed tiles."""
+    has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in part.modules())
+    return {} if has_dropout else {"forward": partial(tiled, part, part.forward, tile_tokens)}
 
 
 def tiled(part: nn.Module, forward: TokenWise, tile_tokens: int, x_1NC: torch.Tensor) -> torch.Tensor:
-    """`forward(x_1NC)`, tile by tile.
+    """`forward(x_1NC)` in tiles.
 
     Args:
-        part: whose parameters `forward` reads.
-        forward: acts on each token alone.
+        part: module whose parameters `forward` reads.
+        forward: acts on each token separately.
         tile_tokens: most tokens of a tile.
-        x_1NC: its input.
+        x_1NC: input of `forward`.
 
     Raises:
-        ValueError: tiles of no token, or FSDP shards the part by itself.
+        ValueError: `tile_tokens` is below 1, or the part is an FSDP unit of its own.
     """
     if tile_tokens < 1:
         raise ValueError(f"{KEYWORD}: expected at least 1 token, received {tile_tokens}")
@@ -100,22 +98,22 @@ def tiled(part: nn.Module, forward: TokenWise, tile_tokens: int, x_1NC: torch.Te
 
 
 class _Kept:
-    """Where the backward of the tiles finds their input."""
+    """Gives the backward of the tiles their input."""
 
     node: FunctionCtx
 
     def read(self) -> torch.Tensor:
-        """[1, N, C]; runs the layer again where a checkpoint kept less."""
+        """The input [1, N, C]; with checkpointing this recomputes the layer up to it."""
         (x_1NC,) = self.node.saved_tensors  # type: ignore[attr-defined]
         return x_1NC
 
 
 class _Keep(torch.autograd.Function):
-    """Keeps the input before the tiles run, so that a recomputation of the layer can stop in front of them."""
+    """Saves the input before the tiles run, so that a recomputation of the layer can stop before them."""
 
     @staticmethod
     def forward(ctx: Any, kept: _Kept, x_1NC: torch.Tensor, *trained: torch.Tensor) -> torch.Tensor:
-        """The input itself; with a trained parameter it has a node also where the input needs no gradient."""
+        """Identity. A trained parameter as argument gives it a graph node even if the input needs no gradient."""
         ctx.save_for_backward(x_1NC)
         ctx.num_trained = len(trained)
         kept.node = ctx
@@ -123,12 +121,12 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_1NC: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Passes the gradient on."""
+        """Pass the gradient through."""
         return None, grad_1NC, *[None] * ctx.num_trained
 
 
 class _Tiles(torch.autograd.Function):
-    """A token-wise forward over tiles; keeps nothing but what `_Keep` kept."""
+    """A token-wise forward over tiles; saves nothing, its backward reads what `_Keep` saved."""
 
     @staticmethod
     def forward(
@@ -140,7 +138,7 @@ class _Tiles(torch.autograd.Function):
         x_1NC: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
-        """All tiles without graph."""
+        """Run all tiles without a graph."""
         ctx.kept, ctx.part, ctx.run, ctx.tile_tokens = kept, part, forward, tile_tokens
         device = x_1NC.device.type
         ctx.autocast = {"dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
@@ -149,15 +147,15 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_1NC: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Each tile forward again with its graph, and backward at once."""
+        """For each tile: forward with a graph, then backward."""
         x_1NC = ctx.kept.read()
-        # Of the module: what a recomputation under FSDP2 reads now are the gathered parameters.
+        # Read from the module, because under FSDP2 these are the parameters that are gathered now.
         parameters = _trained(ctx.part)
         sums = [torch.zeros_like(p, dtype=accumulation_dtype(p.dtype)) for p in parameters]
         grad_x_1NC = torch.empty_like(x_1NC)
         for tile in _tiles(x_1NC.shape[-2], ctx.tile_tokens):
             x_1nC = x_1NC[..., tile, :].detach().requires_grad_()
-            # Without the cache: it would hand this graph weights that were cast under no_grad.
+            # No autocast cache: it would give this graph weights that were cast under no_grad.
             with torch.enable_grad(), torch.autocast(x_1NC.device.type, cache_enabled=False, **ctx.autocast):
                 out_1nC = ctx.run(x_1nC)
             wanted = (x_1nC, *parameters)

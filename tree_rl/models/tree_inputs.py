@@ -1,6 +1,6 @@
-"""One forest, or one partition of it, on the device as a model reads it.
+"""Model inputs for one forest, or one partition of it, on the device.
 
-Legend: N unique tokens, P past tokens, n tokens that this rank holds: N without sequence parallelism.
+Legend: N unique tokens, P past tokens, n tokens of this rank: N without sequence parallelism.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tree_rl.tree.forest import Forest
 
 
 class ModelInputs(Protocol):
-    """Tokens on the device together with how the model reads them."""
+    """Tokens on the device and the keywords with which a model reads them."""
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of the model's forward."""
@@ -32,20 +32,19 @@ class TreeInputs:
     """A forest or a partition on the device."""
 
     input_ids_1n: torch.Tensor
-    """int64 [1, n], DFS order."""
+    """int64 [1, n], token ids in DFS order."""
     position_ids_1n: torch.Tensor
     """int64 [1, n], depth on the path: siblings share positions."""
     layout: TreeLayout
-    """The attention mask of the forest, of all N tokens; with sequence parallelism padded to a multiple of its size by
-    tokens that nobody sees."""
+    """Attention mask of all N tokens; with sequence parallelism padded to a multiple of S by tokens that none sees."""
     router_trace: RouterTrace | None = None
-    """Carried to the routers of a model with `RouterHooks`; None leaves them alone."""
+    """Routes to record or replay; needs `RouterHooks`."""
     relay: LayerRelay | None = None
-    """Carried to every layer of a partition; None for a whole forest."""
+    """Relay of a partition; None for a whole forest."""
     tile_tokens: int | None = None
-    """Tokens of a tile of each dense layer's MLP; None runs it over all tokens at once."""
+    """Tokens per tile of each dense layer's MLP; None runs it over all tokens at once."""
     ranks: SequenceParallel | None = None
-    """The ranks that share the tokens; None: this rank holds all of them."""
+    """Ranks that share the tokens; None if this rank has all of them."""
 
     @classmethod
     def from_forest(
@@ -82,14 +81,14 @@ class TreeInputs:
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
     ) -> "TreeInputs":
-        """Move a planned forest or partition to `device`; a plan needs no check.
+        """Move a planned forest or partition to `device` with one asynchronous copy; the plan is not checked.
 
         Args:
             input_ids: integer [N], DFS order.
-            position: integer [N], depth on the whole path, the past included.
-            subtree_end: int32 [N], inside this forest or partition.
-            device: where it goes, by one copy behind which the host goes on.
-            past_length: P, ancestors in front of a partition.
+            position: integer [N], depth on the whole path, past included.
+            subtree_end: int32 [N], index in this forest or partition.
+            device: target device.
+            past_length: P, ancestors before a partition.
             router_trace: see the field.
             relay: see the field.
             tile_tokens: see the field.
@@ -107,7 +106,7 @@ class TreeInputs:
             end,
         ]
         ids, positions, local, end_on_device = to_device_together(arrays, device)
-        # Counted on the host: a count on the device would wait for it.
+        # Counted on the host, because counting on the device would synchronise with it.
         share = count_attention_blocks(end, past_length=past_length).partial_share
         return cls(
             input_ids_1n=ids.unsqueeze(0),
@@ -120,7 +119,7 @@ class TreeInputs:
         )
 
     def of_all(self, values_n: torch.Tensor) -> torch.Tensor:
-        """Values of all tokens, padding included, from those of this rank's."""
+        """Values of all tokens, padding included, gathered from this rank's values [n]."""
         return values_n if self.ranks is None else self.ranks.gather_tokens(values_n)
 
     def model_kwargs(self) -> dict[str, object]:
@@ -145,7 +144,7 @@ class TreeInputs:
 def _padded(
     input_ids: np.ndarray, position: np.ndarray, end: np.ndarray, past_length: int, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, positions and ends of subtrees, with roots behind them that nobody sees, to a multiple of `size`."""
+    """Ids, positions and subtree ends, padded to a multiple of `size` by one-token trees."""
     tokens = len(end)
     pads = np.arange(tokens, tokens + -tokens % size)
     return (

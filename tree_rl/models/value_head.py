@@ -1,7 +1,7 @@
-"""A critic for every family that trees can train: the base model with a head of one row.
+"""A critic class for every model family that trees can train: the base model with a one-row head.
 
-transformers has such a class (`...ForTokenClassification`) for some families only. For the others it is built here from
-the same parts, in place of the value head that verl would take from TRL.
+transformers has such a class (`...ForTokenClassification`) only for some families. For the others it is built here from
+the same parts, instead of the value head that verl would take from TRL.
 """
 
 from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
@@ -14,14 +14,14 @@ from transformers.models.auto.modeling_auto import (
 )
 
 SWITCHED_OFF = {"classifier_dropout": 0.0, "hidden_dropout": 0.0, "summary_dropout_prob": 0.0}
-"""Dropouts of the head under the names that families give them, as verl sets them."""
+"""The head's dropout keys in the various families, with the values that verl sets."""
 
 
 def prepare_value_config(config: PretrainedConfig) -> None:
-    """Ask for one value per token without dropout, in place, and let transformers know a class for this config.
+    """Set one output without dropout in `config`, and register a critic class for it if transformers has none.
 
     Raises:
-        ValueError: transformers has no base model of that type, on which a head could stand.
+        ValueError: transformers has no base model of this type.
     """
     config.num_labels = 1
     for name, value in SWITCHED_OFF.items():
@@ -29,7 +29,7 @@ def prepare_value_config(config: PretrainedConfig) -> None:
     kind = type(config)
     if kind in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return
-    # Code of a checkpoint's own brings its own class.
+    # The checkpoint's own code brings a class.
     if "AutoModelForTokenClassification" in (getattr(config, "auto_map", None) or {}):
         return
     AutoModelForTokenClassification.register(kind, _value_class(config))
@@ -46,13 +46,13 @@ def _value_class(config: PretrainedConfig) -> type[PreTrainedModel]:
             "type, so a critic cannot stand on it; choose another critic.model.path, or an estimator without a critic "
             "(algorithm.adv_estimator=grpo)"
         )
-    # The last ancestor of the family: its weights' initialisation, names and what may not be split.
+    # The family's base class, with weight initialisation, parameter names and modules that must not be split.
     family = next(one for one in generator.__mro__ if one.__name__.endswith("PreTrainedModel"))
     name = f"{family.__name__.removesuffix('PreTrainedModel')}ForTokenClassification"
     members = {
         "config_class": type(config),
         "base_model_prefix": generator.base_model_prefix,
-        # transformers reads the file of a class to see whether its attention can be chosen.
+        # transformers reads the source file of a class's module to see whether its attention can be chosen.
         "__module__": generator.__module__,
     }
     built: type[PreTrainedModel] = type(name, (GenericForTokenClassification, family), members)

@@ -1,1 +1,1 @@
-"""`tree-rl report`: what verl's own logs of a run say."""
+"""`tree-rl report`: a summary of a run from verl's logs."""

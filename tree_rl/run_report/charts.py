@@ -1,11 +1,11 @@
-"""Charts of a report as SVG, drawn by matplotlib; text takes the page's colour, lines are seen on light and dark."""
+"""Charts of a report as SVG, drawn by matplotlib, for light and dark pages: text takes the page's colour."""
 
 import io
 from collections.abc import Sequence
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("report", "the report")
+require_modules("the report", "matplotlib")
 
 import matplotlib
 
@@ -41,7 +41,7 @@ SIZE = (4.6, 2.7)
 
 
 def metrics_of(section: Section, runs: Sequence[RunLog]) -> list[tuple[str, str]]:
-    """Metrics of a section that a run has, and their names."""
+    """(metric, name in the legend) of the section's metrics that any run has."""
     if not section.prefix:
         return [(metric, name) for metric, name in section.lines if any(run.has(metric) for run in runs)]
     found = {name for run in runs for metrics in run.metrics for name, value in metrics.items() if value}
@@ -50,7 +50,7 @@ def metrics_of(section: Section, runs: Sequence[RunLog]) -> list[tuple[str, str]
 
 
 def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
-    """Its chart: the first run solid, the second dashed. None where no run has a metric of it."""
+    """Chart of a section, the first run solid, the second dashed; None if no run has any of its metrics."""
     metrics = metrics_of(section, runs)
     if not metrics:
         return None
@@ -69,7 +69,7 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
 
 
 def draw_times(run: RunLog) -> str | None:
-    """Where the time of each step went; None without times."""
+    """Chart of the parts of each step's time; None without times."""
     parts = [(metric, name) for metric, name in TIMES if run.has(metric)]
     if not run.has("timing_s/step") or not parts:
         return None

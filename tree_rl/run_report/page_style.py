@@ -1,4 +1,4 @@
-"""The look of pages that tree_rl writes: light and dark, from phones to wide screens."""
+"""Style of the pages that tree_rl writes, for light and dark mode and all screen sizes."""
 
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --ink: #1f2933; --pale: #5f6c7b; --line: #d9dfe5; --panel: #f5f7f9;
@@ -24,7 +24,7 @@ code { overflow-wrap: anywhere; } mark { background: var(--mark); color: inherit
 
 
 def page(title: str, body: str) -> str:
-    """A self-contained page; `title` and `body` are HTML already."""
+    """A self-contained page; `title` and `body` are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'

@@ -1,4 +1,4 @@
-"""A run as one self-contained page, and as a table for a terminal."""
+"""Summarises a run, as rows of a table and as one self-contained page."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -8,16 +8,12 @@ from tree_rl.run_report.page_style import page
 from tree_rl.run_report.sections import SECTIONS, TIMES
 
 EDGE = 5
-"""Steps whose mean stands for the beginning or the end of a run."""
+"""Number of steps whose mean represents the beginning or the end of a run."""
 REWARDS = ("tree/session_score/mean", "critic/score/mean")
 
 
-def summary_rows(run: RunLog) -> list[tuple[str, str]]:
-    """What a run reached: names and values, those that its log has."""
-    return list(_summary(run))
-
-
-def _summary(run: RunLog) -> Iterator[tuple[str, str]]:
+def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
+    """(name, value) of the main results that the run's log has."""
     yield "steps", f"{len(run.steps)} (last: {run.steps[-1]})" + (f", {run.restarts} restarts" if run.restarts else "")
     reward = next((name for name in REWARDS if run.has(name)), None)
     if reward is not None:
@@ -49,37 +45,31 @@ def _summary(run: RunLog) -> Iterator[tuple[str, str]]:
 
 
 def predicted_speed_up(run: RunLog) -> float | None:
-    """Flat over unique tokens of all steps; None without trees."""
+    """Flat over unique tokens, over all steps; None without trees."""
     flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")
     return flat / unique if flat and unique else None
 
 
 def saved_speed_up(run: RunLog) -> float | None:
-    """Flat tokens over those that updates computed; None where no update reports it."""
+    """Flat tokens over the tokens that updates computed; None if no update reports it."""
     saved = run.mean("tree/realised_saving")
     return None if saved is None or saved >= 1 else 1 / (1 - saved)
 
 
 def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
-    """The second run's times over the first's: what the first gained."""
+    """(name, value): times of both runs, and how many times as long the second run takes."""
     rows = []
     for metric, name in (("timing_s/update_actor", "actor's update"), ("timing_s/step", "step")):
-        own, theirs = run.mean(metric), other.mean(metric)
-        if own and theirs:
-            value = f"{own:.2f}, {theirs:.2f} ({theirs / own:.2f} times)"
+        first, second = run.mean(metric), other.mean(metric)
+        if first and second:
+            value = f"{first:.2f}, {second:.2f} ({second / first:.2f} times)"
             rows.append((f"{name}, seconds: this run, second run", value))
     return rows
 
 
 def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = (), more: str = "") -> str:
-    """The page of a run, or of two, the second dashed.
-
-    Args:
-        runs: one or two.
-        rows: names and values that end the table.
-        more: HTML below the charts.
-    """
-    # matplotlib: a second that `--watch` does not pay.
+    """The page of one or two runs, the second dashed; `rows` extend the table, `more` is HTML below the charts."""
+    # matplotlib takes a second to import; `--watch` does not need it.
     from tree_rl.run_report.charts import draw_section, draw_times
 
     run, *others = runs

@@ -1,4 +1,4 @@
-"""What a report shows: each chart with the metrics behind it, what is normal, and how to get what is missing."""
+"""Charts of a report: the metrics of each, what is normal, and how to get metrics that are missing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ class Section:
 
     title: str
     about: str
-    """What is normal, in one or two sentences."""
+    """Normal values, in one or two sentences."""
     lines: Sequence[tuple[str, str]]
-    """Metric, and its name in the legend; metrics that a run lacks are left out."""
+    """(metric, name in the legend); metrics that a run lacks are not drawn."""
     missing: str
-    """How to get it, where a run has none of the metrics."""
+    """Text for a run without any of the metrics: why, or how to get them."""
     prefix: str = ""
-    """Instead of `lines`: all metrics that begin so and are not 0 throughout."""
+    """Replaces `lines` by all metrics with this prefix that are not always 0."""
     is_log: bool = False
-    """True if values spread over orders of magnitude."""
+    """True for a logarithmic axis."""
 
 
 TIMES = (
@@ -34,16 +34,13 @@ TIMES = (
     ("timing_s/save_checkpoint", "checkpoint"),
     ("timing_s/testing", "validation"),
 )
-"""Parts of a step that do not overlap; the rest of `timing_s/step` is shown as such."""
+"""Parts of a step that do not overlap; the remaining time of `timing_s/step` is shown as the rest."""
 
 SECTIONS = (
     Section(
         title="Reward",
         about="Mean over sessions; a session counts once, however many rows it has.",
-        lines=(
-            ("tree/session_score/mean", "sessions"),
-            ("critic/score/mean", "rows"),
-        ),
+        lines=(("tree/session_score/mean", "sessions"), ("critic/score/mean", "rows")),
         missing="An SFT run has none.",
     ),
     Section(

@@ -1,4 +1,4 @@
-"""A run in a terminal: a line for a step, or its latest steps as a table above what it reached."""
+"""A run in a terminal: one line per step, or a table of the latest steps above a summary."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.run_report.report import summary_rows
 
 SHOWN = 12
-"""Latest steps in the table."""
+"""Number of latest steps in the table."""
 COLUMNS = (
     ("reward", ("tree/session_score/mean", "critic/score/mean"), "{:.3f}"),
     ("loss", ("actor/pg_loss", "train/loss"), "{:.4f}"),
@@ -25,13 +25,13 @@ COLUMNS = (
 
 
 def step_line(step: int, metrics: Mapping[str, float]) -> str:
-    """A step and those of its figures that a reader waits for."""
+    """One line with the main metrics of a step."""
     values = ((name, _value(metrics, choices, form)) for name, choices, form in COLUMNS)
     return "  ".join([f"step {step:3d}", *(f"{name} {value}" for name, value in values if value)])
 
 
 def run_table(log: RunLog, more: Sequence[tuple[str, str]] = ()) -> Group:
-    """The latest steps of a run, and below them its summary, which `more` continues."""
+    """The latest steps of a run, and below them its summary followed by `more`."""
     latest = list(zip(log.steps, log.metrics, strict=True))[-SHOWN:]
     columns = [column for column in COLUMNS if any(log.has(metric) for metric in column[1])]
     table = Table(title=Text(log.name), title_justify="left", box=None, pad_edge=False)
@@ -46,5 +46,5 @@ def run_table(log: RunLog, more: Sequence[tuple[str, str]] = ()) -> Group:
 
 
 def _value(metrics: Mapping[str, float], choices: Sequence[str], form: str) -> str:
-    """The first of some metrics that the step has, as text; empty without one."""
+    """The first metric of `choices` that the step has, formatted; empty without one."""
     return next((form.format(metrics[name]) for name in choices if name in metrics), "")

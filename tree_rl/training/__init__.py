@@ -1,8 +1,8 @@
 """One optimisation step over trees, on torch alone: `TreeStep(model, options, group).run(rows, loss)`."""
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("train", __name__)
+require_modules(__name__, "torch", "transformers")
 
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs

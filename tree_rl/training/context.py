@@ -22,60 +22,52 @@ from tree_rl.training.rows import Rows
 
 Group = torch.distributed.ProcessGroup | None
 FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeOutputs, list[Metrics]]]
-"""Runs rows without a tree: from their indices and the loss to the scalar loss, outputs [f] row after row, metrics."""
+"""Runs rows without a tree: takes their indices and the loss, returns the scalar loss, outputs [f] and metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
-    """The model and how its host runs it; `of` gives that of a plain torch loop."""
+    """The model and how its host runs it; `StepContext.of` builds one for a plain torch loop."""
 
     module: nn.Module
-    """Prepared by `use_tree_attention`; sharded, wrapped or neither."""
+    """The model, prepared by `use_tree_attention`; it may be sharded or wrapped."""
     device: torch.device
-    """Where it runs."""
     data_parallel: Group = None
-    """The ranks that run in lock-step; None is the default group, where there is one."""
+    """Ranks that run the same sequence of forwards and backwards; None: the default group, if there is one."""
     sequence_parallel: Group = None
-    """The ranks among them, this one included, that share each forest's tokens; they hold equal rows, and their
-    gradients are averaged with all others. None: this rank runs its forests alone."""
+    """Ranks of `data_parallel`, this one included, that split the tokens of each forest among them. They hold the same
+    rows, and gradients are averaged over all of `data_parallel`. None: this rank runs its forests alone."""
     exchanges: Exchanges = field(default_factory=Exchanges)
-    """Collectives among those, counted so that a rank can catch up after a failure."""
+    """Collectives of `sequence_parallel`, counted so that a rank can catch up after a failure."""
     model_shape: ModelShape | None = None
-    """Sizes of the model, with which `mode: auto` compares costs; None runs every group as a tree."""
+    """Sizes of the model, from which `mode: auto` compares costs; None runs every group as a tree."""
     memory: MemoryModel | None = None
-    """What a forward and backward keep alive, by which groups beyond the budget run; None runs them in partitions of
-    the budget's size."""
+    """Memory model that chooses how a group beyond the token budget runs; None: in partitions within the budget."""
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the forward, which decides how exact the self-check can be."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Mixed precision of forward and loss."""
     loss_scale: Callable[[], float] = lambda: 1.0
-    """Factor on the loss, as float16 training asks for."""
+    """Factor on the loss, for a gradient scaler in float16 training."""
     gradient_sync: Callable[[bool], AbstractContextManager[Any]] = lambda is_last: nullcontext()
-    """Synchronisation of gradients in one op; called with True for the last backward of a call."""
+    """Context of one op that turns gradient synchronisation on or off; gets True for the last backward of a call."""
     collectives: CountedCollectives | None = None
     """FSDP2's collectives, counted so that a rank can catch up after a failure; None without sharding."""
     may_repeat: bool = True
-    """True if a call that ran out of memory can run again: all of its collectives are counted."""
+    """True if a call that ran out of memory can run again, because all of its collectives are counted."""
     pending_bytes: Callable[[], int] = lambda: 0
-    """Device memory that the first optimizer step will take for good."""
+    """Device memory that the first optimizer step will allocate and keep."""
     routers: RouterHooks | None = None
-    """Hooks on the routers of a model with experts; None leaves them alone."""
+    """Hooks on the routers of a Mixture-of-Experts model; None: nothing is replayed, recorded or counted."""
     is_deterministic: bool = False
-    """True if equal runs shall give equal bits: then no measured time decides how rows run."""
+    """True if two equal runs must give equal bits; measured times then do not decide how rows run."""
     always_forest: bool = False
-    """True if rows that share nothing run as a forest, too: packed by the host they see each other, or their attention
-    takes the square of all their tokens."""
+    """True if even rows without a common prefix must run as a forest, because the host's packed forward lets rows see
+    each other, or needs memory quadratic in all packed tokens."""
 
     @classmethod
     def of(cls, module: nn.Module, group: Group = None, *, sequence_parallel: Group = None) -> "StepContext":
-        """The context of a plain torch loop.
-
-        Args:
-            module: prepared by `use_tree_attention`.
-            group: ranks that run in lock-step.
-            sequence_parallel: see the field.
-        """
+        """The context of a plain torch loop; `group` becomes `data_parallel`, see the fields."""
         first = next(module.parameters())
         return cls(
             module=module,
@@ -89,45 +81,45 @@ class StepContext:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the data-parallel group; 1 where torch.distributed is not initialised."""
+        """Size of the data-parallel group; 1 if torch.distributed is not initialised."""
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
 
     @property
     def ranks(self) -> SequenceParallel | None:
-        """The ranks that share a forest's tokens; None where this rank runs its forests alone."""
+        """The sequence-parallel ranks; None if this rank runs its forests alone."""
         return SequenceParallel.of(self.sequence_parallel, self.exchanges)
 
     @property
     def sharing_ranks(self) -> int:
-        """Ranks that share a forest's tokens, this one included."""
+        """Number of ranks that share a forest's tokens, this one included."""
         return 1 if self.ranks is None else self.ranks.size
 
     def forward(self, **model_kwargs: Any) -> Any:
-        """The module under the host's mixed precision."""
+        """Run the module under the host's mixed precision."""
         with self.autocast():
             return self.module(**model_kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCall:
-    """One call of a step: what runs and what is asked of it."""
+    """One call of a step: the rows, and what to compute of them."""
 
     rows: Rows
     """All rows of this rank."""
     loss: Loss | None
-    """The rows' loss; None where only outputs are wanted."""
+    """Loss of the rows; None if only outputs are wanted."""
     trains: bool
     """True if gradients are wanted."""
     outputs: Wanted = (LOG_PROBS,)
-    """What the loss, or the caller, reads."""
+    """Names of the outputs that the loss or the caller reads."""
     is_separable: bool = False
-    """True if dL/dlog-prob of a token depends on no other token's log-prob, which spares partitions a pass."""
+    """True if dL/dlog-prob of a token depends on no other token's log-prob; partitions then need no extra pass."""
     flat_rows: FlatRows | None = None
     """Runs rows without a tree; None runs all of them as trees."""
     host_tokens: int | None = None
-    """The host's own budget for one forward, in tokens; None is no limit."""
+    """The host's token budget for one forward; None is no limit."""
     records_routes: bool = False
-    """True if the result tells which experts ran."""
+    """True if the result must contain which experts ran."""
     is_reference: bool = False
-    """True if the module runs without its adapters, as a reference policy: nothing it says is remembered."""
+    """True if the module runs without its adapters, as a reference policy; its outputs are not remembered."""

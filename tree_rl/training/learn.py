@@ -1,4 +1,4 @@
-"""Learn: what a call that ran tells its host, and what it teaches the next one."""
+"""Learn: build the result of a call that ran, and keep what the next call can use."""
 
 from dataclasses import replace
 
@@ -16,18 +16,17 @@ from tree_rl.training.run import Ran
 
 
 class Learner:
-    """Draws the lessons of one step's calls."""
+    """Turns what a call ran into its result and adds to the step's knowledge."""
 
     def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
-        """Bind a step."""
         self._context, self._knowledge = context, knowledge
 
     def learn(self, plan: StepPlan, ran: Ran) -> StepResult:
-        """The call's result."""
+        """The result of a call; also records its time, and after an inference its outputs."""
         call, batches = plan.call, plan.batches
         calls, load = self._knowledge.calls, self._knowledge.load
         if self._context.num_ranks == 1:
-            # Several ranks have told each other when they agreed on this call.
+            # Several ranks exchanged these times when they agreed on this call.
             calls.learn((calls.take_last(),))
         if call.trains:
             calls.note(call.rows, batches, ran.start, ran.end)
@@ -49,16 +48,16 @@ class Learner:
         return result
 
     def bytes_before_update(self) -> int:
-        """Device memory that an update finds taken, and what it will take for good."""
+        """Device memory in use before an update, plus what the update will allocate and keep."""
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() + self._context.pending_bytes() + gradients_to_come(self._context.module)
 
     def learn_budget(self, plan: StepPlan, base_bytes: int) -> None:
-        """Size the budget by the peak of an update.
+        """Set the token budget from the peak memory of the update that ran `plan`.
 
         Args:
-            plan: has run.
-            base_bytes: `bytes_before_update`.
+            plan: the update's plan.
+            base_bytes: result of `bytes_before_update`.
         """
         measured = {
             "base_bytes": base_bytes,
@@ -72,7 +71,7 @@ class Learner:
             budget.learn_with(memory.model, lambda model: predicted_peak(batches, model).device, **measured)
 
     def _remember(self, call: StepCall, result: StepResult) -> None:
-        """After an inference: values that the next update may take instead of computing them again."""
+        """After an inference: keep values that the next update can reuse."""
         rows = call.rows
         if result.routes_FLK is not None:
             rows = replace(rows, routes_FLK=result.routes_FLK.cpu().numpy())

@@ -1,7 +1,7 @@
-"""Times the training calls of a step and fits the cost model to them, alike on all ranks.
+"""Times the updates of a step and fits the cost model to them, with the same result on all ranks.
 
 Ranks run in lock-step, so a call takes as long as its slowest rank: that rank's work and the longest time make one
-equation. A call's time is read, and told to the other ranks, when the next one is planned: nothing waits for the GPU.
+equation. A call's time is read and exchanged when the next call is planned, so nothing waits for the GPU.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.rows import Rows
 
 Stamp = torch.cuda.Event | float
-"""A moment: on the device, or `perf_counter` of a CPU."""
+"""Point in time: a CUDA event, or `perf_counter` on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCall:
-    """One rank's part in a call."""
+    """Work and time of one rank in a call."""
 
     work: Work
     seconds: float
     predicted_seconds: float | None
-    """Seconds by the coefficients that were known before it ran; None where there were none."""
+    """Prediction of the cost model as it was before the call; None before the first fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,42 +38,34 @@ class _Running:
 
 
 class MeasuredCalls:
-    """What a step's updates have taken so far."""
+    """Times of a step's updates so far, and the cost model fitted to them."""
 
     def __init__(self, shape: ModelShape | None, *, decides: bool = True) -> None:
-        """Start without knowledge.
+        """Start without measurements.
 
         Args:
-            shape: of the model; None measures nothing.
-            decides: whether measured times may change how rows run. Results then differ by rounding between equal
-                runs.
+            shape: sizes of the model; None measures nothing.
+            decides: True if measured times may change how rows run; equal runs then differ by rounding.
         """
         self._start = None if shape is None else shape.cost
         self.fit = None if self._start is None else CostFit(self._start)
         self._decides = decides
         self._last: _Running | None = None
         self.error: float | None = None
-        """Predicted over measured seconds of the last update that was predicted, less 1, absolute."""
+        """Absolute relative error, |predicted / measured - 1|, of the last update that had a prediction."""
 
     @property
     def fitted(self) -> CostModel | None:
-        """Seconds by which rows may be laid out; None while they are unknown, or where they shall not decide."""
+        """The fitted cost model; None before it is fitted, or if measured times must not decide how rows run."""
         return self.fit.model if self.fit is not None and self._decides else None
 
     @property
     def model(self) -> CostModel | None:
-        """The fitted coefficients, else those of the model's shape; None where its sizes are unknown."""
+        """The fitted cost model, else the one of the model's shape; None if its sizes are unknown."""
         return self.fitted or self._start
 
     def note(self, rows: Rows, batches: Sequence[MicroBatch], start: Stamp, end: Stamp) -> None:
-        """Keep an update that has run until its time is asked for.
-
-        Args:
-            rows: of the call.
-            batches: how they ran.
-            start: of its first op.
-            end: of its last op; the device may not be there yet.
-        """
+        """Keep an update until `take_last` reads its time; the device may not have reached `end` yet."""
         if self.fit is None:
             return
         work = work_of(rows, batches)
@@ -81,7 +73,7 @@ class MeasuredCalls:
         self._last = _Running(work=work, predicted_seconds=predicted, start=start, end=end)
 
     def take_last(self) -> MeasuredCall | None:
-        """The update that was timed last, once; None where there is none."""
+        """The last noted update with its time, and forget it; None if there is none."""
         last, self._last = self._last, None
         if last is None:
             return None
@@ -90,7 +82,7 @@ class MeasuredCalls:
         )
 
     def learn(self, calls_of_ranks: Sequence[MeasuredCall | None]) -> None:
-        """Add an update that all ranks have measured, each its own part."""
+        """Add one update to the fit, given each rank's measurement; skipped if a rank has none."""
         calls = [call for call in calls_of_ranks if call is not None]
         if self.fit is None or self._start is None or len(calls) < len(calls_of_ranks) or not calls:
             return
@@ -103,7 +95,7 @@ class MeasuredCalls:
 
 
 def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
-    """What micro-batches compute, those without a tree row by row."""
+    """Counts of what the micro-batches compute; those without a tree compute each row separately."""
     forwards = tokens = pairs = head_tokens = 0
     for batch in batches:
         forwards += batch.num_partitions
@@ -126,7 +118,7 @@ def _seconds(model: CostModel, work: Work) -> float:
 
 def _between(start: Stamp, end: Stamp) -> float:
     if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-        # The next call is being planned: the device has long passed it.
+        # Called while the next call is planned: the device is usually past this event.
         end.synchronize()
         return start.elapsed_time(end) / 1e3
     assert isinstance(start, float) and isinstance(end, float)

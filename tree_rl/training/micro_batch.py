@@ -1,4 +1,4 @@
-"""Rows that run in one forward and backward, or in partitions of a forest: what planning hands to running."""
+"""Rows that run together, in one forward and backward or in partitions of a forest: planning's output for running."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,49 +15,43 @@ from tree_rl.tree.partition import PartitionPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows that run in one forward and backward."""
+    """Rows that run together."""
 
     rows: tuple[int, ...]
-    """Row indices of the call."""
+    """Indices of its b rows in the call."""
     offsets: np.ndarray
-    """int64 [b + 1], where each of its b rows lies in its outputs."""
+    """int64 [b + 1], row boundaries in its outputs."""
     forest: Forest | None
-    """Their forest, or None to run them without a tree."""
+    """Forest of the rows; None runs them without a tree."""
     row_weight_B: np.ndarray | None = None
-    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None weighs all alike."""
+    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None: equal weights."""
     edge_weight_F: np.ndarray | None = None
-    """float64 per flat position, of the edge that starts there, for `path_weighting: token_unique`."""
+    """float64 per flat position, weight of the edge that starts there, for `path_weighting: token_unique`."""
     flat_tokens: int = 0
-    """Tokens that the rows contain."""
+    """Tokens of all rows."""
     unique_tokens: int = 0
-    """Tokens that run: the forest's, or all of the rows' when they run flat."""
+    """Tokens that run: those of the forest, or `flat_tokens` without a tree."""
     plan: PartitionPlan | None = None
-    """How a forest beyond the budget runs, partition by partition; None runs it in one forward."""
+    """Partitions of a forest beyond the budget; None runs it in one forward."""
     saving: MemorySaving = field(default_factory=MemorySaving)
-    """What its forest does to need less GPU memory."""
+    """Measures that reduce the forest's GPU memory."""
     choice: MemoryChoice | None = None
-    """What was chosen for a forest beyond the budget, with its predicted peak; None within it, or without a model of
-    memory."""
-
-    @property
-    def is_weighted(self) -> bool:
-        """Path weights change its loss."""
-        return self.row_weight_B is not None or self.edge_weight_F is not None
+    """How a forest beyond the budget runs, with its predicted peak; None within it, or without a memory model."""
 
     @property
     def num_partitions(self) -> int:
-        """Forwards."""
+        """Number of forwards."""
         return 1 if self.plan is None else self.plan.num_partitions
 
 
 def live_tokens(batches: Sequence[MicroBatch]) -> int:
-    """Most unique tokens whose graphs are alive at a time; 0 without micro-batches."""
+    """Most unique tokens whose graphs are alive at the same time; 0 without micro-batches."""
     sizes = [batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens for batch in batches]
     return max(sizes, default=0)
 
 
 def predicted_peak(batches: Sequence[MicroBatch], model: MemoryModel) -> Peak:
-    """Largest predicted peaks of micro-batches, on the device and on the host; 0 without any."""
+    """Largest predicted peaks of the micro-batches, on the device and on the host; 0 without any."""
     peaks = [
         model.whole(batch.unique_tokens, saving=batch.saving)
         if batch.plan is None

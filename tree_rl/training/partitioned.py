@@ -35,23 +35,23 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
-"""Function of the values of all slots known so far; it returns dL/dvalue of each slot."""
+"""Takes the values of all slots known so far and returns dL/dvalue of each slot."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TokenCount:
-    """How often tokens ran: the claim of the paper, counted."""
+    """Counts of tokens that ran, to test the paper's claim that each runs once."""
 
     forward: int = 0
-    """Tokens that ran forward with a graph, or without one in inference."""
+    """Tokens in forwards with a graph, or in inference."""
     backward: int = 0
-    """Tokens whose graph was traversed."""
+    """Tokens in backwards."""
     preview: int = 0
-    """Tokens of an extra pass without gradients, which only sequence-coupled losses off-policy need."""
+    """Tokens in an extra pass without gradients, which only off-policy losses that couple tokens need."""
 
 
 class PartitionedRun:
-    """One forest under one plan; its generators yield the next op, so that ranks can run in lock-step."""
+    """Runs one forest in the partitions of a plan; yields before each op, so that ranks can run in lock-step."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ class PartitionedRun:
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
     ) -> None:
-        """Bind a model to a forest.
+        """Prepare a run.
 
         Args:
-            model: prepared by `use_tree_attention`, wrapped or not.
+            model: prepared by `use_tree_attention`.
             forest: the rows.
             plan: its partitions.
-            readout: what the loss reads.
-            routing: what the routers do on the forest; None leaves them alone.
+            readout: reads what the loss needs from each partition.
+            routing: prescribed and recorded routes of the forest; None without Mixture-of-Experts routers.
             offload: keep keys and values that wait for children in host memory.
-            inputs: where layer inputs wait for the backward; None keeps them on the device.
-            tile_tokens: of the dense layers' MLPs; None runs them over all tokens at once.
-            ranks: share the tokens of each partition, and the heads that it relays; None: this rank holds all.
+            inputs: keeps layer inputs in host memory until the backward; None keeps them on the device.
+            tile_tokens: tokens per tile of the dense layers' MLPs; None runs all tokens at once.
+            ranks: ranks that share the tokens of each partition and the relayed heads; None: this rank holds all.
         """
         self.model = model
         self.forest = forest
@@ -92,7 +92,7 @@ class PartitionedRun:
         self.count = TokenCount()
 
     def infer(self, *, preview: bool = False) -> Iterator[str]:
-        """Values of all slots without gradients; yields each op before it runs, and leaves them in `readout`."""
+        """Compute the values of all slots without gradients and store them in `readout`; yields before each op."""
         stack = self._open_stack()
         waiting: dict[int, CutRelay] = {}
         for kind, number in self.plan.ops:
@@ -100,7 +100,7 @@ class PartitionedRun:
                 waiting.pop(number)
                 continue
             yield FORWARD
-            # Entered anew for each op: a suspended generator would leave gradients off for its caller.
+            # One context per op: a generator suspended inside it would leave gradients off for its caller.
             with torch.no_grad():
                 waiting[number], outputs, _ = self._forward(number, waiting, stack)
             self.readout.store(number, outputs)
@@ -109,12 +109,12 @@ class PartitionedRun:
             self.count.forward += 0 if preview else tokens
 
     def train(self, slot_gradients: SlotGradients, *, scale: float = 1.0) -> Iterator[str]:
-        """Forward and backward of all partitions; yields each op before it runs.
+        """Forward and backward of all partitions; yields before each op.
 
         Args:
-            slot_gradients: dL/dvalue of every slot from the slots known so far; asked once per partition, after its
-                values are known. Slots of other partitions may be stale, which a token-separable loss does not notice.
-            scale: factor on the loss, as a gradient scaler asks for.
+            slot_gradients: called once per partition, after its values are known. Values of other partitions may be
+                missing or stale, which does not matter to a token-separable loss.
+            scale: factor on the loss, for a gradient scaler.
         """
         stack = self._open_stack()
         live: dict[int, tuple[CutRelay, torch.Tensor]] = {}
@@ -140,7 +140,7 @@ class PartitionedRun:
     def _forward(
         self, number: int, live: dict[int, CutRelay], stack: PathStack
     ) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
-        """The relay, outputs [e], and a scalar to differentiate beside them: the anchor, and the experts' imbalance."""
+        """The relay, outputs [e], and a scalar that joins the loss: the anchor plus the router auxiliary loss."""
         partition = self.plan.partitions[number]
         past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
         relay = CutRelay(
@@ -175,7 +175,7 @@ class PartitionedRun:
         return PathStack(longest, self.readout.device, on_host=self._offload)
 
     def _path_to(self, partition: Partition) -> CutPath:
-        """The path to the cut that `partition` hangs from, among the parent's relayed tokens."""
+        """The path to the cut from which `partition` continues, among its parent's relayed tokens."""
         parent = self.plan.partitions[partition.parent]
         ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
         return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
@@ -185,7 +185,7 @@ class PartitionedRun:
 
 
 def relayed_tokens(partition: Partition) -> np.ndarray:
-    """Indices in a partition of the tokens on any path to one of its cuts, ascending; it has at least one cut."""
+    """Indices in a partition, ascending, of the tokens on any path to one of its cuts; needs at least one cut."""
     return np.unique(np.concatenate([cut.path for cut in partition.cuts]))
 
 
@@ -200,12 +200,12 @@ def inference_ops(plan: PartitionPlan) -> str:
 
 
 def takes_preview(call: StepCall, *, is_known: bool) -> bool:
-    """Whether a loss that couples tokens needs a pass without gradients first."""
+    """True if the loss couples tokens whose values are not known, so that a pass without gradients comes first."""
     return call.trains and not call.is_separable and not is_known
 
 
 def ops_of_partitions(call: StepCall, plan: PartitionPlan, *, is_known: bool) -> str:
-    """Ops of `run_partitioned`, in order; `is_known`: the rows' log-probs are known."""
+    """Ops of `run_partitioned`, in order; `is_known` is True if the rows' log-probs are known."""
     if not call.trains:
         return inference_ops(plan)
     return (inference_ops(plan) if takes_preview(call, is_known=is_known) else "") + training_ops(plan)
@@ -220,15 +220,9 @@ def run_partitioned(
     *,
     known_F: torch.Tensor | None,
 ) -> Iterator[str]:
-    """A forest beyond the budget, partition by partition; yields the kind of each op before it runs.
+    """Run a forest partition by partition; yields the kind of each op before it runs and appends to `results`.
 
-    Args:
-        context: the model and its host.
-        call: what is asked.
-        batch: the forest and its plan.
-        routers: what they do; None leaves them alone.
-        results: where the micro-batch's goes.
-        known_F: [f], log-probs of its rows under the present weights, where they are known.
+    `known_F` [f] are the log-probs of its rows under the current weights, if they are known.
     """
     assert batch.forest is not None and batch.plan is not None
     readout = _readout(context, call, batch)
@@ -265,11 +259,11 @@ def run_partitioned(
 
 
 def offloaded_inputs(context: StepContext, batch: MicroBatch) -> OffloadedInputs:
-    """Where layer inputs of an update wait for the backward."""
+    """Host memory for the layer inputs of an update."""
     live_tokens = batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens
     ranks = context.ranks
     if ranks is not None:
-        # Each forward is padded for itself.
+        # Each forward is padded separately.
         live_tokens = ranks.own_tokens(live_tokens) + batch.num_partitions
     return OffloadedInputs(context.module, layers=batch.saving.offloaded_layers, live_tokens=live_tokens)
 

@@ -1,8 +1,8 @@
-"""After a CUDA out-of-memory error on any rank: all catch up, take a smaller budget and run the call again.
+"""After a CUDA out-of-memory error on any rank: catch up, agree on a smaller budget, run the call again.
 
-The other ranks wait in a collective of the op that failed. The failed rank follows the schedule to its end with one
-token per op. Ranks that share tokens wait in exchanges as well: its own plan is theirs, so it knows the sizes of all to
-come. What it sends is void.
+The other ranks wait in a collective of the failed op. The failed rank follows the schedule to its end with one token
+per op. Sequence-parallel ranks wait in exchanges as well; they have the same plan, so the failed rank knows the sizes
+of all remaining exchanges. The values it sends are meaningless.
 """
 
 import logging
@@ -34,15 +34,14 @@ class Repeat:
     """Agrees with all ranks whether a call runs again."""
 
     def __init__(self, context: StepContext, knowledge: Knowledge, runner: Runner) -> None:
-        """Bind a step and what runs its plans."""
         self._context, self._knowledge, self._runner = context, knowledge, runner
 
     def settle(self, plan: StepPlan, ran: Ran | None) -> Ran | None:
-        """What ran; None where any rank ran out of memory: all have taken a smaller budget and plan the call again.
+        """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
 
         Args:
-            plan: may be repeated; all ranks call this.
-            ran: by this rank; None where its memory ran out.
+            plan: a plan that may be repeated; all ranks call this.
+            ran: what this rank ran; None if it ran out of memory.
         """
         if ran is None:
             self._catch_up(plan)
@@ -61,7 +60,7 @@ class Repeat:
         return None
 
     def _catch_up(self, plan: StepPlan) -> None:
-        """Issue what this rank still owes the others in the call."""
+        """Issue the remaining collectives of the call, for which the other ranks wait."""
         context, call = self._context, plan.call
         context.exchanges.restart()
         if context.collectives is not None:
@@ -78,7 +77,7 @@ class Repeat:
 
 
 def _sizes(context: StepContext, plan: StepPlan) -> list["OpSize"]:
-    """Sizes of all own ops, where other ranks wait for this one's part in them; none elsewhere."""
+    """Sizes of this rank's ops under sequence parallelism; without it none are needed."""
     ranks = context.ranks
     if ranks is None:
         return []
@@ -93,24 +92,17 @@ class OpSize:
     kind: str
     """FORWARD or BACKWARD."""
     number: int
-    """Number of its partition; 0 for a whole forest."""
+    """Index of its partition; 0 for a whole forest."""
     tokens: int
-    """That each rank holds in it."""
+    """Tokens that each rank holds."""
     gathered: int
-    """Values that each rank gives to a gather."""
+    """Values that each rank contributes to the gather of outputs."""
     has_graph: bool
     """True if a backward follows."""
 
 
 def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_known: bool) -> list[OpSize]:
-    """Sizes of a micro-batch's own ops, in order.
-
-    Args:
-        call: what is asked.
-        batch: a forest, whole or in partitions.
-        ranks: share its tokens.
-        is_known: its rows' log-probs are known.
-    """
+    """Sizes of a forest's ops, in order; `is_known` is True if its rows' log-probs are known."""
     assert batch.forest is not None
     plan = batch.plan
     if plan is None:
@@ -122,23 +114,25 @@ def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_k
         trained = [(FORWARD if kind == "forward" else BACKWARD, number, True) for kind, number in plan.ops]
         previews = forwards if takes_preview(call, is_known=is_known) else []
         numbered = previews + trained if call.trains else forwards
-    own = [ranks.own_tokens(tokens) for tokens in tokens_of]
-    gathered = own if VALUES in call.outputs else _most_edges(call, batch, partition_N, own, ranks.size)
+    held = [ranks.own_tokens(tokens) for tokens in tokens_of]
+    gathered = held if VALUES in call.outputs else _most_edges(call, batch, partition_N, held, ranks.size)
     return [
-        OpSize(kind=kind, number=number, tokens=own[number], gathered=gathered[number], has_graph=has_graph)
+        OpSize(kind=kind, number=number, tokens=held[number], gathered=gathered[number], has_graph=has_graph)
         for kind, number, has_graph in numbered
     ]
 
 
-def _most_edges(call: StepCall, batch: MicroBatch, partition_N: np.ndarray, own: Sequence[int], size: int) -> list[int]:
-    """Of each partition, the edges of the rank with the most, as the shares of its edges count them."""
+def _most_edges(
+    call: StepCall, batch: MicroBatch, partition_N: np.ndarray, held: Sequence[int], size: int
+) -> list[int]:
+    """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
     rows = list(batch.rows)
     edges = plan_edges(batch.forest, call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.temperature_B[rows])
     source_E = edges.source_R[edges.row_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     most = []
-    for number, tokens in enumerate(own):
+    for number, tokens in enumerate(held):
         source_e = source_E[partition_N[source_E] == number]
         count = np.bincount(local_N[source_e] // tokens, minlength=size)
         most.append(max(int(count.max()), 1))
@@ -146,7 +140,7 @@ def _most_edges(call: StepCall, batch: MicroBatch, partition_N: np.ndarray, own:
 
 
 def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize]) -> Iterator[str]:
-    """Runs stand-ins of the given ops, if any; yields the kind of each before it runs."""
+    """Run stand-ins of the given ops, if any; yields the kind of each before it runs."""
     alive: dict[int, torch.Tensor] = {}
     for size in sizes:
         yield size.kind
@@ -163,7 +157,7 @@ def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize])
 
 
 def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> torch.Tensor:
-    """A scalar 0 with the graph of one token's outputs, gathered as those of all tokens are."""
+    """A scalar 0 with the graph of one token's outputs, gathered over the ranks as real outputs are."""
     forest = Forest.from_rows([[0]])
     inputs = TreeInputs.from_forest(forest, context.device, ranks=ranks)
     with context.autocast():

@@ -15,36 +15,36 @@ from tree_rl.training.rows import Rows
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MicroBatchResult:
-    """What a micro-batch gives its host."""
+    """What one micro-batch returns."""
 
     outputs: EdgeOutputs
     """[f], row after row, without graph."""
     loss: float
-    """The rows' loss; 1 where no loss was asked for."""
+    """Loss of the rows; 1 if the call has no loss."""
     metrics: list[Metrics]
     """One entry for each part of the rows that went through the host's loss."""
     routes_fLK: torch.Tensor | None = None
-    """int16, experts that ran; None where the call did not record them."""
+    """int16, experts that ran; None if the call did not record them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepResult:
-    """What a call returns: outputs in the order of the rows, and one loss and its metrics for each micro-batch."""
+    """What a call returns: outputs in the order of the rows, and the loss and metrics of each micro-batch."""
 
     outputs: EdgeOutputs
     """[F] without graph; 0 where nothing was asked for."""
     routes_FLK: torch.Tensor | None
-    """int16 [F, L, K], experts that ran; None where the call did not record them."""
+    """int16 [F, L, K], experts that ran; None if the call did not record them."""
     losses: tuple[float, ...]
-    """The rows' loss of each micro-batch."""
+    """Loss of each micro-batch."""
     metrics: tuple[list[Metrics], ...]
-    """What the loss reported of each micro-batch, one entry for each part of its rows."""
+    """Metrics of each micro-batch, one entry for each part of its rows that went through the loss."""
     micro_batches: tuple[MicroBatch, ...]
-    """How the rows ran."""
+    """The micro-batches that ran, in order."""
     plan_seconds: float
     """Host time of planning and agreeing."""
     load: LoadReport | None
-    """Load of experts; None but for an update with `router_aux_loss_coef`."""
+    """Load of experts; None except for an update with `router_aux_loss_coef`."""
 
 
 def in_row_order(parts: Sequence[torch.Tensor], batches: Sequence[MicroBatch], rows: Rows) -> torch.Tensor:

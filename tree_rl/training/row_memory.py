@@ -1,4 +1,4 @@
-"""What the last inference found out about rows, valid as long as the weights have not moved: updates reuse it."""
+"""Results of the last inference by row, which updates reuse as long as the weights have not changed."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -9,18 +9,17 @@ from tree_rl.training.rows import Rows
 
 
 class RowMemory:
-    """One tensor per row, known by the row's tokens, mask, temperature and replayed routes."""
+    """One tensor per row, keyed by the row's tokens, mask, temperature and replayed routes."""
 
     def __init__(self) -> None:
-        """Remember nothing."""
         self._rows: dict[tuple[bytes, float], torch.Tensor] = {}
 
     def remember(self, rows: Rows, values: Sequence[torch.Tensor]) -> None:
-        """Keep the tensors of all rows of a call, and only those."""
+        """Replace the contents by the tensors of all rows of a call."""
         self._rows = {_key(rows, row): value.detach().cpu() for row, value in enumerate(values)}
 
     def forget(self) -> None:
-        """The weights have moved."""
+        """Drop everything, because the weights have changed."""
         self._rows.clear()
 
     def recall(self, rows: Rows, members: Iterable[int]) -> list[torch.Tensor] | None:
@@ -33,7 +32,7 @@ class RowMemory:
 def _key(rows: Rows, row: int) -> tuple[bytes, float]:
     wanted = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
     routes = rows.routes(row)
-    known_by = rows.token_ids(row).tobytes() + wanted.tobytes()
+    content = rows.token_ids(row).tobytes() + wanted.tobytes()
     if routes is not None:
-        known_by += blake2b(routes.tobytes(), digest_size=16).digest()
-    return known_by, float(rows.temperature_B[row])
+        content += blake2b(routes.tobytes(), digest_size=16).digest()
+    return content, float(rows.temperature_B[row])

@@ -1,4 +1,4 @@
-"""The token rows of one step, on the host, and where they may merge.
+"""The token rows of one step, in host memory, and which of them may share prefixes.
 
 Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token.
 """
@@ -17,27 +17,27 @@ from tree_rl.tree.forest.jagged import positions_of_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Rows, what is asked of them, and what keeps them apart."""
+    """Token rows, which positions the loss reads, and which rows may share prefixes."""
 
     token_ids_F: np.ndarray
     """int64 [F]."""
     offsets: np.ndarray
     """int64 [B + 1], row boundaries."""
     wanted_F: np.ndarray
-    """bool [F], positions whose next token is trained (or asked for)."""
+    """bool [F], positions whose next token is trained (or whose outputs are asked for)."""
     counted_F: np.ndarray
-    """bool [F], positions whose next token the loss counts: wanted ones, less those that the host rejected."""
+    """bool [F], positions whose next token counts in the loss: `wanted_F` without those that the host rejected."""
     temperature_B: np.ndarray
     """float32 [B], sampling temperature."""
     group_B: np.ndarray
-    """int64 [B], number of each row's group (the prompt it answers); rows of two groups merge only if asked to."""
+    """int64 [B], group of each row (the prompt it answers); rows of different groups merge only with `scope: rank`."""
     label_B: tuple[str, ...]
-    """How messages name each row."""
+    """Name of each row in messages."""
     weight_F: np.ndarray | None = None
-    """float64 [F], what `path_weighting` gives each token whose log-prob the loss counts, 0 elsewhere, counted over
-    groups that other ranks may hold in part; None: counted over these rows."""
+    """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere; computed over whole
+    groups, parts of which may be on other ranks. None: computed over these rows."""
     routes_FLK: np.ndarray | None = None
-    """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: none is told."""
+    """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: routers choose."""
 
     @classmethod
     def of(
@@ -52,13 +52,13 @@ class Rows:
 
         Args:
             token_ids: B rows of at least one token.
-            trained: per row one entry per token, nonzero where the loss reads the token's log-prob; the first token of
-                a row has none. None trains every other token.
-            groups: B numbers; rows share prefixes inside a group. None: all rows are one group.
+            trained: per row one entry per token, nonzero where the loss reads the token's log-prob; 0 at the first
+                token, which has no log-prob. None trains all tokens but the first.
+            groups: B numbers; rows share prefixes only within a group. None: all rows are one group.
             temperature: divides the logits.
 
         Raises:
-            RowError: an empty row, a mask of another length, or a trained first token; names the row.
+            RowError: an empty row, a mask of the wrong length, or a trained first token; names the row.
             ValueError: a temperature that is not a finite number above 0.
         """
         if not 0 < temperature < math.inf:
@@ -84,7 +84,7 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """B, the number of rows."""
         return len(self.offsets) - 1
 
     def token_ids(self, row: int) -> np.ndarray:
@@ -92,7 +92,7 @@ class Rows:
         return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
 
     def routes(self, row: int) -> np.ndarray | None:
-        """int16 [tokens, L, K] routes of one row, None where nothing is replayed."""
+        """int16 [tokens, L, K] routes of one row; None if routers choose."""
         return None if self.routes_FLK is None else self.routes_FLK[self.offsets[row] : self.offsets[row + 1]]
 
     def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
@@ -100,7 +100,7 @@ class Rows:
         return positions_of_rows(self.offsets, rows)
 
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
-        """Keys for `Forest.from_rows`: tokens merge only inside a group, where asked, and where routes agree."""
+        """Keys for `Forest.from_rows`: tokens merge only where routes agree, and with `by_group` within groups."""
         groups = self.group_B.tolist() if by_group else None
         if self.routes_FLK is None:
             return groups

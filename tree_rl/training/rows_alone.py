@@ -1,4 +1,4 @@
-"""Every row alone through the plain model: slow, obvious, and the yardstick every tree result is held against."""
+"""Every row by itself through the plain model: slow and simple, the reference for tree results."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,7 @@ from torch import nn
 
 
 def branch_log_probs(model: nn.Module, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> torch.Tensor:
-    """Log-prob of every next token, row after row, [F]; 0 at a row's end.
-
-    Args:
-        model: causal language model; called once per row, without a tree.
-        rows: token ids.
-        temperature: divides the logits.
-    """
+    """Log-prob of every next token, row after row, [F]; 0 at a row's end. Calls the causal language model per row."""
     device = next(model.parameters()).device
     pieces = []
     for row in rows:

@@ -1,7 +1,4 @@
-"""Run: a plan's micro-batches op by op, in step with all ranks: rows without a tree, a whole forest, partitions.
-
-Legend: f flat tokens of a micro-batch, L decoder layers, K experts per token.
-"""
+"""Run: a plan's micro-batches, op by op in lock-step with all ranks: rows without a tree, whole forests, partitions."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,35 +28,29 @@ from tree_rl.tree.forest import Forest
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ran:
-    """What a plan gave."""
+    """Results and times of a plan that ran."""
 
     results: tuple[MicroBatchResult, ...]
     """One for each micro-batch, in order."""
     dummy_ops: int
-    """One-token forwards that kept this rank in step."""
+    """Number of one-token forwards that kept this rank in lock-step."""
     start: Stamp
-    """When the first op began."""
+    """Start of the first op."""
     end: Stamp
-    """When the last op ended."""
+    """End of the last op."""
 
 
 class Runner:
     """Runs the plans of one step."""
 
     def __init__(self, context: StepContext, load: ExpertLoad | None) -> None:
-        """Bind a step.
-
-        Args:
-            context: the model and its host.
-            load: counts experts' load and charges imbalance; None where not asked for.
-        """
         hooks = context.routers
         self._context = context
         self._routers = None if hooks is None else CallRouters(hooks=hooks, load=load, ranks=context.ranks)
         self._now: Callable[[], Stamp] = _event if context.device.type == "cuda" else time.perf_counter
 
     def run(self, plan: StepPlan) -> Ran | None:
-        """Follow the schedule; None where memory ran out on this rank and the call may be repeated."""
+        """Follow the schedule; None if memory ran out on this rank and the call may be repeated."""
         context, call, routers = self._context, plan.call, self._routers
         if context.num_ranks > 1:
             context.exchanges.start()
@@ -90,7 +81,7 @@ class Runner:
         return Ran(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
     def idle_forward(self) -> torch.Tensor:
-        """The smallest forward that keeps FSDP's collectives in step; a scalar 0 that can be differentiated."""
+        """A one-token forward that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
         inputs = TreeInputs.from_forest(Forest.from_rows([[0]]), self._context.device)
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
 
@@ -101,13 +92,13 @@ def run_in_step(
     dummy_forward: Callable[[], torch.Tensor],
     sync_context: Callable[[bool], AbstractContextManager[Any]],
 ) -> int:
-    """Follow the schedule with this rank's work; returns the number of dummies it ran.
+    """Follow the schedule with this rank's ops, and dummies for the others; returns the number of dummy forwards.
 
     Args:
-        schedule: agreed ops.
-        work: yields the kind of each op before it runs.
-        dummy_forward: a one-token forward; its result can be differentiated.
-        sync_context: gradient synchronisation of one op; True for the last backward of the call.
+        schedule: ops that all ranks have agreed on.
+        work: this rank's ops; yields the kind of each op before it runs.
+        dummy_forward: a one-token forward; returns a scalar with graph.
+        sync_context: `StepContext.gradient_sync`.
     """
     dummies: list[torch.Tensor] = []
     count = 0
@@ -128,7 +119,7 @@ def run_in_step(
 
 
 def run_flat(context: StepContext, call: StepCall, batch: MicroBatch, results: list[MicroBatchResult]) -> Iterator[str]:
-    """Rows without a tree, through the host's own forward and loss; yields the kind of each op before it runs."""
+    """Run rows without a tree, through the host's forward and loss; yields the kind of each op before it runs."""
     yield FORWARD
     assert call.flat_rows is not None
     loss = None if call.loss is None else weigh(call.loss, batch)
@@ -146,7 +137,7 @@ def run_whole(
     routers: CallRouters | None,
     results: list[MicroBatchResult],
 ) -> Iterator[str]:
-    """A forest in one forward; yields the kind of each op before it runs."""
+    """Run a forest in one forward; yields the kind of each op before it runs."""
     yield FORWARD
     forest, rows, ranks = batch.forest, list(batch.rows), context.ranks
     assert forest is not None
@@ -175,11 +166,8 @@ def run_whole(
             )
         value = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
-        if call.loss is not None and batch.is_weighted:
+        if call.loss is not None:
             value, metrics = weigh(call.loss, batch)(outputs, batch.rows)
-        elif call.loss is not None:
-            value, reported = call.loss(outputs, batch.rows)
-            metrics = [reported]
     loss, routes_fLK = value.detach().item(), None
     if routers is not None and routing is not None and trace is not None:
         share = routing.close(trace)

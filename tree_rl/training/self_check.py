@@ -1,4 +1,4 @@
-"""Before the first batch: one group as a tree against the same rows without one. Never wrong by surprise."""
+"""Before the first batch: compare the outputs of one group as a tree with those of the same rows without one."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -23,55 +23,53 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
 MOST_TOKENS_ALONE = 4096
-"""Most tokens of a row whose attention may take memory by the square."""
+"""Most tokens of a row whose attention may need quadratic memory."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
-"""Ids that every vocabulary has."""
+"""Token ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Mean absolute difference over trained tokens; half precision differs by rounding between any two kernels."""
+"""Largest mean absolute difference over trained tokens; in half precision any two kernels differ by rounding."""
 
 
 class TreeMismatchError(RuntimeError):
-    """The tree forward of this model differs from its rows; training on it would be wrong."""
+    """The tree forward of this model differs from its rows; training with it would be wrong."""
 
 
 class SelfCheck:
     """The self-check of one step: once for its model, and once for the model without adapters."""
 
     def __init__(self, context: StepContext) -> None:
-        """Bind a step that has checked nothing."""
         self._context = context
         self.checked: set[bool] = set()
-        """What has been checked: True for a reference policy, which runs without the adapters that train."""
+        """Models checked so far: True for the reference policy (without adapters), False for the trained model."""
         self.error: float | None = None
-        """Largest difference found so far; None before the first."""
+        """Largest difference found so far; None before the first check."""
 
     def run(self, plan: StepPlan) -> None:
-        """Check before the first batch of a host that can run rows without a tree, or that shares tokens."""
+        """Check the rows of a plan; skipped if the host cannot run rows without a tree and no ranks share tokens."""
         context, call = self._context, plan.call
         if call.flat_rows is None and context.ranks is None:
             return
         self.checked.add(call.is_reference)
         most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
-        # Rows that run alone are not shared.
+        # Rows without a tree are not split over the ranks that share tokens.
         found = compare(context, call, plan.batches, max_tokens=most // context.sharing_ranks)
         self.error = max(found, self.error or 0.0)
 
 
 def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroBatch], *, max_tokens: int) -> float:
-    """Largest absolute difference of log-probs (values) between tree and rows, in train mode; two forwards on any rank.
+    """Compare log-probs (or values) between tree and rows, in train mode, with two forwards on every rank.
 
-    Rows that share a prefix are compared, and one of them gets a made-up sibling, so that there is always a branch. A
-    row beyond `max_tokens` is cut, and a rank without rows makes one up. Ranks that share a forest's tokens all run all
-    rows.
+    It compares rows that share a prefix. The last one gets a made-up sibling, so that there is always a branch. A row
+    beyond `max_tokens` is cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows.
 
     Args:
         context: the model and its host.
-        call: whose rows are compared, through the host's own forward where it has one.
+        call: the call whose rows are compared, through the host's forward if it has one.
         micro_batches: the plan of this call.
         max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
 
     Returns:
-        The largest absolute difference over compared tokens.
+        The largest absolute difference over the compared tokens.
 
     Raises:
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
@@ -82,14 +80,14 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
     whole = bool(members)
     rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)
     last = rows.num_rows - 1
-    # Where packed rows see each other only a row alone is a yardstick, and one forward is due.
+    # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
     by_host = whole and call.flat_rows is not None
     compared = list(range(rows.num_rows)) if by_host and not context.always_forest else [last]
     with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
         of_tree, forest = _as_tree(context, call, rows, most, name)
         if by_host:
             assert call.flat_rows is not None
-            # Rows without a tree replay no routes: both sides let the routers choose.
+            # Rows without a tree cannot replay routes, so in both forwards the routers choose.
             of_rows = call.flat_rows([members[row] for row in compared], None)[1].present()[name]
         else:
             of_rows = _row_alone(context, rows, last, name)
@@ -101,7 +99,7 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
 
 @contextmanager
 def _train_mode(module: nn.Module, *, is_on: bool) -> Iterator[None]:
-    """Layers that compute otherwise in training are judged by what trains, also before an inference."""
+    """Train mode if `is_on`: some layers compute something else in training, and that is what must be checked."""
     modes = [(part, part.training) for part in module.modules()] if is_on else []
     if is_on:
         module.train()
@@ -115,14 +113,14 @@ def _train_mode(module: nn.Module, *, is_on: bool) -> Iterator[None]:
 def _as_tree(
     context: StepContext, call: StepCall, rows: Rows, max_tokens: int, name: str
 ) -> tuple[torch.Tensor, Forest]:
-    """Outputs of rows as one forest, in which the last row has a made-up sibling in front of it."""
+    """Outputs of the rows as one forest, with a made-up sibling before the end of the last row."""
     token_ids = [rows.token_ids(row) for row in range(rows.num_rows)]
     ids = token_ids[-1]
     spare = max_tokens - Forest.from_rows(token_ids).num_unique
-    # The sibling is one token longer than what it stands beside: the heavier subtree comes first. Of two tokens behind
-    # it the first still predicts one.
-    beside = min(max(2, min(len(ids) // 2, spare - 1)), len(ids) - 1)
-    cut = len(ids) - beside
+    # The sibling branch is one token longer than the row's tail, because the heavier subtree comes first. The tail has
+    # at least two tokens, so that one of its tokens predicts another.
+    tail = min(max(2, min(len(ids) // 2, spare - 1)), len(ids) - 1)
+    cut = len(ids) - tail
     sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
     both = _excerpt(rows, range(rows.num_rows), sibling)
     forest = Forest.from_rows([*token_ids, sibling])
@@ -161,21 +159,21 @@ def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) ->
 
 
 def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None) -> Rows:
-    """Some rows, with every next token wanted of a row that trains none; a sibling wants nothing."""
+    """Some rows; one that trains nothing wants every next token. `sibling` is added and wants nothing."""
     token_ids = [rows.token_ids(row) for row in members]
     extra = [] if sibling is None else [sibling]
     found = Rows.of([*token_ids, *extra])
     wanted_F = np.zeros_like(found.wanted_F)
     for index, row in enumerate(members):
-        own = slice(found.offsets[index], found.offsets[index + 1])
+        place = slice(found.offsets[index], found.offsets[index + 1])
         trained = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
-        wanted_F[own] = trained if trained.any() else found.wanted_F[own]
+        wanted_F[place] = trained if trained.any() else found.wanted_F[place]
     temperature_B = rows.temperature_B[[*members, *members[-1:]][: found.num_rows]]
     return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B)
 
 
 def _cut_row(rows: Rows, max_tokens: int) -> Rows:
-    """The beginning of the first row of two tokens, as far as it fits beside a sibling; made up where there is none."""
+    """The first row with at least two tokens, cut so that a sibling fits too; `MADE_UP_ROW` if there is none."""
     lengths = np.diff(rows.offsets)
     found = np.flatnonzero(lengths > 1)
     if not len(found):
@@ -188,14 +186,14 @@ def _cut_row(rows: Rows, max_tokens: int) -> Rows:
 def _rows_to_compare(micro_batches: Sequence[MicroBatch], rows: Rows, max_tokens: int) -> list[int]:
     """A few rows of the smallest forest in which rows share tokens, else of the smallest micro-batch.
 
-    Neighbours in depth-first order, which share most, as many as fit; none where not even the first one fits.
+    Neighbours in depth-first order, which share most, as many as fit; none if not even the first one fits.
     """
     lengths = np.diff(rows.offsets)
-    telling = [batch for batch in micro_batches if lengths[list(batch.rows)].max() > 1]
-    if not telling:
+    usable = [batch for batch in micro_batches if lengths[list(batch.rows)].max() > 1]
+    if not usable:
         return []
-    sharing = [batch for batch in telling if batch.forest is not None and batch.unique_tokens < batch.flat_tokens]
-    smallest = min(sharing or telling, key=lambda batch: batch.flat_tokens)
+    sharing = [batch for batch in usable if batch.forest is not None and batch.unique_tokens < batch.flat_tokens]
+    smallest = min(sharing or usable, key=lambda batch: batch.flat_tokens)
     order = range(len(smallest.rows)) if smallest.forest is None else smallest.forest.row_order.rows
     members = [row for row in (smallest.rows[index] for index in order) if lengths[row] > 1][:MOST_ROWS]
     return members[: int((np.cumsum(lengths[members]) <= max_tokens).sum())]

@@ -1,7 +1,7 @@
 """One optimisation step over trees: plan -> run -> learn.
 
-Each unique token runs once. Its outputs are scattered back to the rows and the rows' own loss follows, so gradients are
-those of the rows run alone (paper, section 3).
+Each unique token runs once. Its outputs are scattered to the rows and go into the rows' unchanged loss, so gradients
+equal those of the rows run separately (paper, section 3).
 """
 
 from typing import NoReturn
@@ -28,7 +28,7 @@ from tree_rl.tree.forest import RowError
 class TreeStep:
     """Runs a model over rows as trees, for an update (`run`) or without gradients (`infer`).
 
-    It keeps what one call teaches the next: log-probs of rows (until `forget`), partition plans, the token budget.
+    Between calls it keeps log-probs of rows (until `forget`), partition plans and the learnt token budget.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class TreeStep:
         Args:
             model: prepared by `tree_rl.models.use_tree_attention` (and `use_edge_head`, to save memory).
             options: how rows become trees; None takes the defaults.
-            group: data-parallel ranks that run in lock-step; None is the default group, where there is one.
-            context: a host's own; it replaces `model` and `group`.
+            group: data-parallel ranks, which run in lock-step; None is the default group, if there is one.
+            context: for another host than a plain torch loop; replaces `model` and `group`.
 
         Raises:
             UnsupportedModelError: the model draws dropout masks.
@@ -60,9 +60,9 @@ class TreeStep:
         self.repeat = Repeat(self.context, self.knowledge, self.runner)
         self.self_check = SelfCheck(self.context)
         self.dummy_ops = 0
-        """One-token forwards of the last call, which kept this rank in step."""
+        """One-token forwards of the last call that kept this rank in lock-step."""
         self.out_of_memory = 0
-        """Calls that ran again because a rank ran out of memory."""
+        """Number of calls that ran again because a rank ran out of memory."""
 
     def run(
         self,
@@ -76,15 +76,16 @@ class TreeStep:
         """Forward and backward of all rows; gradients add up in the parameters' `grad`.
 
         Args:
-            rows: of this rank; none is fine.
-            loss: from outputs [f] of some rows and their indices to a scalar and metrics; called once per micro-batch,
-                and once per partition where a forest runs in partitions.
-            outputs: what the loss reads.
-            is_separable: no log-prob changes the loss's gradient of another one: partitions then take no extra pass.
-            records_routes: the result tells which experts ran.
+            rows: the rows of this rank, possibly none.
+            loss: takes outputs [f] of some rows and these rows' indices; returns a scalar and metrics. Called once per
+                micro-batch, and in a forest that runs in partitions also once per partition.
+            outputs: names of the outputs that the loss reads.
+            is_separable: True if dL/dlog-prob of a token depends on no other log-prob; partitions then need no extra
+                pass.
+            records_routes: True if the result must contain which experts ran.
 
         Raises:
-            RowError: a row that cannot be trained on, named.
+            RowError: a row cannot be trained on; the message names it.
             RuntimeError: another rank refused its rows.
             TreeMismatchError: the self-check failed.
         """
@@ -96,20 +97,12 @@ class TreeStep:
     def infer(
         self, rows: Rows, loss: Loss | None = None, *, outputs: Wanted = (LOG_PROBS,), records_routes: bool = False
     ) -> StepResult:
-        """Outputs of all rows without gradients, remembered for the next `run`; it explains the arguments.
-
-        Raises:
-            RowError, RuntimeError, TreeMismatchError: as `run`.
-        """
+        """Outputs of all rows without gradients, remembered for the next `run`; arguments and errors as in `run`."""
         call = StepCall(rows=rows, loss=loss, trains=False, outputs=outputs, records_routes=records_routes)
         return self.run_call(call)
 
     def run_call(self, call: StepCall, *, is_repeat: bool = False) -> StepResult:
-        """`run` or `infer` with all that a host may ask for; `is_repeat`: memory has run out once.
-
-        Raises:
-            RowError, RuntimeError, TreeMismatchError: as `run`.
-        """
+        """`run` or `infer` with a host's options; `is_repeat` after the call ran out of memory. Errors as in `run`."""
         known, options = self.knowledge, self.options
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
         if options.self_check and call.is_reference not in self.self_check.checked:
@@ -134,11 +127,11 @@ class TreeStep:
         self.planner.refuse(error)
 
     def forget(self) -> None:
-        """The weights have moved: what the last inference found out is stale."""
+        """Drop the results of the last inference; call it when the weights have changed."""
         self.knowledge.forget()
 
     def _again(self, call: StepCall) -> StepResult:
-        """All ranks have taken a smaller budget."""
+        """Run a call again, after all ranks have taken a smaller budget."""
         self.out_of_memory += 1
         if call.trains:
             self.context.module.zero_grad()
@@ -146,7 +139,7 @@ class TreeStep:
 
 
 def _charge_load(load: ExpertLoad, step: TreeStep, plan: StepPlan) -> bool:
-    """What imbalance of experts costs in this call; False where memory ran out while their load was counted."""
+    """Weight the auxiliary loss of this call; False if memory ran out in the extra pass that counts the load."""
     load.begin()
     if plan.call.trains:
         if load.must_count(plan.call.rows):

@@ -19,33 +19,36 @@ class TreeOptions:
     """
 
     mode: str = "auto"
-    """`auto`: a tree or single rows for each group, by cost. `tree`: always a tree. `flat`: stock verl."""
+    """`auto`: a tree or single rows for each group, whichever costs less. `tree`: always a tree. `flat`: stock verl."""
 
     max_tokens: int | str | None = None
-    """Most unique tokens of one forward; a larger tree runs in partitions. None takes the host's own budget (verl:
+    """Most unique tokens of one forward; a larger tree runs in partitions. None takes the host's budget (verl:
     `ppo_max_token_len_per_gpu` and its siblings). `auto` fits it to the GPU's memory after the first update."""
 
     scope: str = "uid"
-    """`uid`: rows share prefixes inside their group, which stays whole. `rank`: among all rows of the rank."""
+    """`uid`: rows share prefixes within their group, which stays in one micro-batch. `rank`: among all rows of the
+    rank."""
 
     path_weighting: str = "verl"
-    """`verl`: as the loss weighs rows. `sep_avg`: rows of a tree weigh 1 / K (paper, eq. 1). `token_unique`: a unique
-    token weighs one, however many rows train it."""
+    """`verl`: the loss weights rows as always. `sep_avg`: rows of a tree weigh 1 / K (paper, eq. 1). `token_unique`: a
+    unique token weighs one, however many rows train it."""
 
     attention: str = AUTO
-    """Implementation of tree attention. `auto` takes the fastest that is installed and can run. A name (fa4, triton,
-    flex, sdpa, reference) is taken or refused. With verl's `full_determinism`, `auto` takes a deterministic one."""
+    """Implementation of tree attention. `auto` takes the fastest that is installed and supported, with verl's
+    `full_determinism` a deterministic one. A name (fa4, triton, flex, sdpa, reference) is used, or fails if it cannot
+    run."""
 
     router_aux_loss_coef: float | None = None
-    """For models with experts: factor on transformers' router auxiliary loss over all rows of an update, on all ranks.
-    0 reports the experts' load only. None: neither, as in stock verl on FSDP. With it every group runs as a tree."""
+    """For Mixture-of-Experts models: factor on transformers' router auxiliary loss over all rows of an update, on all
+    ranks; every group then runs as a tree. 0 only reports the load of experts. None: neither, as in stock verl on
+    FSDP."""
 
     self_check: bool = True
-    """Before the first batch, compare one group as a tree with its rows through the host's own forward."""
+    """Before the first batch, compare one group as a tree with its rows through the host's forward."""
 
     offload: bool | str = AUTO
-    """Lets inputs of layers, and what waits for other partitions, lie in pinned host memory. `auto`: where a group
-    beyond `max_tokens` then runs faster. True: what waits for other partitions always does. False: nothing."""
+    """Keeps layer inputs, and tensors that wait for other partitions, in pinned host memory. `auto`: if a group beyond
+    `max_tokens` then runs faster. True: always the tensors that wait for other partitions. False: never."""
 
     def __post_init__(self) -> None:
         choices_of = {

@@ -1,6 +1,6 @@
-"""A whole forest in one forward: every unique token once, its outputs scattered back to rows (paper, section 3).
+"""A whole forest in one forward: each unique token runs once, its outputs are scattered to the rows (paper, section 3).
 
-The rows' own loss follows, so its gradient is that of the rows run alone. Legend: N unique tokens, F flat tokens.
+Legend: N unique tokens, F flat tokens.
 """
 
 import numpy as np
@@ -15,13 +15,13 @@ from tree_rl.tree.forest import Forest
 
 
 def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> EdgeOutputs:
-    """Value of every flat token, [F], from one forward of a token classifier with one label."""
+    """Value of every flat token, [F], from one forward of a token classifier with a single label."""
     values_N = inputs.of_all(model(**inputs.model_kwargs()).logits[0, :, 0])
     return EdgeOutputs(values=values_N[to_device(forest.row_index.values.astype(np.int64), values_N.device)])
 
 
 def wanted_everywhere(forest: Forest) -> np.ndarray:
-    """bool [F]: every position that has a next token in its row."""
+    """bool [F], True at every position with a next token in its row."""
     wanted_F = np.ones(forest.num_flat, dtype=bool)
     wanted_F[forest.row_index.offsets[1:] - 1] = False
     return wanted_F

@@ -1,4 +1,4 @@
-"""What a tree is: forest, layout, weights, partitions, overlap and drawings, in NumPy alone."""
+"""Prefix trees of rows: forest, layout, weights, partitions, overlap and drawings. Needs NumPy only."""
 
 from tree_rl.tree.forest import Forest, Jagged, RowError, Segments
 from tree_rl.tree.packing import PackedGroups, pack_groups

@@ -1,4 +1,4 @@
-"""How many blocks of keys the attention of a forest visits: what decides which kernel is fastest.
+"""Counts the blocks of keys that a forest's attention visits; the share of partial blocks decides the fastest kernel.
 
 Legend: N unique tokens, P past tokens, T query blocks, B key blocks.
 """
@@ -16,13 +16,13 @@ class AttentionBlocks:
     """Pairs of a query block and a key block with at least one visible pair of tokens."""
 
     full: int
-    """All pairs are visible: a kernel needs no mask."""
+    """Block pairs in which every token pair is visible: a kernel needs no mask."""
     partial: int
-    """Some pairs are visible: a kernel computes all of them and discards the others."""
+    """Block pairs in which some token pairs are visible: a kernel computes all and masks the rest."""
 
     @property
     def partial_share(self) -> float:
-        """Partial among the visited blocks, 0 where none is visited."""
+        """Share of visited blocks that are partial; 0 if none is visited."""
         return self.partial / max(self.full + self.partial, 1)
 
     def __add__(self, other: "AttentionBlocks") -> "AttentionBlocks":
@@ -30,7 +30,7 @@ class AttentionBlocks:
 
 
 def count_attention_blocks(subtree_end: np.ndarray, *, past_length: int = 0) -> AttentionBlocks:
-    """Count the blocks of a forest, exactly, without a window, in O(N + T B).
+    """Exact count for causal attention without a sliding window, in O(N + T B).
 
     Args:
         subtree_end: int [N], first index past the subtree of each token.
@@ -47,10 +47,11 @@ def count_attention_blocks(subtree_end: np.ndarray, *, past_length: int = 0) -> 
     largest_end_B = np.maximum.reduceat(key_end, first_key_B)
     first_query_T1 = past_length + np.arange(0, num_tokens, BLOCK)[:, None]
     last_query_T1 = first_query_T1 + BLOCK - 1
-    # A query is its own key, so nesting leaves no gap: some key of a block is visible iff its largest end is behind.
+    # Subtrees are nested and every token sees itself, so the keys that a query block sees have no gap: a key block is
+    # visible to a query block iff its largest subtree end lies past the first query.
     visited_TB = (first_key_B <= last_query_T1) & (largest_end_B > first_query_T1)
     last_key_B = first_key_B + BLOCK - 1
-    # A block that reaches past the last token is not full: no end lies behind its last query.
+    # A query block that reaches past the last token is never full: no subtree ends after its last query.
     full_TB = (last_key_B <= first_query_T1) & (smallest_end_B > last_query_T1)
     full = int(full_TB.sum())
     return AttentionBlocks(full=full, partial=int(visited_TB.sum()) - full)

@@ -1,7 +1,7 @@
-"""Bin packing: greedy, and for the loads below one cut of a forest as good as the number of loads allows.
+"""Bin packing: greedy, and for the k subtrees below a cut token exact where k is small.
 
-At a cut, fewest bins come first, then fewest tokens kept. A bin holds at most C tokens; the partition of the cut token
-has room for A. Legend: k loads.
+A bin is a new partition of at most C tokens. A subtree in no bin stays in the partition of the cut token, which has
+room for A tokens. The fewest bins win, then the fewest tokens that stay.
 """
 
 from bisect import bisect_left, insort
@@ -10,19 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 
 EXACT_LOADS = 7
-"""Most loads packed by trying every subset: below a millisecond."""
+"""Most loads for which all subsets are tried; that takes less than a millisecond."""
 
 Bins = list[list[int]]
-"""Indices of the sizes that each bin holds."""
+"""For each bin, the indices of the items in it."""
 
 
 def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = None) -> Bins:
-    """Largest first, each into the fullest bin that has room for it.
+    """Best-fit decreasing: largest item first, each into the fullest bin that has room for it.
 
-    Args:
-        sizes: of the things to pack.
-        capacity: of a bin; a larger thing gets a bin of its own.
-        most_bins: leaves unpacked what does not fit into so many bins; None opens as many as it takes, none empty.
+    An item larger than the capacity gets a separate bin. With `most_bins`, items that do not fit into that many bins
+    stay unpacked; None opens as many bins as needed.
     """
     bins: Bins = []
     room: list[tuple[int, int]] = []
@@ -41,7 +39,7 @@ def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = Non
 
 
 def least_loaded(sizes: Sequence[float] | np.ndarray, num_bins: int) -> Bins:
-    """Largest first, each into the first bin with the least load; some bins may stay empty."""
+    """Largest item first, each into the bin with the least load; some bins may stay empty."""
     bins: Bins = [[] for _ in range(num_bins)]
     load = [0.0] * num_bins
     for index in largest_first(sizes):
@@ -57,7 +55,7 @@ def largest_first(sizes: Sequence[float] | np.ndarray) -> list[int]:
 
 
 def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[Bins, bool]:
-    """Choose the loads that leave a cut token's partition, and their bins.
+    """Choose which subtrees leave a cut token's partition, and pack them into bins.
 
     Args:
         loads: tokens of each of k subtrees, at most C each.
@@ -65,8 +63,7 @@ def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tupl
         capacity_tokens: C, most tokens of a bin.
 
     Returns:
-        Bins of indices into the loads (an index in no bin stays), and whether no choice has fewer bins, or as many
-        bins and less kept.
+        Bins of indices into `loads`, and whether the choice is proven best.
     """
     if sum(loads) <= room_tokens:
         return [], True
@@ -78,14 +75,14 @@ def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tupl
 
 
 def kept_tokens(loads: list[int], bins: Bins) -> int:
-    """Tokens of the loads that are in no bin."""
+    """Tokens of the loads that stay: those in no bin."""
     return sum(loads) - sum(loads[index] for content in bins for index in content)
 
 
 def bound_bins(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[int, int]:
-    """A lower bound on (bins, tokens kept), compared in that order: Martello and Toth's L2 for the bins.
+    """Lexicographic lower bound on (bins, tokens kept) of `pack_loads`; Martello and Toth's L2 for the bins.
 
-    Arguments are those of ``pack_loads``; the token's own partition counts as a bin filled up to its room.
+    The cut token's partition counts as one more bin that is already filled up to its room.
     """
     total = sum(loads)
     if total <= room_tokens:
@@ -104,7 +101,7 @@ def bound_bins(loads: list[int], room_tokens: int, capacity_tokens: int) -> tupl
 
 
 def _try_all(loads: list[int], room_tokens: int, capacity_tokens: int) -> Bins:
-    """Over subsets: fewest bins, and the least fill of the last, of every set that leaves."""
+    """Dynamic programme over subsets: for each set that leaves, the fewest bins and the least fill of the last bin."""
     size = len(loads)
     best = [(0, capacity_tokens)] + [(size + 1, 0)] * ((1 << size) - 1)
     last = [0] * (1 << size)
@@ -132,7 +129,7 @@ def _try_all(loads: list[int], room_tokens: int, capacity_tokens: int) -> Bins:
 
 
 def _fewest_best_fit(loads: list[int], room_tokens: int, capacity_tokens: int, at_least: int) -> Bins:
-    """Best fit into so many bins that the rest has room; bisects the number of bins."""
+    """Best fit with the fewest bins for which the remaining loads fit into the room; bisects the number of bins."""
     low, high = at_least, len(loads)
     found = [[index] for index in range(len(loads))]
     while low <= high:

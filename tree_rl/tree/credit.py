@@ -1,6 +1,6 @@
-"""Credit of the segments of a tree: what continuing here was worth, against those who left at the last fork.
+"""Credit of each segment of a tree: how much better its sessions did than those that branched off at the last fork.
 
-Legend: S segments, P sessions (sampled attempts), B rows; a session may own several rows.
+Legend: S segments, P sessions (sampled attempts), B rows; a session may have several rows.
 """
 
 import numpy as np
@@ -20,14 +20,14 @@ def sessions_of_segments(forest: Forest, session_of_row: np.ndarray) -> np.ndarr
 def subtree_credit(forest: Forest, session_of_row: np.ndarray, outcome_P: np.ndarray) -> np.ndarray:
     """Leave-one-out over sibling subtrees.
 
-    A segment's value is the mean outcome of its sessions; its baseline is the mean outcome of the sessions that shared
-    its context up to the last fork and went elsewhere. A fork inside one session (stripped reasoning, parallel tools,
-    sub-agents) is nobody's choice between outcomes: behind it the credit stays. So, where sessions share no more than
-    the prompt, every segment has its session's leave-one-out advantage (RLOO, arXiv 2402.14740).
+    A segment's value is the mean outcome of its sessions. Its baseline is the mean outcome of the sessions that shared
+    its context up to the last fork and took another branch. A fork within one session (stripped reasoning, parallel
+    tools, sub-agents) does not separate outcomes: segments after it inherit the credit from before it. If sessions
+    share only the prompt, every segment gets its session's leave-one-out advantage (RLOO, arXiv 2402.14740).
 
-    TreeRL (arXiv 2506.11902) adds the difference to the parent's value and that to the root's; Tree-GRPO (arXiv
-    2509.21240) adds the comparison within a tree and that across trees. Here the last fork alone counts: what happened
-    before it is the same for both sides.
+    TreeRL (arXiv 2506.11902) adds the difference to the parent's value and the difference to the root's. Tree-GRPO
+    (arXiv 2509.21240) adds the comparison within a tree and the one across trees. Here only the last fork counts:
+    everything before it is the same for both sides.
 
     Args:
         forest: of all rows of one prompt.
@@ -35,7 +35,7 @@ def subtree_credit(forest: Forest, session_of_row: np.ndarray, outcome_P: np.nda
         outcome_P: float [P], reward of each session.
 
     Returns:
-        float64 [S]. 0 for a segment that all sessions share; the outcome itself where there is one session only.
+        float64 [S]. 0 for a segment that all sessions share; the outcome itself if there is only one session.
     """
     if len(outcome_P) == 1:
         return np.full(forest.num_segments, float(outcome_P[0]))
@@ -46,7 +46,7 @@ def subtree_credit(forest: Forest, session_of_row: np.ndarray, outcome_P: np.nda
     for segment in range(forest.num_segments):
         mine_P = passes_SP[segment]
         parent = int(forest.segments.parent[segment])
-        # Above the roots stands the prompt, which all sessions were given, however their contexts begin.
+        # All sessions got the same prompt, so they all count as passing above the roots, however their contexts begin.
         above_P = passes_SP[parent] if parent >= 0 else everybody_P
         elsewhere_P = above_P & ~mine_P
         if elsewhere_P.any():

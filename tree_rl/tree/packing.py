@@ -1,7 +1,6 @@
-"""Forwards of at most ``max_tokens`` unique tokens that hold whole groups of rows.
+"""Packs whole groups of rows into forwards of at most ``max_tokens`` unique tokens.
 
 A group beyond the budget runs in partitions instead (`tree_rl.tree.partition`).
-Legend: B rows.
 """
 
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from tree_rl.tree.forest import Forest
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackedGroups:
-    """Whole groups that run in one forward."""
+    """Groups that run in one forward."""
 
     rows: np.ndarray
     """int64, row indices, ascending."""
     unique_tokens: int
-    """Unique tokens of these rows together: the length of the forward."""
+    """Length of the forward: the unique tokens of these rows."""
 
 
 def pack_groups(
@@ -35,11 +34,11 @@ def pack_groups(
         max_tokens: budget in unique tokens.
 
     Returns:
-        Every row of every group exactly once, most tokens first; nothing when there are no rows.
+        The forwards, longest first; together they hold every row exactly once.
 
     Raises:
-        ValueError: a budget below 1, a row in two groups, a group beyond the budget.
-        IndexError: a row that does not exist.
+        ValueError: the budget is below 1, a row appears twice, or a group is beyond the budget.
+        IndexError: a row does not exist.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens: expected at least 1 unique token, received {max_tokens}")
@@ -59,7 +58,7 @@ def pack_groups(
     packed = []
     for content in bins:
         rows = np.sort(np.concatenate([members[index] for index in content]))
-        # A prefix that groups share runs once.
+        # Not the sum of the sizes: a prefix that groups share runs once.
         unique_tokens = order.take(np.sort(rank_of_row[rows])).num_unique
         packed.append(PackedGroups(rows=rows, unique_tokens=unique_tokens))
     return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
@@ -76,7 +75,7 @@ def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
 
 
 def fill_bins(sizes: list[int], capacity: int) -> Bins:
-    """As many bins as best fit needs, evened out where that fits; an item beyond the capacity gets its own."""
+    """As many bins as best fit needs, balanced if that still fits; an item beyond the capacity gets a separate bin."""
     tight = best_fit(sizes, capacity)
     even = least_loaded(sizes, len(tight))
     fits = all(sum(sizes[index] for index in content) <= capacity for content in even)

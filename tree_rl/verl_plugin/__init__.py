@@ -9,9 +9,9 @@ from functools import partial
 from importlib import import_module
 from types import ModuleType
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("verl", __name__)
+require_modules(__name__, "verl", "wrapt")
 
 from wrapt import when_imported
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: the data, our script and d3-zoom. Text of rows never becomes markup."""
+"""One self-contained HTML file: data, scripts and d3-zoom. Text of rows never becomes markup."""
 
 import base64
 import gzip
@@ -15,20 +15,16 @@ from tree_rl.viewer.tree_data import MEASURES, group_data
 
 STATIC = files("tree_rl.viewer") / "static"
 LIBRARY = ("dispatch", "selection", "timer", "color", "interpolate", "ease", "transition", "drag", "zoom")
-"""d3's modules in the order in which they need each other."""
+"""d3's modules, in the order of their dependencies."""
 SCRIPTS = ("text.js", "layout.js", "colours.js", "drawing.js", "panels.js", "viewer.js")
 
 
 def view_data(
     rows: list[RecordedRow], roles: RoleReader, *, source: str, max_tokens: int | None = None
 ) -> dict[str, Any]:
-    """What the page shows: groups sorted by POR, highest first, and what it can colour by.
+    """Data of the page: groups sorted by POR, highest first, and the measures that it can colour by.
 
-    Args:
-        rows: those of all groups, at least one.
-        roles: reads roles and text.
-        source: where the rows are from.
-        max_tokens: budget of a forward; None plans no partitions.
+    `source` becomes the title; `max_tokens` is the token budget of a forward, None plans no partitions.
     """
     members = rows_by_group(recorded.group for recorded in rows)
     groups = [group_data([rows[index] for index in chosen], roles, max_tokens) for chosen in members.values()]
@@ -43,7 +39,7 @@ def view_data(
 def write_page(data: dict[str, Any]) -> bytes:
     """The page as UTF-8; equal data give equal bytes.
 
-    The data travel as base64 of gzip: no text of a row can end a script or be read as markup.
+    The data are base64 of gzip, so no text of a row can end a script or be parsed as markup.
     """
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode("ascii"), compresslevel=6, mtime=0)
     library = [_static(f"d3/d3-{name}.min.js") for name in LIBRARY]
@@ -52,7 +48,7 @@ def write_page(data: dict[str, Any]) -> bytes:
         "library": "\n".join(library),
         "script": "\n".join(_static(name) for name in SCRIPTS),
         "data": base64.b64encode(packed).decode("ascii"),
-        # Last: a file may be named like one of the places above.
+        # Last, because a file's name may contain one of the placeholders above.
         "title": html.escape(data["source"]),
     }
     page = _static("page.html")

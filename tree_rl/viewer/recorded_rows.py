@@ -1,6 +1,6 @@
-"""Rows of a file with what it says about them: rewards, advantages, log-probs, weight versions.
+"""Rows of a file with their recorded values: rewards, advantages, log-probs, weight versions.
 
-Legend: L tokens of a row, R of its response.
+Legend: L tokens of a row.
 """
 
 import re
@@ -22,46 +22,47 @@ from tree_rl.inspection.token_rows import ATTENTION, PROMPT_AND_RESPONSE
 REWARDS = ("reward", "score", "rewards", "token_level_scores", "rm_scores", "reward_score")
 ADVANTAGES = ("advantages", "advantage")
 NEW_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs")
-"""Newest weights first: the update's, the trainer's before it, the rollout engine's."""
+"""Columns of log-probs, newest weights first: after the update, before it, in the rollout engine."""
 VERSIONS = ("weight_versions", "weight_version", "policy_version", "model_version")
 VALUES = (*REWARDS, *ADVANTAGES, *NEW_LOG_PROBS, *VERSIONS)
 RESPONSES = tuple(response for _, response in PROMPT_AND_RESPONSE)
 ROW_NUMBER = re.compile(r"row (\d+)")
 DUMP = re.compile(r"(train|val)-step(\d{6,})-\d+\.jsonl")
-"""Files of `rollout.custom.tree_dump_dir`."""
+"""Names of files in `rollout.custom.tree_dump_dir`."""
 
 ReadRows = Callable[[Path], list[Row]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RecordedRow:
-    """One row and its values; None where the file does not say, NaN at tokens that have none."""
+    """One row and its values: None if the file has none, NaN at tokens without one."""
 
     row: Row
     reward: float | None = None
-    """Reward of the whole path."""
+    """Reward of the whole row."""
     advantage: np.ndarray | None = None
     """float64 [L]."""
     log_prob_change: np.ndarray | None = None
-    """float64 [L], newer minus older log-probability."""
+    """float64 [L], newer minus older log-prob."""
     weight_version: np.ndarray | None = None
-    """float64 [L], weights that sampled the token."""
+    """float64 [L], version of the weights that sampled the token."""
 
     @property
     def group(self) -> str:
-        """Rows merge inside it only."""
+        """Group of the row."""
         return self.row.group
 
 
 def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
-    """Rows of a file, a folder, a pattern, or a run's folder with tree dumps, of which it takes the dumps alone.
+    """Rows of a file, a folder or a pattern; of a folder with tree dumps only the dumps.
 
     Args:
-        path: what to read.
+        path: the file, folder or pattern.
         read_rows: reads the rows of one file.
 
     Raises:
-        InputError: as `read_rows`; a value that is no number, or a list that is as long as neither row nor response.
+        InputError: as in `read_rows`; a value that is not a number, or a list as long as neither the row nor its
+            response.
     """
     files = data_files(path)
     dumps = [file for file in files if DUMP.fullmatch(file.name)]
@@ -85,7 +86,7 @@ def _read_file(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
 
 
 def _of_step(row: Row, dump: re.Match[str]) -> Row:
-    """Prompts of several steps share no prefix in training."""
+    """Give a row a group per step: in training, rows of different steps share no prefix."""
     group = f"{dump[1]} step {int(dump[2])} · {row.group}"
     return Row(name=row.name, group=group, token_ids=row.token_ids, trained=row.trained)
 
@@ -117,7 +118,7 @@ def _numbers(cell: Any, name: str, row: Row) -> np.ndarray:
 
 
 def _per_token(cell: Any, name: str, row: Row, cells: dict[str, Any]) -> np.ndarray:
-    """[L], one number at every token, or the file's numbers at theirs."""
+    """float64 [L]: a single number at every token, or a list placed at the tokens of the row or its response."""
     values, tokens = _numbers(cell, name, row), len(row.token_ids)
     if np.ndim(cell) == 0:
         return np.full(tokens, values[0])

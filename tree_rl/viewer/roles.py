@@ -1,4 +1,4 @@
-"""Who wrote each token of a row: the model where the row says so, else by the chat template's control tokens.
+"""Role of each token of a row: the model at trained tokens, elsewhere by the control tokens of the chat template.
 
 Legend: L tokens of a row.
 """
@@ -11,21 +11,21 @@ import numpy as np
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 
 ROLES = ("given", "system", "user", "tool", "assistant", "model")
-"""`model` has a loss, `assistant` is an earlier answer without one, `given` is known by nothing else."""
+"""`model` has a loss, `assistant` is an earlier answer without one, `given` is everything unknown."""
 HEADERS = ("<|im_start|>", "<|start_header_id|>", "<|start|>", "<|header_start|>", "<start_of_turn>")
 """Control tokens before a role's name: ChatML, Llama 3, gpt-oss, Llama 4, Gemma."""
 MARKS = {"<|system|>": "system", "<|user|>": "user", "<|assistant|>": "assistant", "<|observation|>": "tool"}
-"""Control tokens that are the role: GLM."""
+"""Control tokens that name the role themselves: GLM."""
 SPOKEN = {"ipython": "tool", "model": "assistant", "developer": "system", "observation": "tool", "function": "tool"}
-"""Names of roles in templates."""
+"""Other role names in templates -> role."""
 TOOL_RESULT = "<tool_response>"
-"""Begins a tool's result that stands in a user turn (Qwen)."""
+"""Beginning of a tool result inside a user turn (Qwen)."""
 HEADER_TOKENS = 8
-"""Tokens that tell a turn's role, at most."""
+"""Number of tokens at the start of a turn that are decoded to find its role."""
 
 
 class RoleReader:
-    """Reads roles with a model's tokenizer; without one it tells the model's tokens from all others."""
+    """Finds roles with a model's tokenizer; without one it only separates the model's tokens from all others."""
 
     def __init__(self, folder: Path | None) -> None:
         self.tokenizer = None if folder is None else ChatTokenizer(folder)
@@ -35,7 +35,7 @@ class RoleReader:
         self._known: dict[bytes, int] = {}
 
     def roles_of(self, token_ids: np.ndarray, trained: np.ndarray | None) -> np.ndarray:
-        """int8 [L], index into `ROLES` of each token of a row; a turn's header belongs to its role."""
+        """int8 [L], index into `ROLES` of each token of a row; the header of a turn has the turn's role."""
         roles = np.zeros(len(token_ids), dtype=np.int8)
         starts = np.flatnonzero(np.isin(token_ids, [*self._headers.tolist(), *self._marks]))
         for start, end in pairwise([*starts.tolist(), len(token_ids)]):

@@ -1,4 +1,4 @@
-"""Serves one page to browsers of this machine."""
+"""Serves one page to browsers on this machine."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -9,10 +9,10 @@ ADDRESS = "127.0.0.1"
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers `/` with the page, everything else with 404, on a port of 127.0.0.1; port 0 takes a free one.
+    """Answers `/` with the page and all else with 404, on a port of 127.0.0.1; port 0 takes a free one.
 
     Raises:
-        InputError: the port cannot be taken.
+        InputError: the port is not available.
     """
 
     daemon_threads = True
@@ -28,7 +28,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where a browser finds the page."""
+        """URL of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
 
@@ -38,7 +38,7 @@ class PageHandler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        """Send the page. Another host's name would let a web site read it through a name of its own (DNS rebinding)."""
+        """Send the page. Other host names are refused, or a web site could read it by DNS rebinding."""
         known = {f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")}
         if self.headers.get("Host") not in known:
             self.send_error(403)
@@ -54,4 +54,4 @@ class PageHandler(BaseHTTPRequestHandler):
             self.wfile.write(self.server.page)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal shows the address only."""
+        """Log nothing, so that the terminal shows only the address."""

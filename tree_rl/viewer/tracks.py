@@ -1,6 +1,6 @@
-"""What a page draws along a tree's tokens: one value per run of tokens, cut at every segment.
+"""Values that the page draws along a tree's tokens: one per run of tokens; runs end at segment ends.
 
-Legend: N unique tokens, S segments, F row tokens, T runs.
+Legend: N unique tokens, F row tokens, T runs.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ import numpy as np
 from tree_rl.tree import Forest
 
 MOST_RUNS = 20_000
-"""Most runs of a numeric track beyond one a segment; finer ones take the mean of neighbours."""
+"""Most runs of a numeric track besides one per segment; a finer track is averaged over neighbouring tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Track:
-    """Values along the unique tokens; a run goes on to the next run's start."""
+    """Values along the unique tokens; each run ends where the next one starts."""
 
     start: np.ndarray
-    """int64 [T], first unique token of each run; holds every segment's start."""
+    """int64 [T], first unique token of each run; every segment starts a run."""
     value: np.ndarray
-    """[T]; NaN and negative integers mean none."""
+    """[T]; NaN or a negative integer means no value."""
 
     def as_json(self) -> dict[str, list[Any]]:
-        """Lists of numbers, null for none."""
+        """Lists of numbers, null for no value."""
         whole = np.issubdtype(self.value.dtype, np.integer)
         missing = self.value < 0 if whole else ~np.isfinite(self.value)
         values = self.value.tolist() if whole else [float(f"{value:.4g}") for value in self.value.tolist()]
-        told = [None if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
-        return {"start": self.start.tolist(), "value": told}
+        shown = [None if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
+        return {"start": self.start.tolist(), "value": shown}
 
 
 def class_track(forest: Forest, value_N: np.ndarray) -> Track:
@@ -39,7 +39,7 @@ def class_track(forest: Forest, value_N: np.ndarray) -> Track:
 
 
 def number_track(forest: Forest, value_N: np.ndarray) -> Track:
-    """Means over runs of neighbours that all have a number, of as many tokens as keep within `MOST_RUNS`."""
+    """Runs of equal numbers; if they exceed `MOST_RUNS`, means over longer runs of tokens that all have a number."""
     has = np.isfinite(value_N)
     same = (value_N[1:] == value_N[:-1]) | (~has[1:] & ~has[:-1])
     start = _run_starts(forest, ~same)
@@ -53,7 +53,7 @@ def number_track(forest: Forest, value_N: np.ndarray) -> Track:
 
 
 def mean_over_rows(forest: Forest, value_F: np.ndarray) -> np.ndarray:
-    """float64 [N], mean of the rows' values [F] at each unique token over the rows that have one; NaN without any."""
+    """float64 [N], mean of the values [F] of all rows through each unique token; NaN if none has a value."""
     has = np.isfinite(value_F)
     index = forest.row_index.values[has]
     count = np.bincount(index, minlength=forest.num_unique)

@@ -1,6 +1,6 @@
-"""One group of rows as the data that its page draws; lists index segments, rows, or runs of unique tokens.
+"""The page's data for one group of rows; lists are indexed by segments, rows, or runs of unique tokens.
 
-Legend: N unique tokens, S segments, B rows, F row tokens, D tokens of the longest row.
+Legend: N unique tokens, S segments, B rows, F row tokens.
 """
 
 import base64
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.inspection.overlap_by_group import report_groups
-from tree_rl.tree import Forest, Jagged
+from tree_rl.inspection.overlap_by_group import report_groups, sampled_tokens
+from tree_rl.tree import Forest
 from tree_rl.tree.partition import plan_partitions
 from tree_rl.tree.report.branching import classify_branches
 from tree_rl.viewer.recorded_rows import RecordedRow
@@ -21,16 +21,16 @@ from tree_rl.viewer.tracks import Track, class_track, mean_over_rows, number_tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """What the page can colour by."""
+    """A quantity by which the page can colour tokens."""
 
     key: str
     name: str
     kind: str
-    """class: a legend entry a value; number: one hue; change: two hues around 0."""
+    """class: a legend entry per value; number: one hue; change: two hues around 0."""
     about: str
-    """What the colour means."""
+    """Meaning of the colour."""
     missing: str
-    """What a file without it lacks, and how to get it."""
+    """Reason why a file lacks it."""
 
 
 MEASURES = (
@@ -70,30 +70,18 @@ MEASURES = (
         about="forward that computes the token",
         missing="name the budget: --max-tokens N",
     ),
-    Measure(
-        key="paths",
-        name="Rows through it",
-        kind="number",
-        about="rows that share the token",
-        missing="",
-    ),
+    Measure(key="paths", name="Rows through it", kind="number", about="rows that share the token", missing=""),
 )
 
 
 def group_data(rows: list[RecordedRow], roles: RoleReader, max_tokens: int | None) -> dict[str, Any]:
-    """Tree, tracks, rows, text and curves of one group, ready for JSON.
-
-    Args:
-        rows: those of the group.
-        roles: reads roles, and text if it has a tokenizer.
-        max_tokens: budget of a forward; None plans no partitions.
-    """
+    """Tree, tracks, rows, text and curves of one group, ready for JSON; `max_tokens` None plans no partitions."""
     forest = Forest.from_rows([recorded.row.token_ids for recorded in rows])
     report = report_groups([recorded.row for recorded in rows])[0]
     overlap, segments = report.overlap, forest.segments
     tracks = _tracks(forest, rows, roles, max_tokens)
     ids = forest.input_ids.astype("<i4").tobytes()
-    data = {
+    return {
         "name": report.name,
         "rows": overlap.paths,
         "trees": report.trees,
@@ -117,11 +105,10 @@ def group_data(rows: list[RecordedRow], roles: RoleReader, max_tokens: int | Non
         "ids": base64.b64encode(ids).decode("ascii"),
         "text": None if roles.tokenizer is None else _texts(forest, tracks["role"], roles.tokenizer.decode),
     }
-    return data
 
 
 def active_counts(forest: Forest) -> dict[str, list[int]]:
-    """Rows and distinct prefixes that go on at each depth, as steps: the paper's second row of tree figures.
+    """Number of rows and of distinct prefixes at each depth, as step functions (paper, second row of tree figures).
 
     The area under `rows` is F, that under `distinct` is N, so the ratio of the areas is the token bound.
     """
@@ -136,7 +123,7 @@ def active_counts(forest: Forest) -> dict[str, list[int]]:
 
 
 def _tracks(forest: Forest, rows: list[RecordedRow], roles: RoleReader, max_tokens: int | None) -> dict[str, Track]:
-    """Tracks of the measures that the rows have."""
+    """Track of each measure for which the rows have values."""
     role_N = np.zeros(forest.num_unique, dtype=np.int64)
     for number, recorded in enumerate(rows):
         index = forest.row_index[number]
@@ -170,10 +157,8 @@ def _flat(values: list[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
 
 
 def _causes(forest: Forest, rows: list[RecordedRow]) -> list[str | None]:
-    """[S], why each segment leaves its heaviest sibling; None for that sibling and for roots."""
-    masks = [recorded.row.trained for recorded in rows if recorded.row.trained is not None]
-    whole = len(masks) == len(rows)
-    sampled = Jagged(values=np.concatenate(masks), offsets=forest.row_index.offsets) if whole else None
+    """[S], why each segment branched off from its heaviest sibling; None for that sibling and for roots."""
+    sampled = sampled_tokens([recorded.row for recorded in rows], forest)
     causes: list[str | None] = [None] * forest.num_segments
     for branch in classify_branches(forest, sampled=sampled):
         if branch.child is not None:
@@ -182,7 +167,7 @@ def _causes(forest: Forest, rows: list[RecordedRow]) -> list[str | None]:
 
 
 def _paths(forest: Forest, rows: list[RecordedRow]) -> dict[str, list[Any]]:
-    """[B], name, last segment and reward of each row."""
+    """[B] each: name, last segment, length and reward of the rows."""
     last = forest.row_index.values[forest.row_index.offsets[1:] - 1]
     end = np.searchsorted(forest.segments.start, last, side="right") - 1
     return {
@@ -197,7 +182,7 @@ def _paths(forest: Forest, rows: list[RecordedRow]) -> dict[str, list[Any]]:
 
 
 def _texts(forest: Forest, roles: Track, decode: Callable[[list[int]], str]) -> list[str]:
-    """Text of each run of the role track. A character whose bytes lie in two runs shows as a replacement mark."""
+    """Text of each run of the role track; a character whose bytes are in two runs becomes a replacement character."""
     ends = np.append(roles.start[1:], forest.num_unique).tolist()
     bounds = zip(roles.start.tolist(), ends, strict=True)
     return [decode(forest.input_ids[start:end].tolist()) for start, end in bounds]

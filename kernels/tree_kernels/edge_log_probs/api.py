@@ -1,4 +1,4 @@
-"""edge_log_probs: log p(target | source) of chosen edges only, several edges per source from one projection.
+"""edge_log_probs: log p(target | source) of chosen edges; several edges of one source share one projection.
 
 See kernels/README.md. Legend: N tokens, C hidden size, V vocabulary, E edges, R rows of logits.
 """
@@ -16,11 +16,11 @@ OP = "edge_log_probs"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
 CPU_CHUNK_BYTES = 64 << 20
 CUDA_CHUNK_SHARE = 64
-"""A chunk of logits takes one part in so many of the device's memory."""
+"""A chunk of logits takes the device's memory divided by this."""
 
 
 def default_chunk_rows(device: torch.device, vocabulary: int) -> int:
-    """Rows per chunk: 64 MiB of float32 logits on a CPU, a 64th of the memory of a GPU, at least 16 rows."""
+    """Rows per chunk: 64 MiB of float32 logits on a CPU, 1/64 of the memory of a GPU, at least 16 rows."""
     size = CPU_CHUNK_BYTES
     if device.type == "cuda":
         size = torch.cuda.get_device_properties(device).total_memory // CUDA_CHUNK_SHARE
@@ -65,16 +65,15 @@ def edge_log_probs(
         edge_source: integer [E] in [0, N); repeated sources share one projection.
         edge_target: integer [E] in [0, V).
         bias: [V] or None.
-        temperature: one for all edges, [E], or None for 1; no gradient flows to it.
+        temperature: a number for all edges, [E], or None for 1; gets no gradient.
         entropy: also return the entropy of each edge's distribution.
         softcap: c in c * tanh(logit / c), before the temperature.
         sum_pi_squared: also return the sum over the vocabulary of squared probabilities, without gradient.
         impl: "auto" (triton on CUDA, else chunked), "triton", "chunked" or "reference".
-        chunk_rows: rows of logits alive at a time; None bounds a chunk's memory (`default_chunk_rows`).
+        chunk_rows: rows of logits alive at a time; None: `default_chunk_rows`.
 
     Returns:
-        log-prob [E], entropy [E] or None, sum of squared probabilities [E] or None, in float32, float64 for float64
-        input.
+        log-prob [E], entropy [E] or None, sum of squared probabilities [E] or None, in the accumulation dtype.
 
     Raises:
         ValueError: shapes, dtypes or options do not fit.
@@ -106,13 +105,10 @@ def edge_log_probs_of_rows(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> EdgeValues:
-    """`edge_log_probs` of edges whose rows were found beforehand, without a synchronisation with a GPU.
+    """`edge_log_probs` for edges whose rows are already known, which avoids a synchronisation with a GPU.
 
-    Args:
-        hidden_NC: [N, C].
-        head_weight_VC: [V, C] in the dtype of `hidden_NC`.
-        rows: from `rows_of_edges`, on the device of `hidden_NC`; they hold the temperature.
-        bias: and the others, what is returned and raised: as in `edge_log_probs`; `impl` cannot be "reference".
+    `rows`, from `rows_of_edges`, are on the device of `hidden_NC` and include the temperature; `impl` cannot be
+    "reference". All else is as in `edge_log_probs`.
     """
     hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
     _check_head(hidden_NC, head_weight_VC, bias)
@@ -138,14 +134,14 @@ def logits_edge_log_probs(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> EdgeValues:
-    """Edge log-probs from rows of logits that exist already.
+    """Edge log-probs from given logits; all else as in `edge_log_probs`, but `impl` cannot be "reference".
 
     Args:
         logits_RV: [R, V].
         row_of_edge: integer [E] in [0, R).
-        edge_target: and the others, what is returned and raised: as in `edge_log_probs`; `impl` cannot be "reference".
-        softcap: None if the model has capped its logits already.
-        chunk_rows: rows alive in the computation dtype at a time ("chunked" only).
+        edge_target: integer [E] in [0, V).
+        softcap: None if the model has already capped its logits.
+        chunk_rows: rows that exist in the accumulation dtype at a time ("chunked" only).
     """
     _check_edges(row_of_edge, edge_target, temperature)
     rows = rows_of_edges(row_of_edge, edge_target, temperature)
@@ -165,13 +161,7 @@ def logits_edge_log_probs_of_rows(
     impl: str = "auto",
     chunk_rows: int | None = None,
 ) -> EdgeValues:
-    """`logits_edge_log_probs` of edges whose rows were found beforehand, without a synchronisation with a GPU.
-
-    Args:
-        logits_RV: [R, V].
-        rows: from `rows_of_edges`, on the device of the logits; they hold the temperature.
-        entropy: and the others, what is returned and raised: as in `logits_edge_log_probs`.
-    """
+    """`logits_edge_log_probs` for edges whose rows are already known, as in `edge_log_probs_of_rows`."""
     if logits_RV.dim() != 2 or not logits_RV.is_floating_point():
         raise ValueError(
             f"{OP}: expected floating point logits [R, V], received {logits_RV.dtype} {tuple(logits_RV.shape)}"
@@ -185,7 +175,7 @@ def logits_edge_log_probs_of_rows(
 
 
 def _is_triton(impl: str, like: torch.Tensor, why_no_reference: str) -> bool:
-    """Whether triton runs rather than chunked, of the implementations that take rows."""
+    """Choose between the two implementations that take rows: True for triton, False for chunked."""
     if impl == "reference":
         raise UnsupportedImplementation(OP, impl, why_no_reference)
     problem = {"device": like.device, "dtype": like.dtype}
@@ -195,7 +185,7 @@ def _is_triton(impl: str, like: torch.Tensor, why_no_reference: str) -> bool:
 def _in_autocast_dtype(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Under autocast, all in its dtype, as torch does for a linear layer (float64 is left alone)."""
+    """Under autocast, cast as torch does for a linear layer; float64 is not cast."""
     if not torch.is_autocast_enabled(hidden.device.type) or hidden.dtype == torch.float64:
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(hidden.device.type)

@@ -1,6 +1,6 @@
-"""Which rows of logits a set of edges needs: each (source, temperature) once, edges sorted by row.
+"""The rows of logits that a set of edges needs: one per distinct (source, temperature), and the edges sorted by row.
 
-Legend: E edges, N sources to choose from, U unique rows, r rows of a chunk, e edges of a chunk.
+Legend: E edges, U unique rows, r rows of a chunk, e edges of a chunk.
 """
 
 from collections.abc import Iterator
@@ -16,48 +16,46 @@ MOST_MARKS_PER_VALUE = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chunk:
-    """Consecutive rows and the edges that start there."""
+    """Consecutive rows and the edges that start there, in row order."""
 
     rows: slice
-    """rows of the chunk"""
     edges: slice
-    """edges of the chunk, in row order"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeRows:
-    """Unique rows of the edges and the way from one to the other.
+    """Unique rows of a set of edges, and the edges sorted by row.
 
-    Built on the CPU and moved with `to`, it costs an accelerator no synchronisation.
+    Building it on the CPU and moving it with `to` needs no synchronisation with the accelerator.
     """
 
     source: torch.Tensor
-    """int64 [U], ascending: index of each row's hidden state (or given row of logits)"""
+    """int64 [U], ascending: index of each row's hidden state (or given row of logits)."""
     sources_repeat: bool
-    """whether a source may stand in several rows, one per temperature"""
+    """True if a source may have several rows, one per temperature."""
     row_temperature: torch.Tensor | float
-    """[U, 1] temperature of each row, or one for all"""
+    """[U, 1], temperature of each row, or one number for all."""
     order: torch.Tensor
-    """int64 [E], the edges in row order"""
+    """int64 [E], edge indices in row order."""
     row: torch.Tensor
-    """int64 [E], row of each edge, in row order"""
+    """int64 [E], row of each edge, in row order."""
     target: torch.Tensor
-    """int64 [E], target token of each edge, in row order"""
+    """int64 [E], target token of each edge, in row order."""
     first_edge: torch.Tensor
-    """int64 [U + 1], where the edges of each row start in row order"""
+    """int64 [U + 1], first edge of each row, in row order."""
 
     @property
     def num_rows(self) -> int:
-        """Number U of unique rows."""
+        """U, number of unique rows."""
         return self.source.shape[0]
 
     @property
     def num_edges(self) -> int:
-        """Number E of edges."""
+        """E, number of edges."""
         return self.order.shape[0]
 
     def to(self, device: torch.device | str) -> "EdgeRows":
-        """The same rows on `device`, copied while the host goes on."""
+        """The same rows on `device`, copied asynchronously."""
         temperature = self.row_temperature
         return EdgeRows(
             source=moved(self.source, device),
@@ -70,7 +68,7 @@ class EdgeRows:
         )
 
     def chunks(self, chunk_rows: int) -> Iterator[Chunk]:
-        """The rows in pieces of `chunk_rows`; reads `first_edge` on the host."""
+        """The rows in chunks of `chunk_rows`; reads `first_edge` on the host."""
         starts = range(0, self.num_rows, chunk_rows)
         stops = [*starts[1:], self.num_rows]
         bounds = self.first_edge[[0, *stops]].tolist()
@@ -78,25 +76,19 @@ class EdgeRows:
             yield Chunk(rows=slice(start, stop), edges=slice(bounds[number], bounds[number + 1]))
 
     def temperature(self, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor | float:
-        """Temperature of a chunk's rows, to be broadcast over [r, V]."""
+        """Temperature of a chunk's rows, broadcastable to [r, V]."""
         temperature = self.row_temperature
         return temperature if isinstance(temperature, float) else temperature[chunk.rows].to(dtype)
 
     def row_in_chunk(self, chunk: Chunk) -> torch.Tensor:
-        """int64 [e], row of each edge of the chunk, counted from the chunk's first."""
+        """int64 [e], row of each edge, relative to the chunk's first row."""
         return self.row[chunk.edges] - chunk.rows.start
 
 
 def rows_of_edges(
     edge_source: torch.Tensor, edge_target: torch.Tensor, temperature: torch.Tensor | float | None
 ) -> EdgeRows:
-    """Find the unique rows.
-
-    Args:
-        edge_source: integer [E].
-        edge_target: integer [E].
-        temperature: one for all, [E], or None for 1.
-    """
+    """Find the unique rows of integer edges [E]; the temperature is a number for all, [E], or None for 1."""
     source_E = edge_source.long()
     row_temperature: torch.Tensor | float = 1.0
     sources_repeat = False
@@ -106,7 +98,7 @@ def rows_of_edges(
         key_U, row_E = _distinct(source_E * kinds + value_E)
         source_U = key_U // kinds
         sources_repeat = kinds > 1
-        # Reading the only value of an accelerator would synchronise.
+        # Only on the CPU, because reading the value from an accelerator would synchronise.
         is_known = kinds == 1 and values.device.type == "cpu" and len(values) == 1
         row_temperature = float(values[0]) if is_known else values[key_U % kinds][:, None]
     else:
@@ -128,9 +120,8 @@ def rows_of_edges(
 
 
 def _distinct(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct values (int64, none negative), ascending, and the index of each value among them.
-
-    On the CPU by marking, unless there are so many more places than values that sorting is faster.
+    """`torch.unique` with inverse for non-negative int64 values; on the CPU a table of marks is faster than sorting,
+    unless the largest value is much larger than the number of values.
     """
     limit = int(values.max()) + 1 if values.device.type == "cpu" and len(values) else None
     if limit is None or limit > MOST_MARKS_PER_VALUE * len(values):
@@ -142,7 +133,7 @@ def _distinct(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _stable_order(values: torch.Tensor) -> torch.Tensor:
-    """int64, the stable ascending order; NumPy's sort merges runs, and edges come in few."""
+    """int64, stable ascending order; on the CPU NumPy's merge sort is fast because edges come in few sorted runs."""
     if values.device.type == "cpu":
         return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))
     return torch.sort(values, stable=True).indices

@@ -1,4 +1,4 @@
-"""Matrix products of half-precision factors that are summed in float32."""
+"""Matrix products of half-precision factors with float32 accumulation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 
 LONGEST_SUM = 4096
-"""Columns that one product of half-precision factors sums into a logit: tensor cores cut partial sums where they should
-round. In one go, log-probs of logits with a spread of 3 are wrong by 2.2e-5 at 1,024 columns, by 8.8e-5 at 4,096 and
-by more than 1e-4 at 5,120 (H200)."""
+"""Most columns that one product of half-precision factors sums into a logit, because tensor cores truncate partial sums
+instead of rounding them. Without a split, log-probs of logits with a spread of 3 are wrong by 2.2e-5 at 1,024 columns,
+8.8e-5 at 4,096 and more than 1e-4 at 5,120 (H200)."""
 LONGEST_SUM_BESIDE_TARGETS = 5120
-"""The same where logits of targets are summed once more without tensor cores: 8.3e-5 at 4,096 columns, 8.0e-5 at
-5,120 and 1.2e-4 at 8,192, in two parts 6.8e-5."""
+"""Most columns if the logits of targets are recomputed without tensor cores: the error is 8.3e-5 at 4,096 columns,
+8.0e-5 at 5,120 and 1.2e-4 at 8,192, or 6.8e-5 there in two parts."""
 
 
 def logits_of(
@@ -22,13 +22,13 @@ def logits_of(
     longest_sum: int,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """hidden @ weight.T in `dtype`, long rows in even parts whose sums are rounded.
+    """hidden @ weight.T in `dtype`; long sums are split into even parts, so that partial sums are rounded.
 
     Args:
         hidden_UC: [U, C].
         weight_vC: [v, C] in the same dtype.
-        dtype: that of the factors, or float32.
-        longest_sum: columns of a part at most.
+        dtype: the factors' dtype, or float32.
+        longest_sum: most columns of a part.
         out: [U, v] in `dtype`, written and returned.
     """
     parts = 1 if hidden_UC.dtype == dtype else -(-hidden_UC.shape[1] // longest_sum)
@@ -40,13 +40,9 @@ def logits_of(
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
-    """a @ b summed and returned in `dtype`; on CUDA half-precision factors stay as they are.
+    """a @ b, accumulated and returned in `dtype` (the factors' or float32); on CUDA the factors are not converted.
 
-    Args:
-        a: [M, K].
-        b: [K, N] in the dtype of `a`.
-        dtype: that of the factors, or float32.
-        out: [M, N] in `dtype`, written and returned.
+    `out` [M, N] in `dtype` is written and returned if given.
     """
     if a.dtype == b.dtype == dtype:
         return torch.mm(a, b, out=out)
@@ -56,7 +52,7 @@ def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, out: torch.Ten
 
 
 def add_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out += a @ b inside the product, without a second [M, N] tensor."""
+    """out += a @ b without a second [M, N] tensor."""
     if _mixes(a, b) and a.dtype != out.dtype:
         torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
     else:
@@ -64,7 +60,7 @@ def add_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def write_rounded_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out = a @ b, summed in float32 and rounded once to the dtype of `out`, which may be that of the factors."""
+    """out = a @ b, accumulated in float32 and rounded once to the dtype of `out`."""
     if out.dtype == torch.float32 or not _mixes(a, b):
         out.copy_(product(a, b, torch.float32))
         return
@@ -74,7 +70,7 @@ def write_rounded_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -
 
 @contextmanager
 def _partial_sums_in_float32() -> Iterator[None]:
-    """Long sums that the library splits are joined in float32; by default it may join them in the output's dtype."""
+    """Make cuBLAS add the parts of sums that it splits in float32; by default it may use the output's dtype."""
     settings = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
     before = [getattr(settings, name) for name in names]
@@ -88,5 +84,5 @@ def _partial_sums_in_float32() -> Iterator[None]:
 
 
 def _mixes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether factors of this dtype can be multiplied into a float32 product."""
+    """True if `torch.mm` can multiply these factors into a float32 product."""
     return a.device.type == "cuda" and a.dtype == b.dtype

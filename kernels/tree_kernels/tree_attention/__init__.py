@@ -1,4 +1,4 @@
-"""Attention over a forest of shared prefixes."""
+"""Attention over a prefix forest."""
 
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS, chosen_implementation, tree_attention, unavailable_reason
 

@@ -1,4 +1,4 @@
-"""tree_attention: softmax attention of a forest's unique tokens, each over its own ancestors.
+"""tree_attention: softmax attention of a forest's unique tokens, each over itself and its ancestors.
 
 Token i sees token j iff j <= i < subtree_end[j], and the whole past. See kernels/README.md.
 Legend: N unique tokens, P past tokens, M = P + N keys, H heads, D head size.
@@ -36,14 +36,7 @@ def unavailable_reason(
 ) -> str | None:
     """Why `impl` cannot run on this device, dtype and head size with these options, or None if it can.
 
-    Args:
-        impl: one of `IMPLEMENTATIONS`.
-        device: of the tensors.
-        dtype: of the tensors.
-        head_size: D.
-        softcap: as in `tree_attention`.
-        needs_lse: sinks are given or the log-sum-exp is returned.
-        deterministic: as in `tree_attention`.
+    Arguments as in `tree_attention`; `needs_lse` is True if sinks are given or the log-sum-exp is returned.
 
     Raises:
         ValueError: there is no implementation of that name.
@@ -72,8 +65,8 @@ def chosen_implementation(
 ) -> str:
     """The implementation that `impl="auto"` runs: on CUDA the fastest that can run there, sdpa elsewhere.
 
-    Arguments as in `unavailable_reason`; `partial_share` is that of the forest (see `TreeLayout`), and None stands for
-    large segments, the rule.
+    Arguments as in `unavailable_reason`. `partial_share` is as in `TreeLayout`; None assumes large segments, the usual
+    case.
     """
     order: tuple[str, ...] = ()
     if device.type == "cuda":
@@ -105,7 +98,7 @@ def tree_attention(
     deterministic: bool = False,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of every unique token over the tokens on its own path.
+    """Attention of every unique token over the tokens on its path.
 
     Args:
         q_NHD: [N, Hq, D], DFS order.
@@ -115,11 +108,11 @@ def tree_attention(
         past_k: [P, Hkv, D] keys of the ancestors of the whole forest, visible to every token.
         past_v: [P, Hkv, D].
         scale: factor on the scores; None: D ** -0.5.
-        window: a token at depth d sees keys of depth > d - window only, the past (depths 0 .. P-1) included.
+        window: a token at depth d sees only keys of depth > d - window; the past has depths 0 .. P-1.
         softcap: c in c * tanh(score / c), applied to the scaled score.
         sinks: [Hq] learned logits that join each softmax denominator.
         impl: "auto", or one of `IMPLEMENTATIONS`.
-        deterministic: run only what gives the same bits at every call, gradients included.
+        deterministic: require bitwise reproducible outputs and gradients.
         return_lse: also return the log of the softmax denominator.
 
     Returns:
@@ -154,7 +147,7 @@ def tree_attention(
         elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
-            # Triton is optional, and the interpreter of the tests is chosen when it is imported.
+            # Imported late, because Triton is optional and reads TRITON_INTERPRET on import.
             from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
 
             out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
@@ -166,7 +159,7 @@ def tree_attention(
 
 
 def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
-    """The layout's share of partly visible blocks. None for rows of leaves, and with a window: nobody counts that."""
+    """The layout's share of partly visible blocks; None with a window, which it does not count, and for leaf rows."""
     share = layout.partial_share
     if share is None or window is not None or rows_worth_copying(layout, window) is not None:
         return None
@@ -174,7 +167,7 @@ def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
 
 
 def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:
-    """Under autocast, in its dtype, as torch does for its own attention (float64 is left alone)."""
+    """Under autocast, cast as torch does for its own attention; float64 is not cast."""
     if not torch.is_autocast_enabled(t.device.type) or t.dtype == torch.float64:
         return t
     return t.to(torch.get_autocast_dtype(t.device.type))

@@ -11,15 +11,7 @@ from tree_kernels.tree_layout import TreeLayout
 
 
 def visible_mask(layout: TreeLayout, *, window: int | None = None) -> torch.Tensor:
-    """Which keys each token sees.
-
-    Args:
-        layout: the forest and the length of its past.
-        window: a token at depth d sees keys of depth > d - window only; None: all its ancestors.
-
-    Returns:
-        bool [N, P + N], past keys first.
-    """
+    """bool [N, P + N], past keys first: which keys each token sees; `window` as in `tree_attention`."""
     index = torch.arange(layout.num_tokens, device=layout.device)
     earlier = index[None, :] <= index[:, None]
     inside = index[:, None] < layout.subtree_end[None, :]
@@ -40,7 +32,7 @@ def reference_attention(
     layout: TreeLayout,
     rule: ScoreRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masked softmax attention, O(N (P + N)) memory; softmax in float32 (float64 for float64 input).
+    """Masked softmax attention with O(N (P + N)) memory.
 
     Args:
         q_NHD: [N, Hq, D].

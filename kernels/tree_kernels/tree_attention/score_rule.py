@@ -1,4 +1,4 @@
-"""How a score is made from a query and a key, apart from the tree."""
+"""How a score is computed from a query and a key."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class ScoreRule:
     """Scale, window and soft cap of one attention call."""
 
     scale: float
-    """factor on q . k"""
+    """Factor on q . k."""
     window: int | None = None
-    """a query at depth d sees keys of depth > d - window only; None: all ancestors"""
+    """Attention window, as in `tree_attention`."""
     softcap: float | None = None
-    """c in c * tanh(score / c), applied to the scaled score; None: no cap"""
+    """Cap c in c * tanh(score / c), applied to the scaled score; None: no cap."""
 
     def scores(self, raw: torch.Tensor) -> torch.Tensor:
         """Scaled and capped scores of raw products q . k of any shape."""

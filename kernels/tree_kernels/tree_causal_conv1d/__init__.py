@@ -1,4 +1,4 @@
-"""The short causal convolution over a forest of shared prefixes."""
+"""The short causal convolution over a prefix forest."""
 
 from tree_kernels.tree_causal_conv1d.api import IMPLEMENTATIONS, tree_causal_conv1d
 

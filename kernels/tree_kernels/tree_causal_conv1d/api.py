@@ -1,6 +1,6 @@
-"""tree_causal_conv1d: the short depthwise convolution in which a token sees the last K inputs on its own path.
+"""tree_causal_conv1d: the short depthwise convolution in which a token sees the last K inputs on its path.
 
-See kernels/README.md. Legend: N unique tokens, C channels, K taps, S contexts asked for.
+See kernels/README.md. Legend: N unique tokens, C channels, K taps, S requested contexts.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ ACTIVATIONS = (None, "silu", "swish")
 
 
 def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype, taps: int) -> str | None:
-    """Why `impl` cannot run on this device and dtype, or None if it can; any number of taps runs.
+    """Why `impl` cannot run on this device and dtype, or None if it can; the number of taps does not matter.
 
     Raises:
         ValueError: there is no implementation of that name.
@@ -34,7 +34,7 @@ def unavailable_reason(impl: str, *, device: torch.device, dtype: torch.dtype, t
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, taps: int) -> str:
-    """The implementation that `impl="auto"` runs: on CUDA at the proven number of taps triton, else shifted."""
+    """The implementation that `impl="auto"` runs: triton on CUDA with the tested number of taps, else shifted."""
     is_proven = device.type == "cuda" and taps == PROVEN_TAPS
     return "triton" if is_proven and triton_unavailable_reason(device, dtype, multiplies=False) is None else "shifted"
 
@@ -50,16 +50,16 @@ def tree_causal_conv1d(
     return_contexts_at: tuple[int, ...] | None = None,
     impl: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Causal depthwise convolution of a forest's unique tokens, each over its own ancestors.
+    """Causal depthwise convolution of a forest's unique tokens, each over its ancestors.
 
     Args:
         x_NC: [N, C], DFS order.
-        weight_CK: [C, K]; the last tap meets the token itself, the one before its parent, and so on.
+        weight_CK: [C, K]; the last tap applies to the token itself, the previous one to its parent, and so on.
         bias_C: [C] or None.
-        layout: the forest, or its `subtree_end` [N]; the context stands for any past.
+        layout: the forest, or its `subtree_end` [N]; a past is given by the context.
         activation: None, "silu" or "swish" (the same), applied to the sum.
         initial_context: [K - 1, C] inputs before the roots, oldest first; None: zeros.
-        return_contexts_at: tokens after which the last K - 1 inputs are returned, as `initial_context` takes them.
+        return_contexts_at: tokens after which the last K - 1 inputs are returned, for use as `initial_context`.
         impl: "auto" (see `chosen_implementation`), "reference", "shifted" or "triton".
 
     Returns:
@@ -82,7 +82,7 @@ def tree_causal_conv1d(
     context_KC = x_NC.new_zeros(taps - 1, x_NC.shape[1]) if initial_context is None else initial_context
     with torch.autocast(x_NC.device.type, enabled=False):
         if len(x_NC) and impl == "triton":
-            # Triton decides when kernels are defined whether to interpret them, so not before the first use.
+            # Imported late, because Triton is optional and reads TRITON_INTERPRET when kernels are defined.
             from tree_kernels.tree_causal_conv1d.triton_kernels.autograd import triton_conv1d
 
             out_NC = triton_conv1d(x_NC, weight_CK, bias_C, layout, context_KC, activation is not None)
@@ -95,7 +95,7 @@ def tree_causal_conv1d(
     contexts_SKC = None
     if return_contexts_at is not None:
         input_NK = host_windows_of(layout, taps).input_NK
-        # Inputs of the window but its oldest; with one tap there are none.
+        # All inputs of the window except the oldest; none with one tap.
         index_SK = to_device(input_NK[list(wanted), 1:].astype(np.int64), x_NC.device)
         contexts_SKC = torch.cat([context_KC, x_NC])[index_SK]
     return out_NC.to(x_NC.dtype), contexts_SKC

@@ -1,4 +1,4 @@
-"""The definition: one token at a time, a window of the last K inputs on its path."""
+"""The definition: one token at a time, from a window of the last K inputs on its path."""
 
 import numpy as np
 import torch
@@ -13,12 +13,9 @@ def reference_conv1d(
     parent: np.ndarray,
     context_KC: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convolution [N, C] before the activation, in the dtype of the sums, and the last K - 1 inputs of every token.
+    """Convolution [N, C] before the activation, in the accumulation dtype, and the last K - 1 inputs of every token.
 
-    Args:
-        x_NC: and the others: as in `tree_causal_conv1d`.
-        parent: int32 [N], -1 at roots.
-        context_KC: [K - 1, C], inputs before the roots, oldest first.
+    Arguments as in `tree_causal_conv1d`; `parent` is int32 [N], -1 at roots, `context_KC` the initial context.
     """
     dtype = accumulation_dtype(x_NC.dtype)
     outputs: list[torch.Tensor] = []

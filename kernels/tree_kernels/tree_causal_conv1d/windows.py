@@ -1,8 +1,8 @@
-"""Which inputs each token's window holds, built once per layout on the host.
+"""The inputs in each token's window, planned once per layout on the host.
 
-Inputs are numbered with the context in front: 0 .. K-2 are the context, K-1+t is token t. Most windows are runs of
-neighbours, so that only the few tokens near a jump to another branch are looked up.
-Legend: N unique tokens, K taps, M = K - 1 + N inputs, R tokens near a jump.
+Inputs are numbered with the context first: 0 .. K-2 are the context, K-1+t is token t. Most windows are K consecutive
+inputs; only the few tokens after a jump to another branch need a lookup.
+Legend: N unique tokens, K taps, M = K - 1 + N inputs, R tokens after a jump.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class HostWindows:
     """Windows of a forest on the host."""
 
     input_NK: np.ndarray
-    """int32 [N, K], inputs of each token's window, oldest first; the last is the token itself"""
+    """int32 [N, K], inputs of each token's window, oldest first; the last is the token itself."""
     jumping_R: np.ndarray
-    """int64 [R], tokens whose window is no run of neighbours: fewer than K tokens behind a jump to another branch"""
+    """int64 [R], tokens whose window is not consecutive: the K - 1 tokens from a jump to another branch on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Windows:
-    """The same on the layout's device, both int64."""
+    """`HostWindows` on the layout's device, both int64."""
 
     input_NK: torch.Tensor
     jumping_R: torch.Tensor
@@ -35,7 +35,7 @@ class Windows:
 
 @kept
 def windows_of(layout: TreeLayout, taps: int) -> Windows:
-    """The windows of a layout, built at the first call and kept with it."""
+    """The windows of a layout on its device; cached with it."""
     windows = host_windows_of(layout, taps)
     input_NK = to_device(windows.input_NK.astype(np.int64), layout.device)
     return Windows(input_NK=input_NK, jumping_R=to_device(windows.jumping_R, layout.device))
@@ -43,17 +43,12 @@ def windows_of(layout: TreeLayout, taps: int) -> Windows:
 
 @kept
 def host_windows_of(layout: TreeLayout, taps: int) -> HostWindows:
-    """`host_windows` of a layout, built at the first call and kept with it."""
+    """`host_windows` of a layout; cached with it."""
     return host_windows(parents_of(layout), taps)
 
 
 def host_windows(parent: np.ndarray, taps: int) -> HostWindows:
-    """Windows from parents.
-
-    Args:
-        parent: int32 [N], -1 at roots.
-        taps: K.
-    """
+    """Windows of K taps from the tokens' parents, int32 [N], -1 at roots."""
     num_tokens, context = len(parent), taps - 1
     jumps = np.flatnonzero(parent != np.arange(-1, num_tokens - 1, dtype=np.int32))
     jumping_R = np.unique(jumps[:, None] + np.arange(context))
@@ -68,7 +63,7 @@ def host_windows(parent: np.ndarray, taps: int) -> HostWindows:
 
 
 def readers(windows: HostWindows) -> tuple[np.ndarray, np.ndarray]:
-    """All reads in the order of the inputs they read, those of one input in the order of the tokens that read it.
+    """All reads, sorted by input, then by token.
 
     Returns:
         int32 [M + 1], first read of each input; int32 [N * K], token * K + tap of every read.

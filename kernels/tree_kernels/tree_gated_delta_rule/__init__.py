@@ -1,4 +1,4 @@
-"""The gated delta rule over a forest of shared prefixes."""
+"""The gated delta rule over a prefix forest."""
 
 from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, tree_gated_delta_rule
 

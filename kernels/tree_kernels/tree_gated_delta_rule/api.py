@@ -1,7 +1,7 @@
 """tree_gated_delta_rule: the recurrence of Gated DeltaNet in which every token starts from the state of its parent.
 
-Each token is computed once and no path is scanned again. See kernels/README.md.
-Legend: N unique tokens, Hk key heads, Hv value heads, K and V state sizes, S states asked for.
+Each token is computed once. See kernels/README.md.
+Legend: N unique tokens, Hk key heads, Hv value heads, K and V state sizes, S requested states.
 """
 
 import torch
@@ -31,8 +31,8 @@ def unavailable_reason(
 
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
-    """The implementation that `impl="auto"` runs: on CUDA in half precision at proven sizes triton, else chunked."""
-    # Exact float32 products unroll: at 128 x 128 the first call would compile for minutes.
+    """The implementation that `impl="auto"` runs: triton on CUDA in half precision at tested sizes, else chunked."""
+    # Not in float32: its exact products are unrolled, so that the first call at 128 x 128 would compile for minutes.
     is_half = dtype in (torch.bfloat16, torch.float16)
     is_proven = device.type == "cuda" and is_half and (key_size, value_size) in PROVEN_SIZES
     return "triton" if is_proven and not triton_unavailable_reason(device, dtype, key_size, value_size) else "chunked"
@@ -56,15 +56,15 @@ def tree_gated_delta_rule(
         S_t = exp(g_t) S_parent + k_t (beta_t (v_t - exp(g_t) S_parent^T k_t))^T,   out_t = scale * S_t^T q_t
 
     Args:
-        q_NHK: [N, Hk, K], DFS order, normalised by the caller where the model does so.
+        q_NHK: [N, Hk, K], DFS order; the caller normalises if the model does.
         k_NHK: [N, Hk, K].
-        v_NHV: [N, Hv, V]; Hv is a multiple of Hk, key head h serves value heads h * Hv / Hk and following.
-        g_NH: [N, Hv], natural logarithm of the decay, <= 0; float32 whatever the other dtypes, or theirs.
+        v_NHV: [N, Hv, V]; Hv is a multiple of Hk, and key head h serves the Hv / Hk value heads from h * Hv / Hk on.
+        g_NH: [N, Hv], natural logarithm of the decay, <= 0; any floating point dtype, usually float32.
         beta_NH: [N, Hv], strength of the write.
-        layout: the forest, or its `subtree_end` [N]; the state stands for any past.
+        layout: the forest, or its `subtree_end` [N]; a past is given by the initial state.
         scale: factor on the outputs; None: K ** -0.5.
         initial_state: [Hv, K, V] state before the roots, float32 (float64 for float64); None: zeros.
-        return_states_at: tokens after which states are returned. A tuple on the host: it decides launches.
+        return_states_at: tokens after which states are returned; on the host, because they decide launches.
         impl: "auto", "reference", "chunked" or "triton".
 
     Returns:
@@ -93,7 +93,7 @@ def tree_gated_delta_rule(
             out_NHV, all_states = reference_delta_rule(*inputs, parents_of(layout), scale, initial_state)
             states = all_states[list(wanted)]
         elif impl == "triton":
-            # Triton decides when kernels are defined whether to interpret them, so not before the first use.
+            # Imported late, because Triton is optional and reads TRITON_INTERPRET when kernels are defined.
             from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
 
             out_NHV, states = triton_delta_rule(*inputs, layout, scale, initial_state, wanted)

@@ -1,8 +1,8 @@
-"""Heavy chains of tiles: one program walks a chain with the state in registers, light chains start from stored states.
+"""Heavy-path decomposition of the tree of tiles: one program walks a chain of tiles with the state in registers.
 
-From each tile the chain continues into the tile below it with most tiles in its subtree; every other tile below starts
-a chain of the next level, so there are at most log2(T) + 1 levels. A state is stored in float32 where a light chain
-starts from it, where the caller asked for it, or where several states leave a tile.
+A chain continues from a tile into the child tile with the largest subtree. Every other child starts a chain of the
+next level from a stored state, so there are at most log2(T) + 1 levels. States are stored in float32 if another chain
+starts from them, if the caller requested them, or if several states leave their tile.
 Legend: N unique tokens, T tiles, C tokens of a tile, L chains, X side exits, S slots of stored states.
 """
 
@@ -18,55 +18,51 @@ INITIAL_SLOT = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChainPlan:
-    """Launch order of tiles; tiles are renumbered so that a chain, and a level, is one range. All arrays int32."""
+    """Tiles renumbered by level and chain, so that each chain and each level is one range. All arrays are int32."""
 
     token: np.ndarray
-    """[T, C], tokens of each tile in DFS order; N behind its last token"""
+    """[T, C], tokens of each tile in DFS order, padded with N."""
     row_end: np.ndarray
-    """[T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]"""
+    """[T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]."""
     main_row: np.ndarray
-    """[T], row after which the chain continues; NONE in its last tile"""
+    """[T], row after which the chain continues in the next tile; NONE in its last tile."""
     entry_slot: np.ndarray
-    """[T], slot that holds the state that enters the tile; NONE if no one reads it there"""
+    """[T], slot of the state that enters the tile; NONE if it is not stored."""
     stores_entry: np.ndarray
-    """[T], 1 where the walk must write that slot; 0 where it is there before or not needed"""
+    """[T], 1 if the walk must write that slot; 0 if it is already written or not needed."""
     chain_start: np.ndarray
-    """[L + 1], first tile of each chain"""
+    """[L + 1], first tile of each chain."""
     chain_slot: np.ndarray
-    """[L], slot that holds the state from which the chain starts"""
+    """[L], slot of the state from which the chain starts."""
     level_start: np.ndarray
-    """[levels + 1], first chain of each level"""
+    """[levels + 1], first chain of each level."""
     side_start: np.ndarray
-    """[T + 1], first side exit of each tile: states that leave it besides the chain's own"""
+    """[T + 1], first side exit of each tile; a side exit is a state that leaves the tile outside its chain."""
     side_row: np.ndarray
-    """[X], row after which the state leaves"""
+    """[X], row after which the state leaves."""
     side_slot: np.ndarray
-    """[X], slot that receives it"""
+    """[X], slot that receives the state."""
     source_start: np.ndarray
-    """[S + 1], first gradient that flows into each slot's state from outside its chain"""
+    """[S + 1], first entry of `source` for each slot."""
     source: np.ndarray
-    """[...], chain that starts from the slot, or L + place among the wanted states"""
+    """Origins of a slot's gradients: a chain that starts from its state, or L + index of a wanted state."""
     wanted_slot: np.ndarray
-    """[wanted], slot of each state that the caller asked for"""
+    """[wanted], slot of each state that the caller requested."""
 
     @property
     def num_tiles(self) -> int:
-        """Number T of tiles."""
+        """T, number of tiles."""
         return len(self.main_row)
 
     @property
     def num_slots(self) -> int:
-        """Number S of slots, the initial state's included."""
+        """S, number of slots including the initial state's."""
         return len(self.source_start) - 1
 
 
 def plan_chains(tiles: TilePlan) -> ChainPlan:
-    """Order tiles by level and chain.
-
-    Args:
-        tiles: from `plan_tiles`.
-    """
-    # The last element stands for no exit: START and NONE point there.
+    """Decompose the tree of tiles into chains."""
+    # START and NONE are -1 and so index the last element, which means no exit.
     tile_of_exit = np.append(tiles.tile_of_token[tiles.exit_token], NONE)
     row_of_exit = np.append(tiles.row_of_token[tiles.exit_token], NONE)
     above = tile_of_exit[tiles.entry]
@@ -86,7 +82,7 @@ def plan_chains(tiles: TilePlan) -> ChainPlan:
     entry_slot = slot_of_exit[tiles.entry[order]]
     chain_slot = slot_of_exit[tiles.entry[first_tile]]
     wanted_slot = slot_of_exit[tiles.wanted]
-    # Gradients that flow into a state: of light chains, then of wanted states.
+    # Origins of gradients: first chains, then wanted states.
     reads = np.concatenate([chain_slot, wanted_slot])
     source = np.argsort(reads, kind="stable")
 
@@ -112,22 +108,21 @@ def plan_chains(tiles: TilePlan) -> ChainPlan:
 
 
 def _heavy_children(above: np.ndarray) -> np.ndarray:
-    """int64 [T], the tile below with most tiles in its subtree (the first of equals), NONE where there is none."""
+    """int64 [T], the child tile with the largest subtree (the first of equal ones), or NONE."""
     size = [1] * len(above)
     heavy = [NONE] * len(above)
     most = [0] * len(above)
-    # Tiles come by depth, so those below have greater numbers.
+    # Tiles are sorted by depth, so children have greater numbers.
     for tile, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist(), strict=True):
         if parent != NONE:
-            own = size[tile]
-            size[parent] += own
-            if own >= most[parent]:
-                heavy[parent], most[parent] = tile, own
+            size[parent] += size[tile]
+            if size[tile] >= most[parent]:
+                heavy[parent], most[parent] = tile, size[tile]
     return np.array(heavy, dtype=np.int64)
 
 
 def _chains(above: np.ndarray, heavy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [T], chain of each tile; int64 [L], level of each chain. Of one level the longest chains start first."""
+    """int64 [T], chain of each tile; int64 [L], level of each chain. Within a level the longest chains come first."""
     chain: list[int] = []
     level: list[int] = []
     goes_on = (above != NONE) & (heavy[above] == np.arange(len(above)))
@@ -145,17 +140,17 @@ def _chains(above: np.ndarray, heavy: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _slots(tiles: TilePlan, heavy: np.ndarray, first_tile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which states are stored, and where.
+    """Assign slots to the states that must be stored.
 
     Returns:
-        int64 [exits + 1], slot of the state after each exit, NONE where it is not stored, the last is START's; int64
-        [X], exits with which no chain goes on.
+        int64 [exits + 1], slot of the state at each exit, NONE if it is not stored, the last entry for START; int64
+        [X], the side exits.
     """
     owner = tiles.tile_of_token[tiles.exit_token]
     continuing = np.where(heavy[owner] == NONE, START, tiles.entry[heavy[owner]])
     side_exits = np.flatnonzero(continuing != np.arange(len(owner)))
     is_stored = np.zeros(len(owner) + 1, dtype=bool)
-    # Side exits are computed from the state that enters their tile, so that state is stored, too.
+    # Side exits are computed from the state that enters their tile, so that state is stored too.
     for exits in (tiles.entry[first_tile], tiles.wanted, side_exits, tiles.entry[owner[side_exits]]):
         is_stored[exits] = True
     stored = np.flatnonzero(is_stored[:-1])

@@ -1,4 +1,4 @@
-"""The definition: one token at a time, each from the state of its parent."""
+"""The definition: one token at a time, from the state of its parent."""
 
 import numpy as np
 import torch
@@ -16,12 +16,9 @@ def reference_delta_rule(
     scale: float,
     initial_state_HKV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [N, Hv, V] in v's dtype and the states after every token, [N, Hv, K, V].
+    """Outputs [N, Hv, V] in v's dtype and the states after every token, [N, Hv, K, V], in the accumulation dtype.
 
-    Args:
-        q_NHK: and the others: as in `tree_gated_delta_rule`.
-        parent: int32 [N], -1 at roots.
-        initial_state_HKV: state before the roots, in the dtype of the sums.
+    Arguments as in `tree_gated_delta_rule`; `parent` is int32 [N], -1 at roots.
     """
     dtype = accumulation_dtype(v_NHV.dtype)
     group = v_NHV.shape[1] // k_NHK.shape[1]

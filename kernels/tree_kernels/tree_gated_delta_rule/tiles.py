@@ -1,8 +1,8 @@
-"""How a forest is cut into tiles of tokens that one dense product handles, each entered by a single state.
+"""Cuts a forest into tiles of at most C tokens, each processed by dense products and entered by a single state.
 
-A tile holds at most C tokens, all of which hang, inside the tile, from one token before it: the entry. It may hold
-several siblings, whole subtrees and branch points, so that segments of ten tokens do not each occupy a tile of 64.
-Tiles are filled from the leaves upwards. A range is a run of neighbours that one tile holds of one segment.
+All tokens of a tile descend, within the tile, from one token before it: the entry. A tile may hold several siblings,
+whole subtrees and branch points, so that segments of ten tokens do not each occupy a tile of 64. Tiles are filled from
+the leaves upwards. A range is a run of consecutive tokens of one segment in one tile.
 Legend: N unique tokens, R ranges, T tiles, C tokens of a tile, X exits.
 """
 
@@ -15,56 +15,43 @@ from tree_kernels.parents import LayoutSegments, segments_of
 from tree_kernels.tree_layout import TreeLayout, kept
 
 START = -1
-"""Entry of tiles at the roots of the forest: the initial state."""
+"""Entry of tiles at the roots: the initial state."""
 
 Piece = tuple[int, list[int]]
-"""Tokens, and the ranges that hold them."""
+"""Number of tokens, and the ranges that hold them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TilePlan:
-    """Tiles, ordered by depth in the tree of tiles: those of one depth need only the states that leave the last."""
+    """Tiles sorted by depth in the tree of tiles; a tile's entry state leaves a tile of the previous depth."""
 
     token: np.ndarray
-    """int32 [T, C], tokens of each tile in DFS order; N in the rows behind its last token."""
+    """int32 [T, C], tokens of each tile in DFS order, padded with N."""
     tile_of_token: np.ndarray
-    """int32 [N]."""
+    """int32 [N], tile of each token."""
     row_of_token: np.ndarray
-    """int32 [N], place in the tile."""
+    """int32 [N], row in the tile of each token."""
     row_end: np.ndarray
     """int32 [T, C], first row of the tile past the subtree of each row: row i sees row j iff j <= i < row_end[j]; 0 in
-    the rows behind its last token."""
+    padding rows."""
     depth_start: np.ndarray
     """int64 [depths + 1], first tile of each depth."""
     entry: np.ndarray
     """int64 [T], exit whose state enters the tile, START for the initial state."""
     exit_token: np.ndarray
-    """int64 [X], tokens whose state leaves their tile, ordered by tile, then row; entries of tiles and states that the
-    caller asked for."""
+    """int64 [X], tokens whose state leaves their tile, sorted by tile, then row: entries of tiles and wanted tokens."""
     wanted: np.ndarray
-    """int64, exit of each token that the caller asked for."""
+    """int64, exit of each token whose state the caller requested."""
 
 
 @kept
 def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: tuple[int, ...] = ()) -> TilePlan:
-    """The tiles of a layout, built on the host at the first call and kept with it.
-
-    Args:
-        layout: the forest.
-        tile_tokens: most tokens C of a tile.
-        wanted: tokens whose states the caller reads.
-    """
+    """`plan_tiles` of a layout on the host; cached with it."""
     return plan_tiles(segments_of(layout), tile_tokens, wanted)
 
 
 def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
-    """Cut a forest into tiles.
-
-    Args:
-        segments: of the forest.
-        tile_tokens: most tokens of a tile.
-        wanted: tokens whose states the caller reads.
-    """
+    """Cut a forest into tiles of at most `tile_tokens`; `wanted` are tokens whose states the caller requests."""
     num_tokens = int(segments.start[-1])
     start_R, tile_R, entry_token = _fill(segments, tile_tokens)
     depth = _depths(start_R, tile_R, entry_token)
@@ -84,7 +71,7 @@ def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]
         row_of_token=row_of_token,
         row_end=row_end,
         depth_start=np.append(0, np.cumsum(np.bincount(depth))),
-        # The last element stands for token -1, the place before a root.
+        # The entry token of tiles at roots is -1, which indexes the last element: START.
         entry=exit_of_token[entry_token],
         exit_token=exit_token,
         wanted=exit_of_token[wanted_token],
@@ -92,11 +79,11 @@ def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]
 
 
 def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First token [R] and tile [R] of each range in DFS order, entry token [T] of each tile; tiles above come first.
+    """First token [R] and tile [R] of each range in DFS order, entry token [T] of each tile; parent tiles come first.
 
-    From the leaves upwards, tokens join what is open below them until the tile is full. Where several open pieces do
-    not fit below a token, the largest are closed, which is the fewest cuts (Kundu and Misra 1977); what is closed at
-    one token is packed, since it shares that token as entry.
+    From the leaves upwards, tokens join the open pieces below them until the tile is full. If the pieces below a token
+    do not fit together, the largest are closed, which gives the fewest cuts (Kundu and Misra 1977). Pieces that are
+    closed at one token are packed into tiles together, because they share that token as entry.
     """
     starts, above = segments.start.tolist(), segments.above.tolist()
     first: list[int] = []
@@ -124,7 +111,7 @@ def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, 
         size += joined
         if stop > start:
             close([(size, ranges)], stop - 1)
-            # All tiles between are full and hold nothing but this segment.
+            # The tiles in between are full and hold only this segment.
             if stop - start > most:
                 between = range(stop - most, start, -most)
                 first.extend(between)
@@ -136,7 +123,7 @@ def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, 
             tile.append(START)
         open_below[above[segment]].append((size, ranges))
     close(open_below[-1], START)
-    # A tile is closed after those below it; the reverse order has parents first.
+    # Tiles are closed after their descendants, so the reverse order has parents first.
     first_R = np.array(first, dtype=np.int64)
     order = np.argsort(first_R)
     tile_R = len(entries) - 1 - np.array(tile, dtype=np.int64)
@@ -144,7 +131,7 @@ def _fill(segments: LayoutSegments, most: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]]:
-    """What stays open above pieces, the smallest first, so that one more token fits; and what does not."""
+    """Size and ranges of the pieces that stay open, smallest first, with room for one more token; and the others."""
     size: int = 0
     ranges: list[int] = []
     left_over: list[Piece] = []
@@ -158,7 +145,7 @@ def _joined(pieces: list[Piece], most: int) -> tuple[int, list[int], list[Piece]
 
 
 def _packed(pieces: list[Piece], most: int) -> list[list[int]]:
-    """Pieces with one entry in few tiles: best fit, largest first."""
+    """Pack pieces with the same entry into few tiles: best fit, largest first."""
     if len(pieces) < 2:
         return [ranges for _, ranges in pieces]
     tiles: list[list[int]] = []
@@ -176,7 +163,7 @@ def _packed(pieces: list[Piece], most: int) -> list[list[int]]:
 
 
 def _depths(start_R: np.ndarray, tile_R: np.ndarray, entry_token: np.ndarray) -> np.ndarray:
-    """int64 [T], tiles above each tile; those above come first."""
+    """int64 [T], number of ancestors of each tile; parent tiles come first."""
     if not len(entry_token):
         return entry_token
     above = np.where(entry_token >= 0, tile_R[np.searchsorted(start_R, entry_token, side="right") - 1], START)
@@ -194,13 +181,13 @@ def _places(
     tokens_R = np.diff(start_R, append=num_tokens)
     by_tile = np.argsort(tile_R, kind="stable")
     tile, start, tokens = tile_R[by_tile], start_R[by_tile], tokens_R[by_tile]
-    # Tiles end to end: the place of each range, and of each tile.
+    # Offsets of each range, and of each tile, if all tiles are concatenated.
     place = np.append(0, np.cumsum(tokens))
     first_of_tile = place[np.searchsorted(tile, np.arange(num_tiles + 1))]
     row = place[:-1] - first_of_tile[tile]
     row_R = np.empty_like(row)
     row_R[by_tile] = row
-    # No range straddles the end of a subtree, so that what a subtree ends before starts a range.
+    # No range crosses the end of a subtree, so the first token past a subtree starts a range.
     end = segments.start[segments.past[np.searchsorted(segments.start, start, side="right") - 1]]
     later = np.searchsorted(tile * (num_tokens + 1) + start, tile * (num_tokens + 1) + end)
     held = np.arange(int(np.diff(first_of_tile).max(initial=0))) < np.diff(first_of_tile)[:, None]
@@ -211,7 +198,7 @@ def _places(
 
 
 def _counted(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """int32, upwards from each first value, end to end."""
+    """int32, concatenated runs that count upwards from each first value."""
     shift = first - (np.cumsum(lengths) - lengths)
     values = np.repeat(shift.astype(np.int32), lengths)
     values += np.arange(len(values), dtype=np.int32)

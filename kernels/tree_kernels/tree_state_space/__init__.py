@@ -1,4 +1,4 @@
-"""The recurrence of Mamba 2 over a forest: see `api`."""
+"""The recurrence of Mamba 2 over a prefix forest."""
 
 from tree_kernels.tree_state_space.api import IMPLEMENTATIONS, tree_state_space
 

@@ -1,7 +1,7 @@
 """tree_state_space: the recurrence of Mamba 2 in which every token starts from the state of its parent.
 
 The gated delta rule without its correction, on the same tiles. See kernels/README.md.
-Legend: N unique tokens, G groups of heads that share B and C, H heads, K state size, P head size, S states asked for.
+Legend: N unique tokens, G groups of heads that share B and C, H heads, K state size, P head size, S requested states.
 """
 
 import torch
@@ -35,14 +35,14 @@ def tree_state_space(
 
     Args:
         x_NHP: [N, H, P], DFS order.
-        b_NGK: [N, G, K]; H is a multiple of G, group g serves heads g * H / G and following.
+        b_NGK: [N, G, K]; H is a multiple of G, and group g serves the H / G heads from g * H / G on.
         c_NGK: [N, G, K].
-        g_NH: [N, H], natural logarithm of the decay (Mamba's dt * A), <= 0; float32 whatever the other dtypes.
-        dt_NH: [N, H], step that scales what is written; float32 whatever the other dtypes.
-        layout: the forest, or its `subtree_end` [N]; the state stands for any past.
+        g_NH: [N, H], natural logarithm of the decay (Mamba's dt * A), <= 0; any floating point dtype, usually float32.
+        dt_NH: [N, H], step size that scales the written values; any floating point dtype, usually float32.
+        layout: the forest, or its `subtree_end` [N]; a past is given by the initial state.
         initial_state: [H, K, P] state before the roots, float32 (float64 for float64); None: zeros.
         return_states_at: tokens after which states are returned, on the host.
-        impl: "auto" (chunked), "reference" or "chunked"; plain torch, on any device.
+        impl: "auto" (chunked), "reference" or "chunked"; all are plain torch, on any device.
 
     Returns:
         output [N, H, P] in x's dtype, and the states [S, H, K, P] in float32 (float64 for float64) in the order of

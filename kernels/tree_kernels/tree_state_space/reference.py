@@ -1,4 +1,4 @@
-"""The definition: one token at a time, each from the state of its parent."""
+"""The definition: one token at a time, from the state of its parent."""
 
 import numpy as np
 import torch
@@ -15,12 +15,9 @@ def reference_state_space(
     parent: np.ndarray,
     initial_state_HKP: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [N, H, P] in x's dtype and the states after every token, [N, H, K, P].
+    """Outputs [N, H, P] in x's dtype and the states after every token, [N, H, K, P], in the accumulation dtype.
 
-    Args:
-        x_NHP: and the others: as in `tree_state_space`.
-        parent: int32 [N], -1 at roots.
-        initial_state_HKP: state before the roots, in the dtype of the sums.
+    Arguments as in `tree_state_space`; `parent` is int32 [N], -1 at roots.
     """
     dtype = accumulation_dtype(x_NHP.dtype)
     group = x_NHP.shape[1] // b_NGK.shape[1]

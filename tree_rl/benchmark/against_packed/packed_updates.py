@@ -47,12 +47,12 @@ def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> lis
     about = _setting(options) | provenance(commit=options.commit)
     print_setting(about, say)
     model = build_model(
-        options.model.size,
+        options.size,
         device=device,
         dtype=options.dtype,
         tree_impl=options.tree_attention,
         packed_impl=options.packed_attention,
-        checkpointing=options.model.checkpointing,
+        checkpointing=options.checkpointing,
         liger=options.has_fused_layers,
     )
     planners = {
@@ -103,20 +103,20 @@ def _times(
         for side, planner in planners.items() if options.trace else ():
             say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
 
-    for por in options.workload.pors:
+    for por in options.pors:
         (batch,) = options.batches(por, count=1)
         before = partial(trace, batch)
         found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)
         found = found.with_all_projected() if options.project_all else found
-        columns = found.columns(options.model.size.shape)
+        columns = found.columns(options.size.shape)
         say(format_phases(columns, PACKED, PHASES))
         yield columns
 
 
 def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) -> Iterator[Columns]:
     # A long recording is seen once; drawn tokens can only be learnt by heart.
-    count = CURVE_BATCHES if options.workload.recording is None else options.steps
-    batches = options.batches(options.workload.pors[0], count=count)
+    count = CURVE_BATCHES if options.recording is None else options.steps
+    batches = options.batches(options.pors[0], count=count)
     return deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
 
 
@@ -125,7 +125,7 @@ def _check_packed_attention(options: BenchOptions) -> None:
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
         raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
-    head_size = options.model.size.shape.head_dim
+    head_size = options.size.shape.head_dim
     if asked != "auto" and (
         reason := packed_attention.unavailable_reason(asked, options.device, options.dtype, head_size)
     ):
@@ -134,7 +134,7 @@ def _check_packed_attention(options: BenchOptions) -> None:
 
 def _setting(options: BenchOptions) -> Columns:
     """Columns that say what ran; "auto" is written as what it chose."""
-    size, place = options.model.size, (options.device, options.dtype)
+    size, place = options.size, (options.device, options.dtype)
     tree, packed = options.tree_attention, options.packed_attention
     if tree == "auto":
         tree = tree_kernels.chosen_implementation(

@@ -1,7 +1,6 @@
 """Stock verl's engine as its example script sets it up, and ours beside it, on one random model in one process."""
 
 import socket
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,8 +96,6 @@ def initialized(
     attention: str = "sdpa",
     checkpointing: bool = True,
     liger: bool = False,
-    learning_rate: float = LEARNING_RATE,
-    optimizer_settings: Mapping[str, object] | None = None,
     **engine_settings: Any,
 ) -> Any:
     """An engine of this class under FSDP2, ready to run.
@@ -110,8 +107,6 @@ def initialized(
         attention: of transformers, for rows.
         checkpointing: recompute layers in the backward.
         liger: Liger's fused layers.
-        learning_rate: of AdamW.
-        optimizer_settings: verl's `override_optimizer_config`.
         engine_settings: fields of verl's `FSDPEngineConfig`.
     """
     settings = {"strategy": "fsdp2", **engine_settings}
@@ -126,11 +121,7 @@ def initialized(
             override_config={"attn_implementation": attention},
         ),
         engine_config=FSDPEngineConfig(**settings) if tree is None else TreeFSDPEngineConfig(**settings, tree=tree),
-        optimizer_config=FSDPOptimizerConfig(
-            lr=learning_rate,
-            total_training_steps=1000,
-            override_optimizer_config=None if optimizer_settings is None else dict(optimizer_settings),
-        ),
+        optimizer_config=FSDPOptimizerConfig(lr=LEARNING_RATE, total_training_steps=1000),
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()

@@ -70,7 +70,7 @@ def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[
     with tempfile.TemporaryDirectory() as folder, without.log_probs_in_one_pass() as log_probs:
         about["verl_log_probs"] = log_probs
         print_setting(about, say)
-        model = engines.save_random_model(options.model.size, Path(folder), options.device)
+        model = engines.save_random_model(options.size, Path(folder), options.device)
         rows = collect_rows(_measured(options, model, attention), about, path)
     say(format_comparisons(rows, STOCK))
     if path is not None:
@@ -89,10 +89,10 @@ def refuse_options(options: BenchOptions) -> None:
         "--steps": options.steps > 0,
         "--project-all (stock verl projects every token)": options.project_all,
         "--trace": options.trace,
-        f"--dtype {options.model.dtype}": options.dtype not in PRECISIONS,
+        f"--dtype {options.precision}": options.dtype not in PRECISIONS,
         # Stock verl carries the state of linear attention from row to row, and rounding chooses experts near a tie.
         # The gate could tell neither from an error.
-        f"--model {options.model.name} (no dense Qwen3)": options.model.size.family != DENSE,
+        f"--model {options.model} (no dense Qwen3)": options.size.family != DENSE,
     }
     for flag, is_asked in asked.items():
         if is_asked:
@@ -100,9 +100,9 @@ def refuse_options(options: BenchOptions) -> None:
 
 
 def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Columns]:
-    batches = [options.batches(por, count=1)[0] for por in options.workload.pors]
+    batches = [options.batches(por, count=1)[0] for por in options.pors]
     thinned = [batch.for_gate() for batch in batches]
-    shape, checkpointing = options.model.size.shape, options.model.checkpointing
+    shape, checkpointing = options.size.shape, options.checkpointing
     # The yardstick comes first and goes: three engines would not fit.
     exact = engines.build_engine(path, tree=None, dtype=torch.float32, attention="sdpa", checkpointing=checkpointing)
     truths = [gradients_of(Side(engine=exact, max_tokens=options.max_tokens), batch) for batch in thinned]

@@ -1,4 +1,4 @@
-"""Which rank trains which rows of a mini-batch: groups stay whole, or split along their trees where that is faster."""
+"""Decides which rank trains which rows of a mini-batch. A group stays on one rank unless splitting it is faster."""
 
 from tree_rl.cost.balance.cell_layout import MOST_TRIALS, CellLayout, lay_out_cell
 from tree_rl.cost.balance.paths import GroupPaths

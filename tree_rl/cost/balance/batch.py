@@ -1,8 +1,8 @@
-"""Gives every prompt's group a mini-batch and every row a rank: groups stay whole unless splitting them is faster.
+"""Assigns every prompt's group to a mini-batch and every row to a rank.
 
-verl hands each rank an equal, contiguous share of the batch and cuts it into mini-batches of equally many rows. A cell
-is what one rank trains in one optimizer step; padding rows fill all cells to the same number of rows.
-Legend: B rows, G groups, D ranks with rows of their own, C cells per rank, R rows per cell.
+verl gives each rank an equal, contiguous share of the batch and cuts it into mini-batches with equal numbers of rows.
+A cell holds what one rank trains in one optimizer step; padding rows fill all cells to the same number of rows.
+Legend: B rows, G groups, D data-parallel ranks, C cells per rank, R rows per cell.
 """
 
 import itertools
@@ -20,49 +20,49 @@ from tree_rl.tree.forest import Forest
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BatchLayout:
-    """The order of the rows in the batch, rank after rank and cell after cell."""
+    """The order of the rows in the batch, rank by rank and cell by cell."""
 
     order: np.ndarray
-    """int64 [D * C * R], row of each slot; each value from B on names a padding row."""
+    """int64 [D * C * R], row of each slot; values of B and above are padding rows."""
     num_rows: int
     """B, without padding rows."""
     load_DC: np.ndarray
-    """float64 [D, C], cost of each cell."""
+    """float64 [D, C], predicted cost of each cell."""
     tokens_DC: np.ndarray
-    """int64 [D, C], tokens that each cell computes, padding rows left out."""
+    """int64 [D, C], unique tokens of each cell without padding rows."""
     bound_C: np.ndarray
-    """float64 [C], cost of the slowest rank that no layout beats."""
+    """float64 [C], lower bound on the cost of the slowest rank."""
     split_groups: int
-    """Groups whose rows lie on several ranks."""
+    """Number of groups whose rows are on several ranks."""
     repeated_tokens: int
-    """Tokens that several ranks compute, counted once for every rank but one."""
+    """Tokens that are computed again because their group is split over ranks."""
 
     @property
     def imbalance(self) -> float:
-        """Predicted time of the slowest rank of every cell over the mean of all ranks; 1 is perfect."""
+        """Predicted time with the slowest rank in each cell, over the mean of all ranks; 1 is perfect."""
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.load_DC.max(axis=0).sum() / mean) if mean else 1.0
 
     @property
     def least_imbalance(self) -> float:
-        """What no layout beats, by the same mean: that of the costliest row of each cell."""
+        """Lower bound on the imbalance of any layout, relative to the same mean."""
         mean = self.load_DC.mean(axis=0).sum()
         return float(self.bound_C.sum() / mean) if mean else 1.0
 
 
 def number_groups(uids: Sequence[str]) -> np.ndarray:
-    """int64 [B], groups numbered in the order in which they first appear."""
+    """int64 [B], group of each row, numbered in order of first appearance."""
     number: dict[str, int] = {}
     return np.array([number.setdefault(uid, len(number)) for uid in uids], dtype=np.int64)
 
 
 def mini_batch_count(num_groups: int, groups_per_mini_batch: int) -> int:
-    """Optimizer steps of one epoch; it depends on the number of prompts, not on how often rollouts branched."""
+    """Optimizer steps per epoch; depends on the number of prompts, not on how often rollouts branched."""
     return max(1, math.ceil(num_groups / groups_per_mini_batch))
 
 
 def paths_of_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], cost: CostModel) -> list[GroupPaths]:
-    """The paths of each of G groups; `group_of_row` is int [B], from 0 to G - 1, `row_tokens` B arrays."""
+    """The paths of each of G groups; `group_of_row` is int [B] in [0, G), `row_tokens` has B arrays."""
     members: list[list[np.ndarray]] = [[] for _ in range(int(group_of_row.max()) + 1)]
     for group, tokens in zip(group_of_row, row_tokens, strict=True):
         members[group].append(tokens)
@@ -72,21 +72,21 @@ def paths_of_groups(group_of_row: np.ndarray, row_tokens: Sequence[np.ndarray], 
 def lay_out_groups(
     group_of_row: np.ndarray, paths: Sequence[GroupPaths], *, num_ranks: int, num_cells: int, multiple_of: int = 1
 ) -> BatchLayout:
-    """Give every group a cell and its rows ranks.
+    """Assign every group to a mini-batch and its rows to ranks.
 
-    Cells take groups in batch order, so lengths do not decide which groups share a mini-batch. Within a cell the
-    slowest rank is made as fast as `lay_out_cell` can; its costliest part goes to the rank with the least work in the
-    cells before. Some cells may hold padding rows only.
+    Mini-batches take groups in batch order, so row lengths do not decide which groups share one. Within a mini-batch
+    `lay_out_cell` minimises the time of the slowest rank. The costliest part then goes to the rank with the least work
+    so far. Some cells may hold padding rows only.
 
     Args:
-        group_of_row: int [B], from 0 to G - 1.
-        paths: of each of G groups.
+        group_of_row: int [B] in [0, G).
+        paths: paths of each of G groups.
         num_ranks: D.
         num_cells: C.
-        multiple_of: the number of slots is a multiple of it, for a role that cuts the batch into as many shares.
+        multiple_of: the number of slots becomes a multiple of this; a role may split the batch into that many shares.
 
     Raises:
-        ValueError: no rows, a group without rows or without paths, paths of other rows than the group's.
+        ValueError: no rows, a group without rows, or paths that do not fit the group's rows.
     """
     num_groups = len(paths)
     rows_of_group = np.bincount(group_of_row, minlength=num_groups)

@@ -1,4 +1,4 @@
-"""The parts of a mini-batch on D ranks whose slowest rank is fastest: greedy, then moves and swaps on the slowest rank.
+"""Distributes a mini-batch over D ranks so that the slowest rank is fast: greedy, then moves and swaps.
 
 Groups stay whole unless a split saves more than `LEAST_GAIN`. Equal inputs give equal layouts.
 """
@@ -14,35 +14,29 @@ from tree_rl.cost.balance.search import Search, order
 from tree_rl.tree.bins import largest_first, least_loaded
 
 LEAST_GAIN = 0.01
-"""Share of the slowest rank's time that splitting groups must save; below it they stay whole."""
+"""Share of the slowest rank's time that splitting groups must save; otherwise they stay whole."""
 MOST_TRIALS = 12_000
-"""Comparisons that one layout makes, about two seconds: counted, so that it is always the same."""
-MOST_APART = 600
-"""Splitting also starts from all paths apart where there are no more of them."""
+"""Most comparisons for one layout, about two seconds; a count instead of a time limit, so results are reproducible."""
+MOST_SEPARATE_PATHS = 600
+"""Most paths for which the search for a split also starts from every path placed separately."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CellLayout:
-    """What every rank trains in one optimizer step."""
+    """The rows that every rank trains in one optimizer step."""
 
     rows: tuple[tuple[tuple[int, np.ndarray], ...], ...]
-    """Per rank its groups, each with the indices of its rows that run there, in depth-first order."""
+    """For each rank, its groups with the indices of their rows on this rank, in depth-first order."""
     load_D: np.ndarray
     """float64 [D], predicted cost of every rank."""
     bound: float
-    """No layout's slowest rank is faster: the costliest row, or the mean of whole groups."""
+    """Lower bound on the slowest rank's cost: the costliest row, or the mean load with whole groups."""
     split_groups: int
-    """Groups that lie on several ranks."""
+    """Number of groups on several ranks."""
 
 
 def lay_out_cell(groups: Sequence[GroupPaths], num_ranks: int, *, trials: int = MOST_TRIALS) -> CellLayout:
-    """Place every row of every group on one of D ranks.
-
-    Args:
-        groups: of one mini-batch; none leave all ranks empty.
-        num_ranks: D.
-        trials: most comparisons of two ranks that the search makes.
-    """
+    """Place the rows of a mini-batch's groups on D ranks, with at most `trials` comparisons of two ranks."""
     mean = sum(group.whole for group in groups) / num_ranks
     bound = max([mean, *(group.longest_row for group in groups)])
     parts = Search(bound, trials // 4, only_whole=True).improve(_whole_groups(groups, num_ranks))
@@ -60,7 +54,7 @@ def lay_out_cell(groups: Sequence[GroupPaths], num_ranks: int, *, trials: int = 
 
 
 def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:
-    """Costliest group first, each on the rank with the least cost."""
+    """Greedy start: costliest group first, each on the rank with the least cost."""
     parts = Parts(groups, num_ranks)
     for rank, content in enumerate(least_loaded([group.whole for group in groups], num_ranks)):
         for group in content:
@@ -69,18 +63,18 @@ def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:
 
 
 def _starts(whole: Parts) -> list[Parts]:
-    """Where splitting starts: from whole groups, and from every path on the rank where it ends first."""
+    """Starts of the search for a split: whole groups, and every path placed on the rank that finishes it first."""
     groups = whole.groups
-    if sum(one.num_paths for one in groups) > MOST_APART:
+    if sum(one.num_paths for one in groups) > MOST_SEPARATE_PATHS:
         return [whole.copy()]
     apart = Parts(groups, whole.num_ranks)
     paths = [(group, path) for group, one in enumerate(groups) for path in range(one.num_paths)]
     for index in largest_first([groups[group].alone_P[path] for group, path in paths]):
         group, path = paths[index]
-        # Ranks that run none of the group differ by their load alone.
-        strange = apart.load_D.copy()
-        strange[list(apart.ranks_of[group])] = np.inf
-        candidates = [*sorted(apart.ranks_of[group]), int(strange.argmin())]
+        # Among ranks without the group only the load matters, so the least loaded one is enough.
+        other_load_D = apart.load_D.copy()
+        other_load_D[list(apart.ranks_of[group])] = np.inf
+        candidates = [*sorted(apart.ranks_of[group]), int(other_load_D.argmin())]
         one = np.array([path])
         ends = [
             apart.load_D[rank]
@@ -94,7 +88,7 @@ def _starts(whole: Parts) -> list[Parts]:
 
 
 def _reunite(parts: Parts) -> None:
-    """Bring parts of a group together where no rank becomes slower than the slowest; in place."""
+    """Join parts of a group where that makes no rank slower than the slowest; in place."""
     highest = parts.highest
     for group, ranks in enumerate(parts.ranks_of):
         for source in sorted(ranks):
@@ -106,6 +100,6 @@ def _reunite(parts: Parts) -> None:
 
 
 def _joined_cost(parts: Parts, group: int, source: int, target: int) -> float:
-    """What all of the group's paths on one rank would add to another that runs some of the group."""
+    """Cost added to `target`, which runs part of the group, if it takes the group's paths from `source`."""
     one, held = parts.groups[group], parts.on_rank[target][group]
     return one.cost(np.union1d(held, parts.on_rank[source][group])) - one.cost(held)

@@ -1,6 +1,6 @@
-"""Which paths of which groups every rank runs, and what it would cost to move some of them.
+"""The paths that every rank runs, and the cost of moving some of them.
 
-Legend: D ranks, n paths of one group on one rank, k candidates.
+Legend: D ranks, n paths of one group on one rank, k runs of consecutive paths.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from tree_rl.cost.balance.paths import GroupPaths
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Runs:
-    """Candidates of one group on one rank: runs of paths, neighbours among those that lie there."""
+    """Candidates for a move: runs of consecutive paths of one group on one rank."""
 
     group: int
     """Number of the group."""
     paths: np.ndarray
-    """int64 [n], the group's paths on the rank."""
+    """int64 [n], the group's paths on the rank, ascending."""
     first_k: np.ndarray
-    """int64 [k], index of each run's first path among them."""
+    """int64 [k], index into `paths` of each run's first path."""
     last_k: np.ndarray
-    """int64 [k], index of its last path."""
+    """int64 [k], index into `paths` of each run's last path."""
     alone_k: np.ndarray
     """float64 [k], cost of the run on a rank without the group."""
     saved_k: np.ndarray
-    """float64 [k], what its rank no longer computes when the run leaves."""
+    """float64 [k], cost that the rank saves when the run leaves."""
 
     def take(self, index: int) -> np.ndarray:
-        """int64, paths of one run."""
+        """int64, paths of the run."""
         return self.paths[self.first_k[index] : self.last_k[index] + 1]
 
     def head(self, most: int) -> "Runs":
-        """The first so many runs."""
+        """The first `most` runs."""
         return replace(
             self,
             first_k=self.first_k[:most],
@@ -44,22 +44,22 @@ class Runs:
 
 
 class Parts:
-    """Paths on ranks; every path lies on exactly one."""
+    """Placement of paths on ranks; every path is on at most one rank."""
 
     def __init__(self, groups: Sequence[GroupPaths], num_ranks: int) -> None:
         """Place nothing yet."""
         self.groups = groups
         self.num_ranks = num_ranks
         self.load_D = np.zeros(num_ranks)
-        """Cost of every rank."""
+        """float64 [D], cost of every rank."""
         self.on_rank: list[dict[int, np.ndarray]] = [{} for _ in range(num_ranks)]
-        """Per rank its groups, each with its paths there, ascending."""
+        """For each rank, the paths of each of its groups, ascending."""
         self.ranks_of: list[set[int]] = [set() for _ in groups]
-        """Per group the ranks that run some of it."""
+        """For each group, the ranks that run part of it."""
         self._runs: dict[tuple[int, int], Runs] = {}
 
     def copy(self) -> "Parts":
-        """The same placement, to be changed apart."""
+        """An independent copy of the placement."""
         other = Parts(self.groups, self.num_ranks)
         other.load_D = self.load_D.copy()
         other.on_rank = [dict(held) for held in self.on_rank]
@@ -69,17 +69,17 @@ class Parts:
 
     @property
     def slowest(self) -> int:
-        """The rank of the highest cost."""
+        """The rank with the highest cost."""
         return int(self.load_D.argmax())
 
     @property
     def highest(self) -> float:
-        """Its cost."""
+        """Cost of the slowest rank."""
         return float(self.load_D.max())
 
     @property
     def num_split(self) -> int:
-        """Groups on several ranks."""
+        """Number of groups on several ranks."""
         return sum(len(ranks) > 1 for ranks in self.ranks_of)
 
     def put(self, rank: int, group: int, paths: np.ndarray) -> None:
@@ -93,7 +93,7 @@ class Parts:
         self.put(target, group, paths)
 
     def runs(self, rank: int, group: int) -> Runs:
-        """All runs of a group's paths on a rank: the one of all of them, then by length."""
+        """All runs of a group's paths on a rank: the run of all paths first, then by length."""
         if (rank, group) not in self._runs:
             self._runs[rank, group] = self._find_runs(rank, group)
         return self._runs[rank, group]
@@ -122,7 +122,7 @@ class Parts:
         )
 
     def joined(self, runs: Runs, rank: int) -> np.ndarray:
-        """float64 [k], what each run adds to a rank's cost; inf where its paths and the rank's interleave."""
+        """float64 [k], cost that each run adds to a rank; inf where its paths interleave with the rank's."""
         held = self.on_rank[rank].get(runs.group)
         if held is None:
             return runs.alone_k
@@ -145,5 +145,5 @@ class Parts:
             self.on_rank[rank][group] = paths
             self.ranks_of[group].add(rank)
         if held is not None or len(paths):
-            # Summed anew each time, so that rounding does not depend on what was tried before.
+            # A fresh sum instead of an update, so that rounding does not depend on earlier trials.
             self.load_D[rank] = sum(self.groups[g].cost(self.on_rank[rank][g]) for g in sorted(self.on_rank[rank]))

@@ -1,7 +1,7 @@
-"""A group's rows as paths that a rank takes whole: what each costs by itself, and what two of them share.
+"""A group's rows as paths, the units that move between ranks: the cost of each, and of the prefix that two share.
 
-A token's cost depends on its depth alone, so that of any set of rows follows from their lengths and from what
-neighbours in depth-first order share. Legend: B rows of the group, P paths.
+A token's cost depends only on its depth. So the cost of a set of rows follows from their lengths and from the prefixes
+that neighbours in depth-first order share. Legend: B rows of the group, P paths.
 """
 
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.order import RowOrder
 
 MOST_PATHS = 128
-"""A group of more rows is cut into so many runs of neighbours of about equal cost: each move looks at all pairs."""
+"""Most paths of a group, because every move looks at all pairs of paths; more rows form runs of about equal cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupPaths:
-    """Runs of rows, neighbours in depth-first order; a row that another one continues runs with it at no cost."""
+    """Runs of rows that are neighbours in depth-first order. A row that is a prefix of the next one costs nothing."""
 
     order: RowOrder
-    """The group's rows, depth first."""
+    """The group's rows in depth-first order."""
     rows: tuple[np.ndarray, ...]
     """P int64 arrays, rows of each path."""
     alone_P: np.ndarray
     """float64 [P], cost of the forest of each path's rows."""
     shared_PP: np.ndarray
-    """float64 [P, P], above the diagonal: cost of what path v shares with path u < v when no path in between runs."""
+    """float64 [P, P], for u < v, cost of the prefix that paths u and v share if no path between them is present."""
     longest_row: float
-    """Cost of the costliest row: no split makes the group's slowest rank faster."""
+    """Cost of the costliest row: a lower bound on the slowest rank, however the group is split."""
 
     @classmethod
     def of(cls, forest: Forest, cost: CostModel) -> "GroupPaths":
-        """The paths of a group's forest, at least one row."""
+        """The paths of a group's forest of at least one row."""
         order = forest.row_order
         alone_B = cost.rows(order.lengths)
         shared_B = cost.rows(order.shared)
@@ -52,7 +52,7 @@ class GroupPaths:
 
     @property
     def num_paths(self) -> int:
-        """P."""
+        """P, number of paths."""
         return len(self.alone_P)
 
     def cost(self, paths: np.ndarray) -> float:
@@ -66,18 +66,18 @@ class GroupPaths:
 
 
 def _starts(lengths: np.ndarray, shared: np.ndarray, own_B: np.ndarray) -> np.ndarray:
-    """bool [B]: rows that begin a path."""
+    """bool [B]: rows that start a path; `own_B` is the cost that each row adds to those before it."""
     starts_B = np.ones(len(lengths), dtype=bool)
     starts_B[1:] = shared[1:] < lengths[:-1]
     if np.count_nonzero(starts_B) > MOST_PATHS:
-        begun = np.flatnonzero(starts_B)
-        run = (np.cumsum(own_B) - own_B)[begun] // (own_B.sum() / MOST_PATHS)
-        starts_B[begun[1:]] = np.diff(run) > 0
+        starts = np.flatnonzero(starts_B)
+        run = (np.cumsum(own_B) - own_B)[starts] // (own_B.sum() / MOST_PATHS)
+        starts_B[starts[1:]] = np.diff(run) > 0
     return starts_B
 
 
 def _shared(before_P: np.ndarray, least_P: np.ndarray) -> np.ndarray:
-    """float64 [P, P] from what each path shares with the row before it, and the least that its own rows share."""
+    """`GroupPaths.shared_PP`, from what each path shares with the row before it and the least its rows share."""
     size = len(before_P)
     shared = np.zeros((size, size))
     for path in range(size - 1):

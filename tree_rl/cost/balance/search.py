@@ -1,4 +1,4 @@
-"""Makes the slowest rank of a placement faster: moves, swaps and random kicks, in a counted number of trials."""
+"""Local search that makes the slowest rank of a placement faster: moves, swaps and random kicks."""
 
 from dataclasses import dataclass
 
@@ -7,41 +7,41 @@ import numpy as np
 from tree_rl.cost.balance.parts import Parts, Runs
 
 GOOD_ENOUGH = 0.01
-"""Share of the lower bound above it at which kicks end."""
+"""Relative distance to the lower bound at which kicks stop."""
 LEAST_STEP = 2e-4
-"""Share of the lower bound by which each move must make the slowest rank faster."""
+"""Share of the lower bound that each move must save on the slowest rank."""
 MOST_SWAPPED = 32
-"""Runs of each of two ranks that are tried in a swap."""
+"""Most runs of each rank that a swap tries."""
 KICKED_RUNS = 3
-"""Runs that a kick moves at random; the search goes on from there."""
+"""Number of random runs that a kick moves before the search goes on."""
 
 
 class Search:
-    """One search with its own budget of trials; a trial compares the runs of one rank with another rank."""
+    """One search with a limited number of trials; a trial compares the runs of one rank with another rank."""
 
     def __init__(self, bound: float, trials: int, *, only_whole: bool) -> None:
-        """Begin.
+        """Configure the search.
 
         Args:
-            bound: no placement's slowest rank costs less.
-            trials: most comparisons.
-            only_whole: never split a group further than it is.
+            bound: lower bound on the slowest rank's cost.
+            trials: most trials.
+            only_whole: do not split groups further.
         """
         self._bound, self._step, self._only_whole = bound, LEAST_STEP * bound, only_whole
         self._random = np.random.default_rng(0)
         self._known: dict[int, _Swappable] = {}
         self.trials = trials
-        """Comparisons that are left."""
+        """Trials that are left."""
 
     def improve(self, parts: Parts) -> Parts:
-        """Move or swap while that makes the slowest rank faster; in place."""
+        """Move or swap in place while that makes the slowest rank faster."""
         while self.trials > 0 and parts.highest > self._bound + self._step:
             if not (self._move(parts) or self._swap(parts)):
                 break
         return parts
 
     def kick(self, parts: Parts) -> Parts:
-        """Move some runs at random, improve, and keep what is better; until no trials are left."""
+        """Until no trials are left: move some runs at random, improve, and keep the better placement."""
         while self.trials > 0 and parts.highest > self._bound * (1 + GOOD_ENOUGH):
             kicked = parts.copy()
             for _ in range(KICKED_RUNS):
@@ -53,13 +53,13 @@ class Search:
                     runs = kicked.runs(source, group)
                     paths = runs.take(int(self._random.integers(len(runs.saved_k))))
                     kicked.move(source, target, group, paths)
-            # A kick that another one cannot follow up still ends the search.
+            # Counts as a trial even if `improve` made none, so the loop ends.
             self.trials -= 1
             parts = min(self.improve(kicked), parts, key=order)
         return parts
 
     def _move(self, parts: Parts) -> bool:
-        """Move the run from the slowest rank that leaves the slower of both ranks fastest."""
+        """Move the run off the slowest rank for which the slower of source and target becomes fastest."""
         source = parts.slowest
         best, chosen = parts.highest - self._step, None
         for group in sorted(parts.on_rank[source]):
@@ -77,7 +77,7 @@ class Search:
         return True
 
     def _swap(self, parts: Parts) -> bool:
-        """Swap a run of the slowest rank for one of another rank, likewise; of two groups that do not meet."""
+        """Swap a run of the slowest rank for one of another group on another rank, by the same criterion."""
         source = parts.slowest
         mine = self._swappable(parts, source)
         others = [rank for rank in range(parts.num_ranks) if rank != source and parts.on_rank[rank]]
@@ -109,10 +109,10 @@ class Search:
         return runs.head(1) if self._only_whole else runs
 
     def _swappable(self, parts: Parts, rank: int) -> "_Swappable":
-        """The runs of a rank, found once for all that it holds."""
+        """The runs of a rank that a swap tries, cached until the rank changes."""
         held = tuple(parts.runs(rank, group) for group in sorted(parts.on_rank[rank]))
         known = self._known.get(rank)
-        # Runs are equal where they are the same object: any change of a rank finds its runs anew.
+        # Runs compare by identity: `Parts` makes new ones whenever a rank changes.
         if known is None or known.held != held:
             most = 1 if self._only_whole else max(1, MOST_SWAPPED // len(held))
             self._known[rank] = known = _Swappable.of(held, most)
@@ -121,19 +121,19 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Swappable:
-    """Runs of a rank that a swap tries: of each group all its paths there, then single paths, then longer runs."""
+    """Runs of a rank that a swap tries: for each group all its paths together, then single paths, then longer runs."""
 
     held: tuple[Runs, ...]
     """All runs of the rank."""
     runs: tuple[Runs, ...]
-    """Those that are tried."""
+    """Runs that are tried."""
     saved_k: np.ndarray
     alone_k: np.ndarray
     group_k: np.ndarray
 
     @classmethod
     def of(cls, held: tuple[Runs, ...], most: int) -> "_Swappable":
-        """The first so many runs of each group."""
+        """Try the first `most` runs of each group."""
         runs = tuple(one.head(most) for one in held)
         return cls(
             held=held,
@@ -150,7 +150,7 @@ class _Swappable:
         return np.concatenate([parts.joined(one, rank) for one in self.runs])
 
     def take(self, index: int) -> tuple[int, np.ndarray]:
-        """Group and paths of one run."""
+        """Group and paths of a run."""
         for one in self.runs:
             if index < len(one.saved_k):
                 return one.group, one.take(index)
@@ -159,12 +159,12 @@ class _Swappable:
 
 
 def order(parts: Parts) -> tuple[float, float]:
-    """What a better placement has less of: the slowest rank's cost, then the cost of all."""
+    """Sort key, better placements first: the slowest rank's cost, then the total cost."""
     return parts.highest, float(parts.load_D.sum())
 
 
 def _targets(parts: Parts, source: int, group: int) -> list[int]:
-    """Ranks that could take a run of the group: those that run some of it, and the fastest of the others."""
+    """Ranks that could take a run of the group: those that run part of it, and the least loaded of the others."""
     held = parts.ranks_of[group]
     load_D = parts.load_D.copy()
     load_D[list(held)] = np.inf

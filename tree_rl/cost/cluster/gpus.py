@@ -1,4 +1,4 @@
-"""GPUs by name: memory, rate in training and link. The H200 is measured; the others follow from data sheets."""
+"""Memory, training throughput and link speed of GPUs: measured for the H200, scaled by data sheets for the others."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,11 +7,11 @@ from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.model import GIB
 
 MEASURED_PEAK, MEASURED_NVLINK = 989, 900
-"""Data sheet of the H200 that was measured: dense bf16 TFLOP/s, and GB/s of NVLink in both directions."""
+"""The measured H200's data sheet: dense bf16 TFLOP/s, and NVLink in GB/s, both directions together."""
 
 
 class Gpu(StrEnum):
-    """GPUs that predictions know."""
+    """GPUs with known specifications."""
 
     H200 = "h200"
     H100 = "h100"
@@ -22,28 +22,28 @@ class Gpu(StrEnum):
 
     @property
     def spec(self) -> "GpuSpec":
-        """Its figures."""
+        """Specifications of the GPU."""
         return SPECS[self]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSpec:
-    """One GPU."""
+    """Specifications of one GPU."""
 
     memory_gib: float
-    """What CUDA reports."""
+    """Memory in GiB, as CUDA reports it."""
     peak_tflops: float
-    """Dense bf16, from the data sheet."""
+    """Dense bf16 TFLOP/s from the data sheet."""
     link_gb: float
-    """GB/s to the others of its node in both directions, from the data sheet: NVLink, PCIe for L40S."""
+    """GB/s to other GPUs of the node, both directions together, from the data sheet: NVLink, or PCIe for L40S."""
 
     @property
     def flops(self) -> float:
-        """Operations a second in training: the share of the peak that the H200 reaches."""
+        """Operations per second in training, at the share of the peak that the H200 reaches."""
         return Cluster.flops * self.peak_tflops / MEASURED_PEAK
 
     def cluster(self, gpus: int) -> Cluster:
-        """So many of them, in nodes of 8."""
+        """A cluster of this many GPUs in nodes of 8."""
         link = Cluster.link * self.link_gb / MEASURED_NVLINK
         return Cluster(gpus=gpus, flops=self.flops, memory=self.memory_gib * GIB, link=link)
 

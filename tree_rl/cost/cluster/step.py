@@ -1,10 +1,10 @@
-"""Predicted seconds and bytes of a training step under FSDP2: log-probs, forward, backward and AdamW on D GPUs.
+"""Predicted seconds and bytes of a training step under FSDP2: log-probs, forward, backward and AdamW.
 
-All ranks run in lock-step, so the slowest rank of each mini-batch decides. Parameters of a layer are gathered in bf16
-while the layer before computes, before each forward and again before each backward; gradients are scattered in float32
-while the next layer computes. What is longer than the computation is exposed. Ranks that share tokens (S of them)
-exchange queries, keys, values and results of attention, which nothing hides.
-Legend: D GPUs, S of them share tokens, C mini-batches.
+All ranks run in lock-step, so the slowest rank of each mini-batch decides. A layer's parameters are gathered in bf16
+while the previous layer computes, before each forward and each backward. Gradients are reduce-scattered in float32
+while the next layer computes. Communication that takes longer than the computation is exposed. Ranks under sequence
+parallelism also exchange queries, keys, values and attention outputs, which nothing overlaps.
+Legend: S ranks of a sequence-parallel group, which share tokens, C mini-batches.
 """
 
 from dataclasses import dataclass, replace
@@ -18,31 +18,31 @@ from tree_rl.cost.cost_model import FORWARD_AND_BACKWARD, ModelShape
 from tree_rl.cost.memory.model import MemoryModel, assumed_memory_model
 
 FORWARDS = {"log_probs": 1, "forward": 1, "backward": 3}
-"""A pass in forwards' time: a backward computes each layer again first."""
+"""Time of a pass in units of a forward; the backward includes recomputing each layer."""
 GATHERED, REDUCED = 2, 4
-"""Bytes of a parameter on its way: bf16 weights, float32 gradients."""
+"""Bytes per communicated parameter: bf16 weights, float32 gradients."""
 KEPT = 16
-"""Bytes of a parameter on all its shards: float32 weight and gradient, two moments of AdamW."""
+"""Bytes of state per parameter: float32 weight, gradient and the two AdamW moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepWork:
-    """What the ranks compute in a step, from the trainer's own layout; S GPUs that share tokens are one rank here."""
+    """Work of a step, from the trainer's layout; S GPUs that share tokens count as one rank here."""
 
     load_C: np.ndarray
-    """float64 [C], operations of the slowest rank's forward and backward, in the unit of `ModelShape.cost`."""
+    """float64 [C], cost of the slowest rank's forward and backward, in the unit of the cost model."""
     mean_C: np.ndarray
-    """float64 [C], mean of the ranks."""
+    """float64 [C], mean cost over ranks."""
     forwards_C: np.ndarray
-    """int64 [C], micro-batches of a mini-batch: tokens of the fullest rank over the budget."""
+    """int64 [C], micro-batches per mini-batch on the rank with the most tokens."""
     tokens_C: np.ndarray
-    """int64 [C], unique tokens of the fullest rank."""
+    """int64 [C], most unique tokens on a rank."""
     budget: int
-    """Unique tokens of a micro-batch."""
+    """Most unique tokens of a micro-batch."""
 
     @classmethod
     def of(cls, layout: BatchLayout, budget: int) -> "StepWork":
-        """Of the layout of a step's rows."""
+        """Work of a batch with this layout."""
         tokens_C = layout.tokens_DC.max(axis=0)
         return cls(
             load_C=layout.load_DC.max(axis=0),
@@ -55,21 +55,21 @@ class StepWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of a step by cause; they add up to the step."""
+    """Seconds of a step by cause."""
 
     balanced: float
-    """Computation, if all ranks had equal work."""
+    """Seconds of computation if all ranks had equal work."""
     waiting: float
-    """For the slowest rank of each mini-batch."""
+    """Seconds spent waiting for the slowest rank of each mini-batch."""
     gathers: float
-    """Parameters and gradients on their way that no computation hides."""
+    """Seconds of parameter and gradient communication that computation does not hide."""
     exchanges: float
-    """Between ranks that share tokens."""
+    """Seconds of exchanges between ranks that share tokens."""
     optimizer: float
 
     @property
     def total(self) -> float:
-        """The step."""
+        """Seconds of the whole step."""
         return self.balanced + self.waiting + self.gathers + self.exchanges + self.optimizer
 
 
@@ -78,26 +78,26 @@ class DeviceMemory:
     """Bytes of one GPU."""
 
     state: float
-    """Its shards of weights, gradients and optimizer state."""
+    """Bytes of the shards of weights, gradients and optimizer state."""
     gathered: float
-    """Whole layers while they run, embedding and head."""
+    """Bytes of gathered layers, embedding and head."""
     activations: float
-    """Activations of one micro-batch, by the memory model."""
+    """Bytes of activations of one micro-batch, by the memory model."""
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all bytes."""
         return self.state + self.gathered + self.activations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Updates of a run."""
+    """The run whose measured seconds are the unit of work."""
 
     sharing: int
-    """S."""
+    """S of that run."""
     per_forward: float
-    """Seconds of a micro-batch, however small."""
+    """Fixed seconds per micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,29 +108,29 @@ class StepModel:
     parameters: Parameters
     cluster: Cluster
     sharing: int = 1
-    """S."""
+    """S, GPUs that share tokens."""
     shards: int | None = None
-    """GPUs that hold one copy of the parameters (verl's `fsdp_size`); None: all."""
+    """GPUs over which one copy of the parameters is sharded (verl's `fsdp_size`); None: all."""
     log_probs: bool = True
     """True if a pass for old log-probs comes first."""
     measured: Measured | None = None
-    """Where the work's unit is seconds of a run's updates: gathers are then part of them, and exchanges of its S."""
+    """Set if the unit of work is measured seconds, which include the gathers, and the exchanges for the run's S."""
 
     @property
     def shard_ranks(self) -> int:
-        """GPUs that hold one copy of the parameters."""
+        """GPUs over which one copy of the parameters is sharded."""
         return self.shards or self.cluster.gpus
 
     @property
     def rate(self) -> float:
-        """Of S GPUs, in the work's unit a second."""
+        """Throughput of S GPUs, in units of work per second."""
         if self.measured is None:
             return self.cluster.flops * self.sharing
-        # The unit is a second of an update on so many GPUs: four forwards, where operations count three.
+        # A measured second is part of an update on the run's S GPUs, recomputation included: four forwards, not three.
         return (FORWARD_AND_BACKWARD + 1) / FORWARD_AND_BACKWARD * self.sharing / self.measured.sharing
 
     def time(self, work: StepWork) -> StepTime:
-        """Seconds of a step."""
+        """Predict the seconds of a step."""
         rate = self.rate
         passes = (FORWARD_AND_BACKWARD + 1 + self.log_probs) / FORWARD_AND_BACKWARD
         fixed = 0.0 if self.measured is None else self.measured.per_forward * float(work.forwards_C.sum())
@@ -149,11 +149,11 @@ class StepModel:
         )
 
     def exposed(self, forward: float, *, sends_gradients: bool) -> float:
-        """Seconds of one micro-batch in which parameters or gradients travel and nothing computes.
+        """Seconds per micro-batch in which the GPU only communicates parameters or gradients.
 
         Args:
-            forward: seconds that its layers compute in one forward.
-            sends_gradients: a backward follows. Without: a pass for log-probs.
+            forward: seconds of computation in one forward.
+            sends_gradients: True with a backward, False for a pass for log-probs.
         """
         layers, ranks = self.parameters.layers, self.shard_ranks
         layer = self.cluster.collective(GATHERED * self.parameters.per_layer, ranks)
@@ -167,27 +167,27 @@ class StepModel:
         return exposed
 
     def exchange(self, tokens: int) -> float:
-        """Seconds in which S ranks exchange heads for tokens in all layers with attention, in one pass."""
+        """Seconds of the all-to-alls between S ranks in all attention layers of one pass."""
         if self.sharing == 1:
             return 0.0
         shape = self.shape
         heads = 2 * shape.heads + 2 * max(shape.kv_heads, self.sharing)
         held = GATHERED * heads * shape.head_dim * tokens / self.sharing
-        # Queries, keys, values and the result are sent one by one.
+        # Queries, keys, values and the output take one all-to-all each.
         return shape.num_attention_layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
 
     def memory(self, work: StepWork) -> DeviceMemory:
-        """Bytes of one GPU at the peak, with the largest micro-batch."""
+        """Peak bytes of one GPU, with the largest micro-batch."""
         return self.memory_with(self.activations.whole(int(min(work.budget, work.tokens_C.max()))).device)
 
     @property
     def activations(self) -> MemoryModel:
-        """What a forward and backward keep alive."""
+        """Memory model of a forward and backward."""
         return replace(assumed_memory_model(self.shape), sequence_ranks=self.sharing)
 
     def memory_with(self, activations: float) -> DeviceMemory:
-        """Bytes of one GPU whose activations take so many."""
-        # A layer's weights and those of the next, gathered; the float32 gradients of one.
+        """Peak bytes of one GPU, given the bytes of activations."""
+        # The gathered weights of two layers, the running and the next one, and the float32 gradients of one.
         gathered = (2 * GATHERED + REDUCED) * self.parameters.per_layer + (GATHERED + REDUCED) * self.parameters.root
         return DeviceMemory(
             state=KEPT * self.parameters.total / self.shard_ranks,
@@ -196,7 +196,7 @@ class StepModel:
         )
 
     def _replicas(self) -> float:
-        """Seconds of the all-reduce of a layer's gradient shards among replicas: a reduce-scatter and a gather."""
+        """Seconds to all-reduce a layer's gradient shards among replicas: a reduce-scatter and an all-gather."""
         replicas = self.cluster.gpus // self.shard_ranks
         if replicas == 1:
             return 0.0

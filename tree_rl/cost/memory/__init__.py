@@ -1,1 +1,1 @@
-"""Bytes that a forest keeps alive, and the cheapest way to run it within a budget."""
+"""Memory that a forest needs, and the cheapest way to run it within a budget."""

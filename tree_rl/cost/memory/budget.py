@@ -1,30 +1,30 @@
-"""From bytes to a budget of tokens: how much of a device may be filled, and what a measured peak says of the model."""
+"""How much of a device may be filled, and how a measured peak corrects the memory model."""
 
 from collections.abc import Callable
 
 from tree_rl.cost.memory.model import MemoryModel
 
 MEMORY_FRACTION = 0.8
-"""Share of the device that model, optimizer and one path of partitions may take; the rest is for fragments."""
+"""Share of the device that may be filled; the rest is left for memory fragmentation."""
 GRANULARITY = 1024
-"""Budgets are multiples of this many tokens, and never 0: shorter forwards leave the GPU idle."""
+"""Token budgets are positive multiples of this; shorter forwards leave the GPU idle."""
 LEAST_SCALE, LARGEST_SCALE = 0.5, 4.0
-"""A measured working set outside of these, over the counted one, is that of something else."""
+"""Limits for the measured working set over the predicted one; beyond them something else caused the difference."""
 SCALE_STEP = 0.01
 
 
 def room_beside(taken_bytes: float, device_bytes: float) -> float:
-    """Bytes that forwards may fill on a device beside weights, gradients and optimizer state."""
+    """Bytes available to forwards on a device where weights, gradients and optimizer state take `taken_bytes`."""
     return MEMORY_FRACTION * device_bytes - taken_bytes
 
 
 def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float], measured_bytes: float) -> float:
-    """How large a layer's working set is where an update needed so many bytes; the rest of a peak is known exactly.
+    """The `MemoryModel.working_scale` with which the predicted peak of an update equals the measured one, by bisection.
 
     Args:
-        model: with the working set that its shape gives.
-        predicted: peak of the update under a model; 0 without rows.
-        measured_bytes: weights, gradients and optimizer state apart.
+        model: memory model with any scale.
+        predicted: predicts the update's peak bytes from a memory model; 0 without rows.
+        measured_bytes: measured peak without weights, gradients and optimizer state.
     """
     low, high = LEAST_SCALE, LARGEST_SCALE
     if predicted(model.scaled(high)) <= 0:
@@ -36,5 +36,5 @@ def working_scale(model: MemoryModel, predicted: Callable[[MemoryModel], float],
 
 
 def rounded_tokens(tokens: float) -> int:
-    """The nearest budget of at most so many tokens, or the least one."""
+    """Round down to a multiple of `GRANULARITY`, but not to 0."""
     return max(1, int(tokens) // GRANULARITY) * GRANULARITY

@@ -1,7 +1,7 @@
-"""The cheapest way to run a forest within a budget of bytes: whole, offloaded, tiled, or in partitions.
+"""Chooses the cheapest way to run a forest within a memory budget: whole, offloaded, tiled, or in partitions.
 
-All ways that a forest has are put into one order, by predicted seconds; a budget takes the first that fits. What does
-not depend on the budget cannot break the law: a smaller budget never has a higher predicted peak.
+All ways are sorted by predicted seconds, and the first that fits the budget is chosen. The order does not depend on
+the budget, so a smaller budget never has a higher predicted peak.
 """
 
 import math
@@ -16,36 +16,36 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 OPERATIONS_PER_SECOND = 4e14
-"""Rate of a GPU at work; only its ratio to the next figure matters."""
+"""Throughput of a GPU; only its ratio to the next two constants matters."""
 HOST_BYTES_PER_SECOND = 4e10
-"""Rate of copies to and from pinned host memory."""
+"""Bandwidth of copies to and from pinned host memory."""
 DEVICE_BYTES_PER_SECOND = 3e12
 WEIGHT_SUM_BYTES = 10
-"""Read and written to add one weight's gradient of a tile to the float32 sum of tiles. Under checkpointing tiles cost
-nothing else: the layer stops running again in front of its MLP."""
+"""Bytes read and written per weight to add a tile's gradient to the float32 sum. With checkpointing tiles cost nothing
+else, because recomputing a layer stops before its MLP."""
 PARTITION_TOKENS = 512
-"""One more forward and backward costs as much as so many tokens."""
+"""Cost of one more forward and backward, in tokens."""
 RELAY_TRIPS = 4
-"""Copies of a relayed token's keys and values that the device waits for: they leave, come for a child, leave again as
-its past and come for its backward."""
+"""Blocking copies of a relayed token's keys and values: to the host, back for a child's forward, to the host again as
+the child's past, back for the child's backward."""
 TILE_TOKENS = (8192, 2048)
 SLACK = 1.05
-"""No budget counts as less than so many times the least that any way needs: the last few per cent cost the most."""
+"""Smallest budget, as a multiple of the least peak of any way: the last few per cent of memory cost the most time."""
 CAPACITY_BITS = 4
 MOST_PARTITIONS = 512
-"""No capacity is smaller than this share of the forest."""
+"""The smallest capacity that is tried is the forest's tokens divided by this."""
 PATIENCE, WORTH_CUTTING = 8, 0.98
-"""So many capacities in a row, each smaller than the one before, that do not lower the peak so far end the search."""
+"""The search stops after more than PATIENCE capacities in a row that do not reach WORTH_CUTTING of the lowest peak."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteBudget:
-    """What a run may keep alive."""
+    """Memory limits of a run."""
 
     device: float
-    """Bytes on the device, weights, gradients and optimizer state apart."""
+    """Bytes on the device, without weights, gradients and optimizer state."""
     host: float = 0.0
-    """Bytes in host memory, of what waits there."""
+    """Bytes of offloaded tensors in host memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -53,30 +53,30 @@ class MemoryChoice:
     """One way to run a forest."""
 
     plan: PartitionPlan | None
-    """Its partitions; None runs it in one forward."""
+    """Partitions; None runs the forest in one forward."""
     saving: MemorySaving
-    """What it does to need less memory."""
+    """Offloading and tiling."""
     peak: Peak
-    """Predicted."""
+    """Predicted peak memory."""
     seconds: float
-    """Predicted, of forward and backward."""
+    """Predicted seconds of forward and backward."""
     needs_host: float = 0.0
-    """Bytes of host memory that a cheaper way would need and the host does not have; 0 where it has them."""
+    """Host memory in bytes that a cheaper way needs and the host does not have; 0 if there is no such way."""
 
     @property
     def order(self) -> tuple[float, float, float]:
-        """Cheapest first; of equally cheap ones the one that leaves most where it is."""
+        """Sort key: the cheapest way first, then the one with less on the host."""
         return self.seconds, self.peak.host, self.peak.device
 
     @property
     def kind(self) -> tuple[bool, bool, bool, bool]:
-        """Whether it cuts, offloads, tiles, and puts relays on the host."""
+        """Flags: partitioned, offloaded, tiled, relays on the host."""
         saving = self.saving
         return self.plan is not None, saving.offloaded_layers > 0, bool(saving.tile_tokens), saving.relays_on_host
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Description for logs."""
         saving, layers = self.saving, self.saving.offloaded_layers
         parts = ["whole" if self.plan is None else f"{self.plan.num_partitions} partitions"]
         parts += [f"{layers} layers offloaded"] if layers else []
@@ -87,26 +87,23 @@ class MemoryChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chooser:
-    """Chooses for one model."""
+    """Chooses how to run forests of one model."""
 
     model: MemoryModel
-    """What a token keeps alive."""
+    """Memory model of the model."""
     offload: bool | str = "auto"
-    """`tree.offload`: True puts relays on the host always, False nothing."""
+    """`tree.offload`: True always puts relays on the host, False never uses host memory."""
     host_bytes: float = math.inf
-    """Host memory that this rank may fill."""
+    """Host memory in bytes that this rank may fill."""
 
     def budget(self, tokens: int) -> ByteBudget:
-        """`tree.max_tokens` in bytes."""
+        """Convert `tree.max_tokens` to bytes."""
         return ByteBudget(device=self.model.bytes_of(tokens), host=self.host_bytes)
 
     def choose(self, forest: Forest, budget: ByteBudget, *, head_share: float = 1.0) -> MemoryChoice:
-        """The cheapest way within the budget; where none fits, the cheapest of about the least predicted peak.
+        """The cheapest way within the budget; if none fits, the cheapest within `SLACK` of the least predicted peak.
 
-        Args:
-            forest: N unique tokens.
-            budget: in bytes.
-            head_share: share of its tokens that the head reads.
+        `head_share` is the share of the forest's tokens that the head reads.
         """
         fitting: list[MemoryChoice] = []
         refused: list[MemoryChoice] = []
@@ -130,13 +127,13 @@ class Chooser:
         return replace(chosen, needs_host=beyond.peak.host) if beyond is not None and is_refused else chosen
 
     def _in_groups(self, forest: Forest, head_share: float) -> Iterator[tuple[float, Callable[[], list[MemoryChoice]]]]:
-        """Ways to run a forest, each group with a bound on its seconds, ascending; they are worked out when called."""
+        """Groups of ways, computed when called, each with a lower bound on its seconds; bounds ascend."""
         yield 0.0, partial(self._whole, forest, head_share)
         tokens = forest.num_unique
-        of_whole = self._seconds(forest)
+        whole_seconds = self._seconds(forest)
         for capacity in capacities(tokens):
             more = -(-tokens // capacity) - 1
-            bound = of_whole + more * self._partition_seconds
+            bound = whole_seconds + more * self._partition_seconds
             yield bound, partial(self._at_capacity, forest, capacity, head_share)
 
     def _whole(self, forest: Forest, head_share: float) -> list[MemoryChoice]:
@@ -180,7 +177,6 @@ class Chooser:
 
     @property
     def _moves_inputs(self) -> bool:
-        """Whether inputs of layers may wait on the host."""
         return self._uses_host and self.model.checkpointing
 
     @property
@@ -195,7 +191,7 @@ class Chooser:
         return PARTITION_TOKENS * self.model.shape.cost.per_token / OPERATIONS_PER_SECOND
 
     def _saving_seconds(self, tokens: int, seconds: float, saving: MemorySaving) -> float:
-        """What offloading and tiles cost: copies that take longer than a layer's forward, and sums of gradients."""
+        """Extra seconds: copies where they take longer than a layer's forward, and the tiles' gradient sums."""
         shape = self.model.shape
         copying = self.model.boundary * tokens / HOST_BYTES_PER_SECOND
         computing = seconds / (3 * shape.layers)
@@ -207,7 +203,7 @@ class Chooser:
 
 
 def quick_plan(forest: Forest, capacity: int) -> PartitionPlan:
-    """Partitions without the solver: a choice compares many capacities."""
+    """Partitions without the solver, which would be too slow for the many capacities that a choice compares."""
     return plan_partitions(forest, capacity, solver="heuristic")
 
 
@@ -221,7 +217,7 @@ def _least(choices: list[MemoryChoice]) -> float:
 
 
 def capacities(tokens: int) -> list[int]:
-    """Capacities of partitions below so many tokens, descending: eight sizes between a power of two and the next."""
+    """Capacities below `tokens` to try, descending: eight between a power of two and the next."""
     sizes = []
     size = _rounded_down(tokens - 1)
     while size >= max(tokens // MOST_PARTITIONS, 1):
@@ -231,6 +227,6 @@ def capacities(tokens: int) -> list[int]:
 
 
 def _rounded_down(tokens: int) -> int:
-    """To a number of at most four binary digits, then zeros."""
+    """Keep the four leading binary digits, set the others to zero."""
     shift = max(tokens.bit_length() - CAPACITY_BITS, 0)
     return tokens >> shift << shift

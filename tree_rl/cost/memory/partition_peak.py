@@ -1,7 +1,7 @@
-"""Predicted peak of a forest in partitions: what is alive at each op of its plan.
+"""Predicts the peak memory of a partitioned forest from the tensors that are alive at each op of its plan.
 
-One stack holds the keys and values of the path, another the sums of their gradients. A partition that waits for its
-children keeps its graph; where children hang from several cuts, also its own keys and values and sums of gradients.
+One stack holds the keys and values of the path, another their accumulated gradients. A partition keeps its graph while
+its children run. If it has several cuts, it also keeps its keys and values and their gradients outside the stacks.
 Legend: n tokens of a partition, P tokens of its past, r relayed tokens.
 """
 
@@ -16,22 +16,22 @@ from tree_rl.tree.partition import Partition, PartitionPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionSize:
-    """What of a partition decides its memory."""
+    """Sizes of a partition that decide its memory."""
 
     tokens: int
-    """n."""
+    """n, tokens of the partition."""
     past: int
-    """P."""
+    """P, tokens of the past."""
     relayed: int
     """r, tokens on any path to a cut."""
     cuts: int
-    """Tokens that children hang from."""
+    """Number of tokens below which child partitions start."""
     head_tokens: int
     """Tokens that the head reads."""
 
     @classmethod
     def of(cls, partition: Partition, head_share: float) -> "PartitionSize":
-        """Measure a partition of which the head reads such a share."""
+        """Sizes of a partition; the head reads `head_share` of its tokens."""
         paths = [cut.path for cut in partition.cuts]
         return cls(
             tokens=partition.num_tokens,
@@ -44,31 +44,25 @@ class PartitionSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Alive:
-    """Bytes of one partition between its forward and its backward."""
+    """Bytes that one partition keeps between its forward and its backward."""
 
     waiting: Peak
-    """Its graph, what the head's backward reads, and its own keys and values."""
+    """Graph, tensors for the head's backward, and keys and values outside the stack."""
     reported: float
-    """Sums of gradients from children, from the first report on."""
+    """Gradients from children outside the stack, which exist once the first child has run backward."""
 
 
 class PartitionedPeak:
-    """Peaks of one plan however memory is saved."""
+    """Predicts the peak of one plan under any `MemorySaving`."""
 
     def __init__(self, model: MemoryModel, plan: PartitionPlan, *, head_share: float = 1.0) -> None:
-        """Measure the partitions.
-
-        Args:
-            model: what a token keeps alive.
-            plan: the partitions.
-            head_share: share of their tokens that the head reads.
-        """
+        """Precompute sizes; `head_share` is the share of tokens that the head reads."""
         self._model, self._plan = model, plan
         self._sizes = [PartitionSize.of(partition, head_share) for partition in plan.partitions]
         self._longest_past = max((size.past for size in self._sizes), default=0)
 
     def under(self, saving: MemorySaving) -> Peak:
-        """Walk the ops."""
+        """Simulate the plan's ops; the peak on device and host."""
         stack, sums = self._model.relayed * self._longest_past, self._model.relayed_gradients * self._longest_past
         sums_on_device = 0.0 if saving.relays_on_host else sums
         alive = [self._alive(size, saving) for size in self._sizes]
@@ -85,7 +79,7 @@ class PartitionedPeak:
             host -= own.waiting.host
             backward = device + self._backward(size, saving)
             if sums_on_device and size.past:
-                # Made by the first backward with a past, layer by layer: while inputs of layers are freed.
+                # The first backward with a past allocates the gradient stack layer by layer while it frees inputs.
                 first_layer = device + sums_on_device + self._backward(size, saving, has_graph=False)
                 backward, device, sums_on_device = max(backward, first_layer), device + sums_on_device, 0.0
             most_device = max(most_device, backward)
@@ -102,7 +96,7 @@ class PartitionedPeak:
         head = model.head_waits(size.tokens, size.head_tokens) + model.inputs * size.tokens
         own = model.relayed * size.relayed if size.cuts > 1 else 0.0
         on_host = own if saving.relays_on_host else 0.0
-        # Without checkpoints attention saves the past side by side with the partition's own keys and values.
+        # Without checkpointing, attention saves the past concatenated with the partition's own keys and values.
         saved_past = 0.0 if model.checkpointing else model.relayed * size.past
         return _Alive(
             waiting=Peak(device=graph.device + head + own - on_host + saved_past, host=graph.host + on_host),
@@ -110,7 +104,7 @@ class PartitionedPeak:
         )
 
     def _forward(self, size: PartitionSize, saving: MemorySaving) -> float:
-        """Layers keep keys and values of all tokens until the forward's end, where children will read some."""
+        """Bytes of a forward. If there are children, layers keep all tokens' keys and values until its end."""
         model = self._model
         captured = model.relayed if size.cuts else 0.0
         kept = model.waiting(size.tokens, saving).device + (model.inputs + captured) * size.tokens
@@ -118,10 +112,10 @@ class PartitionedPeak:
         return kept + model.layer_forward(size.tokens, tile_tokens=saving.tile_tokens) + past
 
     def _backward(self, size: PartitionSize, saving: MemorySaving, *, has_graph: bool = True) -> float:
-        """At its start: in the head, or in the last layer; at its end without what waited for it."""
+        """Bytes at the start of a backward, in the head or the last layer; without a graph: at its end."""
         model = self._model
         graph = model.waiting(size.tokens, saving).device if has_graph else model.layer_input(size.tokens)
-        # Gradients of relayed keys and values, and where they are spread over all tokens: of all layers at once.
+        # For all layers at once: gradients of relayed keys and values, and their scatter over all tokens.
         entering = model.relayed * (size.relayed + size.tokens) if size.cuts else 0.0
         layer = model.layer_backward(size.tokens, size.past, tile_tokens=saving.tile_tokens)
         if saving.relays_on_host:

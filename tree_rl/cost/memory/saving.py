@@ -1,4 +1,4 @@
-"""What a forest's run does to need less GPU memory."""
+"""Settings that reduce a forest's GPU memory."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ class MemorySaving:
     """Chosen per micro-batch by the memory model; the default keeps everything on the device."""
 
     offloaded_layers: int = 0
-    """Decoder layers, from the first on, whose checkpointed input waits for the backward in host memory."""
+    """Number of decoder layers, from the first, whose checkpointed inputs are kept in host memory."""
     tile_tokens: int | None = None
-    """Tokens of one tile of each layer's MLP; None runs the MLP over all tokens at once."""
+    """Tokens per tile of each layer's MLP; None runs the MLP over all tokens at once."""
     relays_on_host: bool = False
-    """Keys, values and states that wait for child partitions lie in host memory."""
+    """True keeps the keys, values and states for child partitions in host memory."""

@@ -1,13 +1,13 @@
-"""Files of a user: read safely, written whole, and shown on one line.
+"""Files of a user: read safely, written atomically, and quoted on one line.
 
-Each error's message says on one line what was expected, what came and what to do.
+Each error message says on one line what was expected, what was received and what to do.
 """
 
 from tree_rl.tree import RowError
 
 
 class InputError(ValueError):
-    """A file, an option or an output that cannot be used."""
+    """An input file, an option or an output that cannot be used."""
 
 
 class RowFileError(InputError, RowError):

@@ -1,4 +1,4 @@
-"""Columns of a parquet, jsonl or json file, whatever they mean."""
+"""Columns of a parquet, arrow, jsonl, json or npz file, regardless of their meaning."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,54 +14,55 @@ from tree_rl.inspection.files.quoting import escaped, quoted_path
 from tree_rl.inspection.messages.json_cells import without_padding
 
 RECORDS = ("simulations", "rows", "data", "results")
-"""Fields of an object that hold its records."""
+"""Fields of a JSON object that may hold its records."""
 Columns = dict[str, Any]
-"""Name -> one value per row: a list, None where a row has none; of a parquet file, a `pyarrow.ChunkedArray`."""
+"""Name -> one value per row: a list with None for missing values, or for parquet and arrow a `pyarrow.ChunkedArray`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFile:
-    """What was asked for of a file with at least one row."""
+    """The requested columns of a file with at least one row."""
 
     path: Path
     num_rows: int
     names: tuple[str, ...]
-    """All columns of the file."""
+    """Names of all columns of the file."""
     columns: Columns
-    """Those that were asked for and are there."""
+    """The requested columns that the file has."""
     labels: Callable[[], dict[str, list[Any]]]
-    """Reads the columns that have one text or integer in every row: what could name a group."""
+    """Reads the columns with one text or integer in every row, which could name a group."""
 
     def values(self, name: str) -> list[Any]:
-        """One column as Python values. Raises `InputError` where a parquet column is damaged."""
+        """One column as Python values; raises `InputError` if a parquet column is damaged."""
         column = self.columns[name]
         if isinstance(column, list):
             return column
-        # pyarrow takes half a second to import; readers of JSON do without.
+        # pyarrow takes half a second to import; readers of JSON do not need it.
         from tree_rl.inspection.files.parquet import values_of
 
-        # Columns of objects have the fields of all their objects: nulls where one has none.
+        # In parquet and arrow every object of a column has the fields of all the others, as nulls.
         return [without_padding(value) for value in values_of(column, self.path)]
 
 
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
-    """Some columns of a *.parquet, of a *.jsonl with one object a line, or of a *.json with a list of objects.
+    """The columns of `wanted` that a file has.
 
-    Also of an *.arrow file of Hugging Face datasets, and of a *.json or *.traj whose one object holds the records.
+    It reads *.parquet, *.arrow of Hugging Face datasets, *.jsonl with one object per line, *.json with a list of
+    objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
 
     Raises:
-        InputError: no such file, another ending, no rows, damage, another encoding, or a line that is not an object.
+        InputError: no such file, unknown suffix, no rows, damage, wrong encoding, or a line that is not an object.
     """
     readers: dict[str, Callable[[Path, Collection[str]], ColumnFile]] = {
-        ".parquet": _read_parquet,
+        ".parquet": _read_table,
         ".jsonl": _read_jsonl,
         ".json": _read_json,
-        ".arrow": _read_arrow,
+        ".arrow": _read_table,
         ".traj": _read_json,
         ".npz": _read_npz,
     }
     if path.suffix not in readers:
-        # A missing file matters more than its ending.
+        # If the file is missing, say that instead.
         open_regular(path).close()
         ending = escaped(path.suffix, 20) or "no ending"
         raise RowFileError(
@@ -73,21 +74,11 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     return found
 
 
-def _read_parquet(path: Path, wanted: Collection[str]) -> ColumnFile:
-    # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_labels, read_parquet
+def _read_table(path: Path, wanted: Collection[str]) -> ColumnFile:
+    # pyarrow takes half a second to import; readers of JSON do not need it.
+    from tree_rl.inspection.files.parquet import read_arrow, read_labels, read_parquet
 
-    table, names = read_parquet(path, wanted)
-    columns = {name: table.column(name) for name in table.column_names}
-    labels = partial(read_labels, path)
-    return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
-
-
-def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
-    # pyarrow takes half a second to import; readers of JSON do without.
-    from tree_rl.inspection.files.parquet import read_arrow, read_labels
-
-    table, names = read_arrow(path, wanted)
+    table, names = (read_arrow if path.suffix == ".arrow" else read_parquet)(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
     labels = partial(read_labels, path)
     return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
@@ -96,7 +87,7 @@ def _read_arrow(path: Path, wanted: Collection[str]) -> ColumnFile:
 def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
     columns = read_npz(path)
     num_rows = len(columns["prompt_ids"])
-    # Files are folders' sessions: a folder names the prompt that its session answers.
+    # uni-agent writes one file per session, into a folder whose name identifies the prompt.
     columns["group"] = [group_of_session(path)] * num_rows
     return ColumnFile(path=path, num_rows=num_rows, names=tuple(columns), columns=columns, labels=dict)
 
@@ -121,7 +112,7 @@ def _read_json(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 
 def _records_in(whole: dict[str, Any], wanted: Collection[str]) -> Any:
-    """Records of one object: a run's results (tau2), or itself, a trajectory (SWE-agent, mini-swe-agent)."""
+    """Records in one object: a run's results (tau2), or the object itself, a trajectory (SWE-agent, mini-swe-agent)."""
     if any(isinstance(whole.get(name), list) for name in wanted):
         return [whole]
     return next((whole[name] for name in RECORDS if isinstance(whole.get(name), list)), whole)

@@ -1,4 +1,4 @@
-"""Files of models in the local Hugging Face cache, named by an id such as Qwen/Qwen3-8B. Downloads nothing."""
+"""Finds files of models in the local Hugging Face cache by an id such as Qwen/Qwen3-8B. Downloads nothing."""
 
 import os
 import re
@@ -11,20 +11,20 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def folder_of(named: Path, option: str, *wanted: str) -> Path:
-    """The folder that a path or a Hub id names; a path that exists, and what is no id, stays as it is.
+    """The folder that a path or a Hub id names; an existing path, or one that is not an id, is returned unchanged.
 
     Args:
-        named: what the user gave.
-        option: for messages.
-        wanted: files that the folder must hold, the one to look for first.
+        named: the user's path or id.
+        option: name of the command-line option, for messages.
+        wanted: files that the folder must hold; the cache is searched for the first one.
 
     Raises:
-        InputError: an id that is not in the cache; says how to download it.
+        InputError: an id that is not in the cache; the message says how to download it.
     """
     identity = str(named)
     if os.path.exists(named) or not HUB_ID.fullmatch(identity) or identity.startswith("."):
         return named
-    # A third of a second that paths do not pay.
+    # Imported here: it takes a third of a second, and paths do not need it.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

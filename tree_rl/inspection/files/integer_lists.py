@@ -1,7 +1,4 @@
-"""Columns of token ids and masks as jagged arrays; what is not an integer is refused, never rounded.
-
-Legend: B rows, F flat entries.
-"""
+"""Columns of token ids and masks as jagged arrays; non-integers are refused, not rounded. Legend: B rows, F entries."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +15,10 @@ FLOAT_REMEDY = "nulls turn a column of integers into floats: drop the nulls and 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What a column should hold."""
+    """The expected content of a column, and the parts of its error messages."""
 
     column: str
-    """Its name as messages show it."""
+    """Name of the column, quoted for messages."""
     expected: str
     remedy: str
     allow_bool: bool
@@ -36,20 +33,16 @@ class _Kind:
         return RowFileError(f"{self.where(row)}, received {what} at {at}; {remedy}")
 
     def error_at(self, offsets: np.ndarray, flat: int, received: Any) -> RowFileError:
-        """The error for entry `flat` of all rows laid end to end."""
+        """The error for entry `flat` of the concatenated rows."""
         row = int(np.searchsorted(offsets, flat, side="right")) - 1
         return self.error(row, flat - int(offsets[row]), received)
 
 
 def token_id_lists(column: Any, name: str) -> Jagged:
-    """Token ids of B rows, int64 [F].
-
-    Args:
-        column: B lists, or a `pyarrow.ChunkedArray`.
-        name: of the column, for messages.
+    """Token ids of B rows, int64 [F], from B lists or a `pyarrow.ChunkedArray`.
 
     Raises:
-        RowFileError: a row that is absent, text or nested; an entry that is absent, a fraction, true or false, or
+        RowFileError: a row that is missing, text or nested; an entry that is missing, a fraction, a boolean, or
             beyond int64. Names row and column.
     """
     kind = _Kind(column=quoted(name), expected="integers", remedy="store token ids as int64", allow_bool=False)
@@ -77,7 +70,7 @@ def _read(column: Any, kind: _Kind) -> Jagged:
     if isinstance(column, list):
         rows = [_from_list(value, row, kind) for row, value in enumerate(column)]
         return Jagged.from_rows(rows, dtype=np.int64)
-    # pyarrow takes half a second to import; readers of JSON do without.
+    # pyarrow takes half a second to import; readers of JSON do not need it.
     import pyarrow.types as types
 
     numbers = (types.is_integer, types.is_boolean, types.is_floating)
@@ -104,11 +97,11 @@ def _from_list(value: Any, row: int, kind: _Kind) -> np.ndarray:
 
 
 def _from_arrow(column: Any, kind: _Kind) -> Jagged:
-    """Without a Python object per token or row: 1 M tokens take milliseconds."""
+    """Reads without a Python object per token or row: 1 M tokens take milliseconds."""
     absent = _joined([chunk.is_null() for chunk in column.chunks])
     if absent.any():
         raise RowFileError(f"{kind.where(int(np.argmax(absent)))}, received nothing; drop the row")
-    # Not the child itself: of a slice it keeps everything.
+    # flatten() instead of .values, which ignores slicing.
     values = [chunk.flatten() for chunk in column.chunks]
     offsets = offsets_of(_joined([chunk.value_lengths() for chunk in column.chunks]))
     missing = _joined([part.is_null() for part in values])
@@ -121,13 +114,13 @@ def _from_arrow(column: Any, kind: _Kind) -> Jagged:
 
 
 def _joined(parts: list[Any]) -> np.ndarray:
-    """Arrow arrays without nulls end to end."""
+    """Concatenate Arrow arrays without nulls."""
     return np.concatenate([part.to_numpy(zero_copy_only=False) for part in parts] or [np.empty(0, dtype=np.int64)])
 
 
 def _check_entries(flat: np.ndarray, offsets: np.ndarray, kind: _Kind) -> None:
     if flat.dtype.kind == "f":
-        # Of floats the first fraction, or the first entry where all are whole.
+        # The first fraction, or the first entry if all are whole numbers.
         at = int(np.argmax((flat != np.trunc(flat)) | ~np.isfinite(flat)))
         raise kind.error_at(offsets, at, float(flat[at]))
     if flat.dtype.kind == "b" and not kind.allow_bool:

@@ -1,4 +1,4 @@
-"""JSON of a user's file: depth and digits bounded, every key once."""
+"""JSON of a user's file, with bounded depth and digits and without duplicate keys."""
 
 import json
 import sys
@@ -12,10 +12,10 @@ from tree_rl.rollout.gateway.protocols.plain_json import MAX_DEPTH, JsonError, c
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """One JSON value; `where` begins the messages.
+    """One JSON value; error messages begin with `where`.
 
     Raises:
-        InputError: not UTF-8, not JSON, nested too deep, an integer of thousands of digits, a key that stands twice.
+        InputError: not UTF-8, not JSON, nested too deep, an integer of thousands of digits, a duplicate key.
     """
     text = decode_utf8(data, where)
     try:

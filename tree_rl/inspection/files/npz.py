@@ -1,4 +1,4 @@
-"""Columns of a `trajectory.npz`, which uni-agent writes for each session: three arrays a trajectory."""
+"""Columns of a `trajectory.npz`, which uni-agent writes for each session: three arrays per trajectory."""
 
 import re
 import zipfile
@@ -16,21 +16,21 @@ COLUMNS = ("prompt_ids", "response_ids", "response_mask")
 FIRST = re.compile(r"traj(\d+)_prompt_ids")
 
 SESSION = re.compile(r"(session-sample-\d+)-rollout-\d+-[0-9a-f]+")
-"""Name of a session's folder, below that of its step."""
+"""Name of a session's folder, inside the folder of its step."""
 
 
 def group_of_session(path: Path) -> str:
-    """Sessions of one step that answer the same sample are a group; of other folders each is one."""
+    """Group of a session's file: sessions of one step and one sample; a folder with another name is its own group."""
     folder = path.absolute().parent
     found = SESSION.fullmatch(folder.name)
     return f"{folder.parent.name}/{found[1]}" if found else folder.name
 
 
 def read_npz(path: Path) -> dict[str, list[Any]]:
-    """Token ids and masks of the trajectories, in their order.
+    """Token ids and masks of the trajectories, in order.
 
     Raises:
-        InputError: no file, damage, pickled objects, or other arrays.
+        InputError: no file, damage, pickled objects, or unexpected arrays.
     """
     try:
         with open_regular(path) as stream:

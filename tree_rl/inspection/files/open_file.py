@@ -1,4 +1,4 @@
-"""Opens a file of a user: regular files alone, and what is not text says what it is."""
+"""Opens a user's file: only regular files; a file that is not text is identified in the error."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ HEAD_BYTES = 64
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for the writer of a pipe.
+    """Open a regular file for reading; does not block on a pipe.
 
     Raises:
         InputError: no such file, a folder, pipe or device, or no permission.
@@ -42,7 +42,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a regular file. Raises `InputError` as `open_regular` does, or where the disk fails."""
+    """All bytes of a regular file; raises `InputError` like `open_regular`, or if reading fails."""
     with open_regular(path) as stream:
         try:
             return stream.read()
@@ -51,15 +51,15 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8. Raises `InputError` as `read_bytes` does, or where the text is no UTF-8."""
+    """Text of a UTF-8 file; raises `InputError` like `read_bytes` and `decode_utf8`."""
     return decode_utf8(read_bytes(path), quoted_path(path))
 
 
 def decode_utf8(data: bytes, where: str) -> str:
-    """Text of bytes in UTF-8.
+    """Decode UTF-8; error messages begin with `where`.
 
     Raises:
-        InputError: another encoding, a packed file or binary data; `where` names the file in the message.
+        InputError: another encoding, a compressed file or binary data.
     """
     if (kind := kind_of_bytes(data)) is not None:
         raise InputError(f"{where}: expected text in UTF-8, received {kind}")
@@ -73,19 +73,19 @@ def decode_utf8(data: bytes, where: str) -> str:
 
 
 def kind_of_bytes(data: bytes) -> str | None:
-    """What a file is by its first bytes; None where it may be text."""
+    """Kind of a file by its first bytes; None if it may be text."""
     known = next((kind for signature, kind in SIGNATURES if data.startswith(signature)), None)
     return "binary data or UTF-16 (zero bytes)" if known is None and b"\0" in data[:HEAD_BYTES] else known
 
 
 def kind_of_file(mode: int) -> str:
-    """A folder, pipe, socket or device, by `st_mode`."""
+    """Name of a file that is not regular (folder, pipe, socket, device) by its `st_mode`."""
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for holds, name in kinds if holds(mode)), "a device")
 
 
 def reason(error: OSError | ValueError) -> str:
-    """The system's words about a file, without the path."""
+    """The system's error message, without the path."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

@@ -1,11 +1,11 @@
-"""Columns of a parquet file; a damaged one is named, never guessed."""
+"""Columns of a parquet or arrow file; damage is reported, never guessed around."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# pyarrow takes half a second to import: readers of JSON do without this module.
+# pyarrow takes half a second to import, so readers of JSON do not import this module.
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -18,14 +18,10 @@ MAGIC = b"PAR1"
 
 
 def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyarrow.Table, list[str]]:
-    """Read columns of a file, and name all of its columns.
-
-    Args:
-        path: a regular file.
-        names: columns to read where the file has them; None reads all.
+    """Read the columns of `names` that the file has (None: all), and the names of all its columns.
 
     Raises:
-        InputError: no file, not parquet, cut off or damaged, or one name for two columns.
+        InputError: no file, not parquet, truncated or damaged, or a duplicate column name.
     """
     with open_regular(path) as stream, damage(path):
         first = stream.read(64)
@@ -44,7 +40,7 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyar
 
 
 def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[str]]:
-    """Columns of a file that Hugging Face datasets wrote (`save_to_disk`, its cache), and the names of all.
+    """Like `read_parquet`, for a file that Hugging Face datasets wrote (`save_to_disk`, its cache).
 
     Raises:
         InputError: no file, no Arrow stream, damage.
@@ -57,7 +53,7 @@ def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[
 
 
 def read_labels(path: Path) -> dict[str, list[Any]]:
-    """Columns with a text or an integer in every row, of a parquet or an Arrow file that has been read before."""
+    """Columns of a parquet or Arrow file with a text or an integer in every row."""
     is_arrow = path.suffix == ".arrow"
     with open_regular(path) as stream, damage(path):
         schema = pyarrow.ipc.open_stream(stream).schema if is_arrow else pyarrow.parquet.read_schema(stream)
@@ -73,7 +69,7 @@ def _is_label(kind: pyarrow.DataType) -> bool:
 
 
 def values_of(column: pyarrow.ChunkedArray, path: Path) -> list[Any]:
-    """Python values of a column. Raises `InputError` where it holds what its type does not allow."""
+    """Python values of a column; raises `InputError` if a value does not fit its type."""
     with damage(path):
         values: list[Any] = column.to_pylist()
         return values
@@ -81,7 +77,7 @@ def values_of(column: pyarrow.ChunkedArray, path: Path) -> list[Any]:
 
 @contextmanager
 def damage(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises on damaged files into an `InputError`."""
+    """Turn errors of pyarrow on damaged files into an `InputError`."""
     try:
         yield
     except InputError:

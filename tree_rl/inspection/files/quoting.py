@@ -1,4 +1,4 @@
-"""Text of a file as a terminal may show it: short, on one line, control characters escaped."""
+"""Makes text of a file safe to print in a terminal: short, on one line, control characters escaped."""
 
 import reprlib
 from collections.abc import Collection
@@ -9,16 +9,16 @@ import numpy as np
 
 VALUE_LENGTH, PATH_LENGTH, MOST_NAMES = 60, 200, 12
 LARGEST_WRITTEN = 10**40
-"""Longer integers are told by their digits: Python refuses to write those of more than 4,300."""
+"""For larger integers only the number of digits is printed: Python refuses to print more than 4,300 digits."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, VALUE_LENGTH, VALUE_LENGTH
 
 
 def escaped(text: str, length: int | None = None) -> str:
-    r"""Text of at most `length` characters, in which escape codes, line ends and lone surrogates stand as `\x1b`.
+    r"""Text of at most `length` characters, with escape codes, line ends and lone surrogates escaped, as in `\x1b`.
 
-    Without them a file can move the cursor, colour the screen or end a line of output.
+    Unescaped, they would let a file move the cursor, colour the screen or break a line of output.
     """
     if length is not None and len(text) > length:
         text = text[: length - 1] + "…"
@@ -28,7 +28,7 @@ def escaped(text: str, length: int | None = None) -> str:
 
 
 def quoted(value: Any) -> str:
-    """The beginning of a value, whatever its size and depth."""
+    """The beginning of a value of any size and depth."""
     if isinstance(value, str):
         return escaped(value, VALUE_LENGTH)
     if isinstance(value, np.ndarray):
@@ -39,7 +39,7 @@ def quoted(value: Any) -> str:
 
 
 def quoted_path(path: Path | str) -> str:
-    """A path; of a very long one both ends."""
+    """A path; the middle of a very long one is left out."""
     text = str(path)
     if len(text) > PATH_LENGTH:
         text = f"{text[: PATH_LENGTH // 2]}…{text[-PATH_LENGTH // 2 :]}"
@@ -47,7 +47,7 @@ def quoted_path(path: Path | str) -> str:
 
 
 def quoted_names(names: Collection[str]) -> str:
-    """The first of some names, separated by commas, and how many follow."""
+    """The first names, separated by commas, and the number of those left out."""
     more = len(names) - MOST_NAMES
     return ", ".join(quoted(name) for name, _ in zip(names, range(MOST_NAMES), strict=False)) + (
         f" and {more:,} more" if more > 0 else ""

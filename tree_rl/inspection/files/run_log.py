@@ -1,4 +1,4 @@
-"""Metrics of a run, from what verl's loggers wrote: the `file` logger's lines of JSON, or the console's text."""
+"""Metrics of a run, from the JSON lines of verl's `file` logger or the text of its console logger."""
 
 import json
 import math
@@ -12,50 +12,46 @@ from tree_rl.inspection.files.open_file import read_bytes
 from tree_rl.inspection.files.quoting import quoted_path
 
 MARKS = ("timing_s/step", "train/loss")
-"""Metrics that a trainer's step has, of reinforcement learning or SFT."""
+"""Metrics that only a training step has, in reinforcement learning and in SFT."""
 CONSOLE = re.compile(r"step:(\d+) - (.+)")
 FIGURE = re.compile(r"([\w@./-]+):(?:np\.\w+\()?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))\)?(?= - |\s*$)", re.IGNORECASE)
-"""A metric of the console's line; NumPy's numbers stand there as np.float64(1.5)."""
+"""A metric in a line of the console; numbers of NumPy are written as np.float64(1.5)."""
 EXPECTED = "expected a file of verl's file logger or a console log with steps; set trainer.logger=[console,file]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
-    """Metrics by step; of a step that a restart repeated, the last."""
+    """Metrics by step; if a restart repeated a step, the last ones."""
 
     name: str
-    """What it was read from."""
+    """Quoted path of the log."""
     steps: tuple[int, ...]
-    """Numbers of the steps, ascending."""
+    """Step numbers, ascending."""
     metrics: tuple[Mapping[str, float], ...]
-    """Metrics of each step; finite numbers alone."""
+    """Metrics of each step, finite numbers only."""
     restarts: int
-    """How often the steps went back."""
+    """How often the step number went back."""
 
     def column(self, name: str) -> list[float | None]:
-        """One metric by step; None where a step has none."""
+        """One metric by step; None for a step without it."""
         return [metrics.get(name) for metrics in self.metrics]
 
     def has(self, name: str) -> bool:
-        """Whether any step has the metric."""
+        """True if any step has the metric."""
         return any(name in metrics for metrics in self.metrics)
 
     def latest(self, name: str) -> float | None:
-        """Its last value; None without one."""
+        """Last value of a metric; None without any."""
         return next((metrics[name] for metrics in reversed(self.metrics) if name in metrics), None)
 
     def mean(self, name: str) -> float | None:
-        """Over the steps that have it."""
+        """Mean of a metric over the steps that have it; None without any."""
         values = [value for value in self.column(name) if value is not None]
         return sum(values) / len(values) if values else None
 
 
 def read_run(path: Path) -> RunLog:
-    """Read a log file, or the newest one with steps in a run's folder.
-
-    Raises:
-        InputError: no such file, or none with steps.
-    """
+    """Read a log file, or the newest log with steps in a run's folder; raises InputError if there is none."""
     if not path.is_dir():
         log = read_log(path)
         if log is None:
@@ -67,24 +63,20 @@ def read_run(path: Path) -> RunLog:
     ]
     if not read:
         raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {len(files)} files")
-    # A run's console log repeats its file logger; an SFT run beside it is older.
+    # Prefer the file logger, whose metrics the console log repeats; then the newest, since an SFT phase comes first.
     return max(read, key=lambda one: (one[0], one[1]))[2]
 
 
 def read_log(path: Path) -> RunLog | None:
-    """One file's steps; None if it has none.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """The steps of one file, None if it has none; raises InputError if it cannot be read."""
     found: dict[int, Mapping[str, float]] = {}
     last, restarts = -1, 0
     text = read_bytes(path).decode("utf-8", "replace")
-    # By content: the file logger writes to whatever path it is told.
+    # By content, because the file logger's path can be anything.
     for step, metrics in list(_json_steps(text)) or _console_steps(text):
         restarts += step < last
         last = step
-        # Validation before the first step, and after it, has lines of its own.
+        # Validation may log separate lines for the same step.
         found[step] = {**found.get(step, {}), **metrics} if not is_step(metrics) else metrics
     steps = sorted(step for step, metrics in found.items() if is_step(metrics))
     if not steps:
@@ -94,12 +86,12 @@ def read_log(path: Path) -> RunLog | None:
 
 
 def read_steps(path: Path) -> list[tuple[int, Mapping[str, float]]]:
-    """What verl's `file` logger has written so far, line by line; nothing where there is no file yet."""
+    """The steps that verl's `file` logger has written so far, line by line; none if there is no file yet."""
     return list(_json_steps(path.read_text(encoding="utf-8"))) if path.exists() else []
 
 
 def is_step(metrics: Mapping[str, float]) -> bool:
-    """Whether a line is a trainer's step, not a validation."""
+    """True if a line's metrics are those of a training step, not of a validation."""
     return any(mark in metrics for mark in MARKS)
 
 
@@ -109,7 +101,7 @@ def _json_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
             record = json.loads(line)
             step, data = record["step"], record["data"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            # The last line of a run that was killed, or a file of something else.
+            # The last line of a killed run, or another kind of file.
             continue
         if isinstance(step, int) and isinstance(data, dict):
             yield step, {name: float(value) for name, value in data.items() if _is_finite(value)}

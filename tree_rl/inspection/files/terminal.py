@@ -1,4 +1,4 @@
-"""What commands say: results on standard output, a mistake as one line on standard error with exit code 2."""
+"""Output of commands: results on standard output; a user's mistake as one line on standard error and exit code 2."""
 
 import io
 import os
@@ -15,17 +15,13 @@ from tree_rl.inspection.files.open_file import reason
 from tree_rl.inspection.files.quoting import escaped, quoted_path
 
 INPUT_ERROR = 2
-"""Exit code when what the user gave cannot be used."""
+"""Exit code for input that cannot be used."""
 
 
 def say(text: str = "") -> None:
-    """Print lines.
-
-    Raises:
-        InputError: standard output is full or its reader is gone.
-    """
+    """Print lines; raises InputError if standard output is closed, full, or without a reader."""
     expected = "standard output: expected to write the whole result"
-    # What the interpreter sets where the shell closed the stream.
+    # The interpreter sets None if the shell closed the stream.
     if sys.stdout is None:
         raise InputError(f"{expected}, but it is closed; leave it open")
     try:
@@ -49,7 +45,7 @@ def fail(text: str, *, code: int = INPUT_ERROR) -> NoReturn:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn mistakes in what the user gave, and what the machine refuses, into one line and exit code 2."""
+    """Turn a user's mistakes and the system's refusals into one line and exit code 2."""
     try:
         yield
     except (InputError, MissingExtraError) as error:
@@ -62,14 +58,14 @@ def one_line_errors() -> Iterator[None]:
 
 
 def print_anything() -> None:
-    """Let standard output and error escape what their encoding lacks, as the box characters of drawings in Latin-1."""
+    """Let standard output and error escape characters that their encoding lacks, such as box characters in Latin-1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def flush_output() -> None:
-    """Write what is left; output that cannot take it is dropped without the interpreter's own complaint."""
+    """Flush standard output; if that fails, drop the rest so that the interpreter does not complain at exit."""
     if sys.stdout is not None:
         try:
             sys.stdout.flush()
@@ -78,7 +74,7 @@ def flush_output() -> None:
 
 
 def _drop_output() -> None:
-    """Python writes the rest of a broken stream at its end, and would fail there again."""
+    """Redirect standard output to null: Python flushes a broken stream again at exit, which would fail again."""
     with suppress(OSError, ValueError):
         output = sys.stdout.fileno()
         null = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Writes a file of a user whole or not at all."""
+"""Writes a file completely or not at all."""
 
 import os
 import secrets
@@ -15,12 +15,12 @@ REMEDY = "name another place, or make room and give write permission"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in place at once; whatever fails, the old file stays and nothing new is left.
+    """Replace a file atomically; on any failure the old file stays and nothing new is left.
 
-    Folders on the way are made. A link is followed, a device is written to.
+    Missing folders are created, links are followed, and devices and pipes are written to.
 
     Raises:
-        InputError: a folder, a file that may not be written, a full disk.
+        InputError: the path is a folder or not writable, or the disk is full.
     """
     try:
         with _folder_made(path.parent):
@@ -39,10 +39,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def require_writable_folder(path: Path, option: str) -> None:
-    """Write into a folder once and leave it as it was: results of hours must not fail on it.
+    """Try to write into a folder, and leave it unchanged, so that a long run does not fail at its end.
 
     Raises:
-        InputError: names the option.
+        InputError: the folder is not writable; the message names the option.
     """
     try:
         with _folder_made(path) as made:
@@ -58,7 +58,7 @@ def require_writable_folder(path: Path, option: str) -> None:
 
 @contextmanager
 def _folder_made(path: Path) -> Iterator[list[Path]]:
-    """Make a folder and those above it; names those that are new, deepest first, and removes them on a failure."""
+    """Create a folder and its parents; yields the new ones, deepest first, and removes them on failure."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _mode_of_writable(target: Path) -> int | None:
-    """Mode of what stands there, None for nothing. A rename would replace even a file that may not be written."""
+    """Mode of the target, None if it does not exist. Opens it, because a rename would replace even a read-only file."""
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
@@ -99,12 +99,12 @@ def _replace(target: Path, content: bytes, mode: int | None) -> None:
 
 
 def _new_name(folder: Path) -> Path:
-    """Short, whatever the length of the target's name."""
+    """A temporary name, short even if the target's name is long."""
     return folder / f".tree_rl-{secrets.token_hex(8)}.new"
 
 
 def _open_stream(target: Path) -> int:
-    # A pipe that nobody reads refuses at once instead of blocking.
+    # Non-blocking: opening a pipe without a reader fails at once.
     descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(descriptor, True)
     return descriptor

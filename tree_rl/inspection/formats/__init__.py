@@ -1,1 +1,1 @@
-"""Files that others write: texts of trainers, logs of model calls."""
+"""Formats of other tools: texts dumped by trainers, logs of model calls."""

@@ -1,4 +1,4 @@
-"""Rows from logs of model calls: each call is a row, its answer alone is trained.
+"""Rows from logs of model calls: each answer is a row, of which only the answer is trained.
 
 OpenAI chat completions as {request, response}; LiteLLM's StandardLoggingPayload (messages, response); observations that
 Langfuse exports (input, output, type GENERATION).
@@ -18,20 +18,20 @@ from tree_rl.inspection.row import Row
 
 PAIRS = (("request", "response"), ("messages", "response"), ("input", "output"), ("prompt", "completion"))
 KIND, GENERATION = "type", "GENERATION"
-"""Langfuse's column of what an observation is; others than generations ran no model."""
+"""Langfuse's column for the kind of an observation; only generations ran a model."""
 PARAMETERS = "model_parameters"
-"""LiteLLM's column of what a call asked for beside its messages."""
+"""LiteLLM's column for the parameters of a call, its tools among them."""
 ANSWERS = ("content", "tool_calls", "function_call", "parts")
 WRAPPERS = ("response", "output", "outputs", "completion", "messages")
-"""Fields of an object that hold an answer."""
+"""Fields of an object that may hold an answer."""
 CALL_COLUMNS = {name for pair in PAIRS for name in pair} | {KIND, PARAMETERS}
-"""All that `read_calls` reads."""
+"""All columns that `read_calls` reads, besides `TOOLS` and `SYSTEM_TEXT`."""
 
 
 def call_pair(file: ColumnFile) -> tuple[str, str] | None:
-    """The columns of what was asked and what was answered, if the file is a log of calls."""
+    """The columns of requests and answers, if the file is a log of calls."""
     for pair in PAIRS:
-        # verl's dumps of texts have the names of Langfuse's columns.
+        # verl's dumps of texts use the names of Langfuse's columns.
         if set(pair) <= set(file.columns) and any(
             isinstance(one, list | dict) or holds_messages(one) for one in file.values(pair[0])
         ):
@@ -42,21 +42,15 @@ def call_pair(file: ColumnFile) -> tuple[str, str] | None:
 def read_calls(
     file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer
 ) -> tuple[list[Row], int]:
-    """One row per answer, and how many records are no answered calls, which are left out.
-
-    Args:
-        file: holds the columns.
-        pair: of `call_pair`.
-        groups: group of each record.
-        tokenizer: renders and tokenises.
+    """One row per answer, and the number of records without one, which are skipped; `pair` is from `call_pair`.
 
     Raises:
         RowFileError: messages or an answer that cannot be read, or no answered call.
     """
     asked, answered = map(file.values, pair)
     kinds = file.values(KIND) if KIND in file.columns else [GENERATION] * file.num_rows
-    beside = (PARAMETERS, TOOLS, SYSTEM_TEXT)
-    columns = [file.values(name) if name in file.columns else [None] * file.num_rows for name in beside]
+    others = (PARAMETERS, TOOLS, SYSTEM_TEXT)
+    columns = [file.values(name) if name in file.columns else [None] * file.num_rows for name in others]
     rows: list[Row] = []
     left_out = 0
     for number, (request, response) in enumerate(zip(asked, answered, strict=True)):
@@ -81,10 +75,10 @@ def read_calls(
 
 
 def _answers(response: Any, tokenizer: ChatTokenizer, where: str) -> list[dict[str, Any]]:
-    """Messages that the model wrote: one a choice, none where the call failed."""
+    """The model's messages: one per choice, none if the call failed."""
     whole = decoded(response)
     if isinstance(response, str) and not _is_answer(whole):
-        # The model may answer in JSON.
+        # The text is the model's answer, even if it is JSON.
         return [{"role": ASSISTANT, "content": response}] if response else []
     if not whole or (isinstance(whole, dict) and whole.get("error")):
         return []
@@ -108,7 +102,7 @@ def _filled(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_answer(value: Any) -> bool:
-    """Whether the JSON in a text is an answer of an API rather than what the model said."""
+    """True if decoded JSON is an API's response object, False if it may be the model's text."""
     if isinstance(value, list):
         return bool(value) and all(_is_answer(decoded(one)) for one in value)
     if not isinstance(value, dict):

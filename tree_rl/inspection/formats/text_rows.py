@@ -1,7 +1,7 @@
 """Rows from a prompt and an answer as text.
 
 verl writes them with `trainer.rollout_data_dir` (input, output), TRL with `log_completions` (prompt, completion), AReaL
-into the folder of its rollouts (prompt, completion, and segments where the model spoke several times).
+into its rollout folder (prompt, completion, and segments if the model generated several times).
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ GENERATED = "gen"
 """Role of the segments that the model wrote, as AReaL names it."""
 
 TEXT_COLUMNS = {name for pair in PAIRS for name in pair} | {SEGMENTS}
-"""All that `read_text_rows` reads."""
+"""All columns that `read_text_rows` reads."""
 
 
 def text_pair(columns: Columns) -> tuple[str, str] | None:
@@ -31,16 +31,10 @@ def text_pair(columns: Columns) -> tuple[str, str] | None:
 def read_text_rows(
     file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer | None
 ) -> list[Row]:
-    """One row per record; the model sampled the answer, or the segments that are said to be generated.
-
-    Args:
-        file: holds the columns.
-        pair: of `text_pair`.
-        groups: group of each record.
-        tokenizer: that of the run's model.
+    """One row per record; the answer is trained, or the segments marked as generated. `pair` is from `text_pair`.
 
     Raises:
-        RowFileError: no tokenizer, a value that is no text, an empty row.
+        RowFileError: no tokenizer, a value that is not text, an empty row.
     """
     if tokenizer is None:
         raise RowFileError("text needs --tokenizer, a folder or an id in the local cache: that of the run's model")
@@ -70,7 +64,7 @@ def read_text_rows(
 
 
 def _segments(parts: Any, number: int) -> list[tuple[str, bool]]:
-    """Text of each segment, and whether the model wrote it."""
+    """(text, True if the model wrote it) of each segment."""
     if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
         found = [(part.get("text"), part.get("role") == GENERATED) for part in parts]
         if all(isinstance(text, str) for text, _ in found):

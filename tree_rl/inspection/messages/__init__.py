@@ -1,4 +1,4 @@
-"""Chat messages of any writer in one form: JSON kept as text, others' role names, content in parts, null padding.
+"""Normalises chat messages: JSON stored as text, role names, content in parts, fields padded with nulls.
 
-Every reader takes it, `tree-rl inspect` and SFT alike.
+Both `tree-rl inspect` and SFT use it.
 """

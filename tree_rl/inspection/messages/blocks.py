@@ -1,4 +1,4 @@
-"""Content in parts: text, reasoning, calls and results, as OpenAI, Anthropic and Gemini write them."""
+"""Message content in parts (text, reasoning, calls, results), as OpenAI, Anthropic and Gemini write them."""
 
 import json
 from dataclasses import dataclass, field
@@ -19,40 +19,40 @@ MEDIA = (
     *("file", "input_file", "document", "inlineData", "inline_data", "fileData", "file_data"),
 )
 KNOWN = {*TEXT, *THOUGHT, *CALL, *RESULT, *MEDIA, "redacted_thinking"}
-"""Kinds, by the field `type` or, in Gemini's parts, by the only field."""
+"""Kinds of parts: the value of the field `type`, or in Gemini's parts the name of the only field."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Blocks:
-    """What the parts of a message hold."""
+    """The parts of a message, sorted by kind."""
 
     parts: list[Any] = field(default_factory=list)
-    """Texts, and media as the file has them."""
+    """Texts, and media unchanged."""
     thoughts: list[str] = field(default_factory=list)
-    """Reasoning."""
+    """Reasoning texts."""
     calls: list[Any] = field(default_factory=list)
-    """Calls of tools, as the file has them."""
+    """Tool calls, unchanged."""
     results: list[tuple[Any, str]] = field(default_factory=list)
-    """(id or name of the call, text) of each result of a tool."""
+    """(id or name of the call, text) of each tool result."""
 
     @property
     def content(self) -> Any:
-        """One text, which all templates take; with media the list of parts."""
+        """One text, which all templates accept; with media the list of parts."""
         if all(isinstance(part, str) for part in self.parts):
             return "".join(self.parts)
         return [{"type": "text", "text": part} if isinstance(part, str) else part for part in self.parts]
 
 
 def read_blocks(content: Any, role: str, where: str) -> Blocks:
-    """Sort the content of a message.
+    """Sort the content of a message by kind.
 
     Args:
-        content: text, parts, an object, or parts as JSON text; a tool's result that is an object reads as its JSON.
-        role: of the message. Text of a tool is never decoded: it is what the model read.
-        where: begins the message of an error.
+        content: text, parts, an object, or parts as JSON text; a tool result that is an object becomes JSON text.
+        role: role of the message. Text of a tool is never decoded, because the model read it as it is.
+        where: beginning of error messages.
 
     Raises:
-        RowFileError: a part of a kind that is not known.
+        RowFileError: a part of an unknown kind.
     """
     if content is None:
         return Blocks()
@@ -85,7 +85,7 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
             f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
             "; correct it or write it as text"
         )
-    # Gemini's parts name their kind by their field, and OpenAI's calls hold it there, too.
+    # Gemini's parts, and OpenAI's calls too, nest the content under a field named after the kind.
     held = part.get(kind)
     body = held if isinstance(held, dict) and kind in (*CALL, *RESULT) else part
     if kind in THOUGHT or (kind in TEXT and part.get("thought") is True):
@@ -109,7 +109,7 @@ def _result_text(given: Any, where: str) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Content without media, which a text model does not see; it reads what the gateway writes in their place."""
+    """Content as one text; media become the gateway's placeholder text, which a text model reads instead."""
     if isinstance(content, str):
         return content
     kinds = [_kind(part) for part in content]
@@ -118,7 +118,7 @@ def text_of(content: Any) -> str:
 
 
 def _document_text(part: dict[str, Any]) -> str | None:
-    """Text of a document that is text."""
+    """Text of a document part; None if its source is not text."""
     source = part.get("source")
     data = source.get("data") if isinstance(source, dict) and source.get("type") == "text" else None
     return data if isinstance(data, str) else None
@@ -129,7 +129,7 @@ def _has_type(part: Any) -> bool:
 
 
 def _kind(part: Any) -> str | None:
-    """What a part is; None for something else."""
+    """Kind of a part; None if it is not a known part."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type")

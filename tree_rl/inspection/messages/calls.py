@@ -1,4 +1,4 @@
-"""Calls of tools and the tools on offer, in the form that chat templates read."""
+"""Tool calls and tool schemas, in the form that chat templates read."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ from tree_rl.inspection.messages.json_cells import decoded, decoded_list, is_not
 from tree_rl.rollout.gateway.protocols.plain_json import decode_json
 
 ARGUMENTS = ("arguments", "args", "input", "parameters")
-"""A call's arguments as OpenAI, LangChain, Anthropic and Llama name them."""
+"""Names of a call's arguments in OpenAI, LangChain, Anthropic and Llama."""
 TOOL_WRAPPERS = ("tools", "functions", "function_declarations", "functionDeclarations")
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 
 
 def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
-    """Calls as {type, id, function: {name, arguments}}; arguments that are text stay text of an object.
+    """Calls as {type, id, function: {name, arguments}}; arguments given as JSON text stay JSON text.
 
     Args:
-        value: a list of calls or one call, or texts of JSON.
-        where: begins the message of an error.
+        value: a list of calls or one call, or their JSON text.
+        where: beginning of error messages.
 
     Raises:
-        RowFileError: a call that is no object or has no name.
+        RowFileError: a call that is not an object or has no name.
     """
     items = [] if is_nothing(value) else decoded_list(value)
     if items is None:
@@ -48,7 +48,7 @@ def _arguments(held: Any) -> Any:
         return {}
     inner = held
     while isinstance(inner, str) and inner.lstrip().startswith('"') and isinstance(decoded(inner), dict):
-        # The text of a text: one of them is the API's.
+        # JSON text encoded twice: undo one encoding.
         inner = decode_json(inner)
     return inner
 
@@ -60,14 +60,14 @@ def _no_calls(received: Any, where: str) -> RowFileError:
 
 
 def read_tools(value: Any, where: str) -> list[Any] | None:
-    """Function schemas, None without any. Those of Anthropic become those of OpenAI, which templates read.
+    """Function schemas, None without any; Anthropic's are converted to OpenAI's, which templates read.
 
     Args:
-        value: a list of them or one, or texts of JSON, or an object with the field `tools`.
-        where: begins the message of an error.
+        value: a list of schemas or one schema, or their JSON text, or an object with a field such as `tools`.
+        where: beginning of error messages.
 
     Raises:
-        RowFileError: something else.
+        RowFileError: any other value.
     """
     if is_nothing(value):
         return None
@@ -101,7 +101,7 @@ def _tools(item: dict[str, Any], where: str) -> list[Any]:
 
 
 def _decoded_schema(function: dict[str, Any]) -> dict[str, Any]:
-    """A function whose parameters, and what they consist of, may be texts of JSON."""
+    """A function with its parameters, and their parts, decoded if they are JSON text."""
     found = {name: decoded(value) if name in SCHEMAS else value for name, value in function.items()}
     for name in SCHEMAS:
         schema = found.get(name)

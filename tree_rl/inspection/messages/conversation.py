@@ -1,4 +1,4 @@
-"""One conversation of a file, whatever wrote it, as messages and tools that a chat template reads."""
+"""Reads one conversation in any known format as the messages and tools that a chat template expects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,34 +13,34 @@ from tree_rl.inspection.messages.template_form import TemplateForm
 
 CONVERSATIONS = ("messages", "traj", "conversation", "conversations", "history")
 WRAPPERS = (*CONVERSATIONS, "input", "contents", "request", "chat", "kwargs", "body", "data")
-"""Fields of an object that hold a conversation."""
+"""Fields of an object that may hold a conversation."""
 SYSTEMS = ("system", "instructions", "system_instruction", "systemInstruction")
-"""Fields beside it that hold its system text."""
+"""Fields of the same object that may hold its system text."""
 SPEAKERS = ("role", "from", "speaker", "author")
 SAID = ("content", "value", "parts", "text")
 MOST_LAYERS = 20
-"""Wrappers inside each other."""
+"""Most nested wrappers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
-    """What a model read and wrote."""
+    """A conversation in the form that the model's chat template expects."""
 
     messages: list[dict[str, Any]]
-    """At least one: role, content, and what else the template may read. Nothing in it is null."""
+    """At least one message: role, content, and other fields that the template may read; no field is null."""
     tools: list[Any] | None
     """Function schemas."""
 
 
 def read_chat(cell: Any, tools: Any, form: TemplateForm, where: str, *, system: Any = None) -> Chat | None:
-    """Messages of one cell; None where it holds none.
+    """The conversation in one cell; None if it holds none.
 
     Args:
-        cell: a list of messages, an object that holds it, or texts of JSON, in any order.
-        tools: of a column beside it. Those inside the cell count where it has none.
-        form: of the model's template.
-        where: begins the message of an error.
-        system: text or parts of a column beside it, for conversations without a system message.
+        cell: a list of messages, an object that holds one, or JSON text of either, nested in any way.
+        tools: function schemas from another column; without any, those inside the cell are used.
+        form: form of messages that the model's template expects.
+        where: beginning of error messages.
+        system: text or parts from another column, for a conversation without a system message.
 
     Raises:
         RowFileError: a role, a part, a call or a tool that cannot be read.
@@ -48,38 +48,38 @@ def read_chat(cell: Any, tools: Any, form: TemplateForm, where: str, *, system: 
     found = _items(cell)
     if found is None:
         return None
-    items, beside = found
+    items, fields = found
     messages = [
         message
         for number, item in enumerate(items)
         for message in _read(item, form, f"{where}, message {number}" if len(items) > 1 or number else where)
     ]
-    inside = next((beside[name] for name in TOOL_WRAPPERS if not is_nothing(beside.get(name))), None)
+    inside = next((fields[name] for name in TOOL_WRAPPERS if not is_nothing(fields.get(name))), None)
     offered = read_tools(tools, f"{where}, tools") or read_tools(inside, f"{where}, tools")
-    said = next((beside[name] for name in SYSTEMS if beside.get(name)), system)
-    if said and messages and messages[0]["role"] != SYSTEM:
-        text = read_blocks(said, SYSTEM, f"{where}, system").content
+    instructions = next((fields[name] for name in SYSTEMS if fields.get(name)), system)
+    if instructions and messages and messages[0]["role"] != SYSTEM:
+        text = read_blocks(instructions, SYSTEM, f"{where}, system").content
         messages = [{"role": SYSTEM, "content": text}, *messages] if text else messages
     return Chat(messages=messages, tools=offered) if messages else None
 
 
 def holds_messages(cell: Any) -> bool:
-    """Whether a value, or the JSON in a text, is a conversation."""
+    """True if a value, or the JSON in a text, is a conversation."""
     return _items(cell) is not None
 
 
 def _items(cell: Any) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-    """Messages as the file has them, and the fields beside them."""
-    whole, beside = decoded(cell), dict[str, Any]()
+    """Messages as the file has them, and all fields of the objects around them."""
+    whole, fields = decoded(cell), dict[str, Any]()
     for _ in range(MOST_LAYERS):
         if isinstance(whole, dict) and not _is_message(whole):
             layer = whole
             name = next((name for name in WRAPPERS if not is_nothing(layer.get(name))), None)
             if name is None:
                 return None
-            beside, whole = {**beside, **layer}, decoded(layer[name])
+            fields, whole = {**fields, **layer}, decoded(layer[name])
             if isinstance(whole, str) and name in ("input", "contents"):
-                # A request of one question.
+                # A request may consist of a single question.
                 whole = [{"role": USER, "content": whole}]
         elif isinstance(whole, list) and len(whole) == 1 and isinstance(decoded(whole[0]), list):
             whole = decoded(whole[0])
@@ -89,7 +89,7 @@ def _items(cell: Any) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
     if not isinstance(items, list) or not items:
         return None
     items = [decoded(item) for item in items]
-    return (items, beside) if all(isinstance(item, dict) and _is_message(item) for item in items) else None
+    return (items, fields) if all(isinstance(item, dict) and _is_message(item) for item in items) else None
 
 
 def _is_message(item: dict[str, Any]) -> bool:
@@ -101,7 +101,7 @@ def _is_message(item: dict[str, Any]) -> bool:
 
 
 def _speaker(item: dict[str, Any]) -> Any:
-    """Who speaks, as the file spells it; LangChain says it by the type of a message."""
+    """The role as the file spells it; LangChain gives it as the type of a message."""
     named = next((item[name] for name in SPEAKERS if item.get(name) is not None), None)
     if isinstance(named, dict):
         named = named.get("role")
@@ -112,14 +112,14 @@ def _speaker(item: dict[str, Any]) -> Any:
 
 
 def _read(item: dict[str, Any], form: TemplateForm, where: str) -> list[dict[str, Any]]:
-    """A message as one or several: results of tools inside a user's message are messages of their own."""
+    """Normalise a message; tool results inside a user's message become separate messages."""
     spelled = _speaker(item)
     inner = next((item[name] for name in ("data", "kwargs") if isinstance(item.get(name), dict)), None)
     if inner is not None and "role" not in item:
         item = inner
     said = next((item[name] for name in SAID if item.get(name) is not None), None)
     if not isinstance(spelled, str):
-        # Templates say best what they make of it.
+        # Leave it to the template, which gives the better error message.
         return [{**item, "content": said or ""}]
     if spelled.casefold() in UNREAD:
         return []
@@ -128,7 +128,7 @@ def _read(item: dict[str, Any], form: TemplateForm, where: str) -> list[dict[str
         raise RowFileError(
             f"{where}: expected the role {EXPECTED}, or one of the chat template, received {quoted(spelled)}; rename it"
         )
-    calls = [] if role == TOOL else [*_calls_beside(item, where)]
+    calls = [] if role == TOOL else _calls_of(item, where)
     if role == CALLS:
         role, written = ASSISTANT, decoded(said)
         if isinstance(written, dict | list):
@@ -147,8 +147,8 @@ def _read(item: dict[str, Any], form: TemplateForm, where: str) -> list[dict[str
     return results if is_empty else [*results, form.fitted(message, blocks.thoughts)]
 
 
-def _calls_beside(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Calls in a field of a message, also OpenAI's earlier one."""
+def _calls_of(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """Calls in the field `tool_calls` of a message, or in `function_call`, OpenAI's older one."""
     extra = item.get("additional_kwargs")
     fields = {**extra, **item} if isinstance(extra, dict) else item
     for name in ("tool_calls", "function_call"):

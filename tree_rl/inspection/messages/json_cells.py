@@ -1,4 +1,4 @@
-"""The one decoding step: JSON that a file keeps as text, and nulls that its columns of objects add."""
+"""Decodes JSON that a file stores as text, and drops null fields that parquet adds to objects."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ NOTHING = ("", "null", "None")
 
 
 def decoded(value: Any) -> Any:
-    """The list or object that a text holds as JSON, however often it was encoded; anything else as it is."""
+    """The list or object in a JSON text, even if encoded several times; any other value unchanged."""
     inner = value
     while isinstance(inner, str) and inner.lstrip().startswith(BEGINS):
         try:
@@ -20,7 +20,7 @@ def decoded(value: Any) -> Any:
 
 
 def decoded_list(value: Any) -> list[Any] | None:
-    """Items of a list, which may be a text of JSON, as may its items; one object is a list of one. Else None."""
+    """The decoded items of a list, or of its JSON text; a single object becomes a list of one. Else None."""
     whole = decoded(value)
     if isinstance(whole, dict):
         return [whole]
@@ -28,14 +28,14 @@ def decoded_list(value: Any) -> list[Any] | None:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value, or its text, says that there is none."""
+    """True if a value, or its text, is empty or null."""
     return value is None or value in ([], {}) or (isinstance(value, str) and value.strip() in (*NOTHING, "[]", "{}"))
 
 
 def without_padding(value: Any) -> Any:
-    """A value of parquet or Arrow without the null fields of its objects.
+    """A value of a parquet or Arrow column, where all objects have the same fields, without null fields.
 
-    There all objects of a column have the fields of all others. Nulls in lists and in texts of JSON stay.
+    Nulls in lists and in JSON text stay.
     """
     if isinstance(value, dict):
         return {name: without_padding(field) for name, field in value.items() if field is not None}

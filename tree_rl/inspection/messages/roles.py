@@ -1,10 +1,10 @@
-"""Who speaks, under the names that data sets and libraries use."""
+"""Roles of messages, and the names that data sets and libraries give them."""
 
 import re
 
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 CALLS = "function_call"
-"""ShareGPT's turn of the model whose text is a call."""
+"""ShareGPT's role for a turn of the model whose text is a tool call."""
 SPELLINGS = {
     USER: ("user", "human", "humanmessage"),
     ASSISTANT: ("assistant", "bot", "chatbot", "model", "ai", "llm", "agent", "claude", "bard", "bing", "aimessage"),
@@ -18,17 +18,13 @@ SPELLINGS = {
 BY_SPELLING = {spelling: role for role, spellings in SPELLINGS.items() for spelling in spellings}
 GPT = re.compile(r"(chat_?)?gpt(_?[\d.]\w*)?")
 UNREAD = ("exit",)
-"""What mini-swe-agent closes a trajectory with; no model reads it."""
+"""Roles to skip: mini-swe-agent ends a trajectory with `exit`, which no model reads."""
 EXPECTED = "system, user, assistant, tool, or a name like human, gpt, bot, model, observation"
 
 
 def role_named(name: str, template: str) -> str | None:
-    """The role of a chat template, or `CALLS`; None for a name that neither this module nor the template knows.
-
-    Args:
-        name: as the file spells it.
-        template: source of the chat template.
-    """
+    """The template's role for a name in the file, or `CALLS`; None if neither this module nor `template` (its source)
+    knows the name."""
     plain = re.sub(r"[\s-]+", "_", name.strip().casefold())
     if role := BY_SPELLING.get(plain) or (ASSISTANT if GPT.fullmatch(plain) else None):
         return role

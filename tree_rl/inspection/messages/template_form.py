@@ -1,4 +1,4 @@
-"""What a chat template expects of messages, tried out, and where its turns begin and end."""
+"""Tries out a chat template: in which form it expects messages, and what it writes around turns."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,16 +9,8 @@ import jinja2
 
 from tree_rl.inspection.messages.json_cells import decoded
 
-REFUSALS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
-"""What a template raises for messages that it does not expect: jinja passes on the errors of its expressions."""
+REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""Errors of a template for messages that it does not expect; jinja does not wrap errors in expressions."""
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 PROBE = "tree-probe"
 ASKED = {"role": "user", "content": "x"}
@@ -28,24 +20,20 @@ Render = Callable[[Sequence[dict[str, Any]]], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateForm:
-    """A template's needs."""
+    """The form of messages that a template expects."""
 
     source: str = ""
-    """The template; its roles stand there in quotes."""
+    """Source of the template, which has its role names in quotes."""
     takes_text: bool = True
-    """Arguments of calls may be JSON text: it is written as it stands."""
+    """True if arguments of calls may be JSON text, which the template copies."""
     takes_objects: bool = True
-    """Arguments of calls may be objects: they are written as JSON."""
+    """True if arguments of calls may be objects, which the template writes as JSON."""
     reasoning_field: str | None = None
-    """None: reasoning has no field, it goes into the text."""
+    """Field for reasoning; None: it has no field and goes into the text."""
 
     @classmethod
     def of(cls, source: str, render: Render) -> "TemplateForm":
-        """Try a template out.
-
-        Args:
-            render: writes messages; raises one of `REFUSALS` where the template refuses them.
-        """
+        """Try a template out; `render` raises one of `REFUSALS` for messages that the template refuses."""
 
         def written(**turn: Any) -> str | None:
             try:
@@ -57,7 +45,7 @@ class TemplateForm:
             written(tool_calls=[{"type": "function", "id": "call00001", "function": {"name": "f", "arguments": one}}])
             for one in (json.dumps({PROBE: "y"}), {PROBE: "y"})
         )
-        # A template for text prints an object as Python does; one for objects writes text as a JSON string.
+        # A template that expects text prints an object in Python syntax; one that expects objects quotes text as JSON.
         takes_objects = thing is not None and f"'{PROBE}'" not in thing
         fields = [name for name in REASONING_FIELDS if PROBE in (written(content="y", **{name: PROBE}) or "")]
         return cls(
@@ -68,7 +56,7 @@ class TemplateForm:
         )
 
     def fitted(self, message: dict[str, Any], thoughts: Sequence[str]) -> dict[str, Any]:
-        """A message with arguments and reasoning as the template reads them."""
+        """A message with arguments and reasoning in the form that the template expects."""
         whole = dict(message)
         if calls := whole.get("tool_calls"):
             whole["tool_calls"] = [self._call(call) for call in calls]
@@ -90,18 +78,18 @@ class TemplateForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnEdges:
-    """What a template writes around the text of a turn; empty where it cannot be told."""
+    """Text that a template writes around an assistant's turn; empty if the template refuses the trial."""
 
     opening: str = ""
-    """Behind a prompt, to ask for the turn."""
+    """Text after a prompt that asks for the turn."""
     header: str = ""
-    """Its part that stays when messages follow."""
+    """Beginning of `opening` that a completed turn keeps."""
     closing: str = ""
-    """Behind the text of a turn."""
+    """Text after the content of a turn."""
 
     @classmethod
     def of(cls, render: Callable[..., str]) -> "TurnEdges":
-        """Try a template out; `render` takes messages, and `ask` for the prompt of a turn."""
+        """Try a template out; `render` takes messages, and `ask=True` to append the opening."""
         answered = [ASKED, {"role": "assistant", "content": PROBE}]
         try:
             base, asked = render([ASKED]), render([ASKED], ask=True)

@@ -1,1 +1,1 @@
-"""What a training step takes on a cluster: work of the slowest rank, FSDP's collectives, memory, what breaks first."""
+"""Predicts a training step on a cluster: work of the slowest rank, FSDP's collectives, memory, the first bottleneck."""

@@ -1,4 +1,4 @@
-"""The costs that a run has measured, from its checkpoint."""
+"""Reads the cost model that a run has fitted, from its checkpoint."""
 
 from dataclasses import astuple
 from pathlib import Path
@@ -13,18 +13,18 @@ from tree_rl.inspection.files.open_file import read_bytes
 from tree_rl.inspection.files.quoting import quoted_path
 
 STATE_FILES = "tree_engine_world_size_*_rank_0.json"
-"""Written by the engine beside verl's own files; every rank has learnt the same."""
+"""Files that the engine writes next to verl's; the costs are the same on every rank."""
 
 
 def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, int]:
-    """Seconds of the run's updates, its collectives among them, and how many GPUs shared tokens.
+    """Cost model fitted to the run's updates, including its collectives, and the number of GPUs that shared tokens.
 
     Args:
-        folder: the actor's in a checkpoint, or the checkpoint (`global_step_N`).
-        shape: of the run's model.
+        folder: a checkpoint (`global_step_N`), or its folder `actor`.
+        shape: sizes of the run's model.
 
     Raises:
-        InputError: no such file, not what an engine writes, or too few measured updates.
+        InputError: no such file, unexpected content, or too few measured updates.
     """
     files = sorted([*folder.glob(STATE_FILES), *folder.glob(f"actor/{STATE_FILES}")])
     named = f"--checkpoint {quoted_path(folder)}"

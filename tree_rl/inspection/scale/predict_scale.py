@@ -1,4 +1,4 @@
-"""`tree-rl plan --ranks`: the predicted step on a cluster, its slowest rank, what would help, what breaks first."""
+"""`tree-rl plan --ranks`: predicts a step on a cluster, its slowest rank, what would help, the first bottleneck."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,27 +20,18 @@ from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
 from tree_rl.inspection.text import format_table
 
 SHARING = (1, 2, 4, 8)
-"""Ranks that may share tokens."""
+"""Tried numbers of ranks that share tokens."""
 NOTABLE = 0.1
-"""Share of a step that is worth a word."""
-HEADER = (
-    "GPUs",
-    "S",
-    "step s",
-    "computes",
-    "waits",
-    "gathers",
-    "exchanges",
-    "optimizer",
-    "imbalance",
-    "GiB",
-    "slowed by",
-)
+"""Least share of a step that is reported as a loss."""
+LEAST_HELP = 0.02
+"""Share of a step below which another S is not advised."""
+TIMES = ("computes", "waits", "gathers", "exchanges", "optimizer")
+HEADER = ("GPUs", "S", "step s", *TIMES, "imbalance", "GiB", "slowed by")
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleSettings:
-    """What the command line says about a run."""
+    """Options of a run on the command line."""
 
     cluster: Cluster
     sharing: int = 1
@@ -49,13 +40,13 @@ class ScaleSettings:
     """verl's fsdp_size; None: all GPUs."""
     mini_batches: int = 1
     prompts: int | None = None
-    """Groups of a step, drawn from the file; None: each once."""
+    """Groups per step, drawn from the file; None: each once."""
     max_tokens: int = 65_536
     """Unique tokens of a micro-batch."""
     checkpoint: Path | None = None
-    """Checkpoint of a run of this model, whose measured costs count."""
+    """Checkpoint of a run of this model, whose measured costs are used."""
     log_probs: bool = True
-    """True if old log-probs take a pass of their own."""
+    """True if old log-probs take a separate pass."""
     shared: bool = True
     """True if the rows of a group share prefixes; False: every row runs by itself, as without trees."""
     head_share: float = 1.0
@@ -64,7 +55,7 @@ class ScaleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """A step on one cluster."""
+    """A predicted step on one cluster."""
 
     model: StepModel
     work: StepWork
@@ -77,17 +68,17 @@ class Scaled:
 
     @cached_property
     def memory(self) -> DeviceMemory:
-        """Bytes of one GPU."""
+        """Bytes on one GPU."""
         return self.model.memory(self.work)
 
     @property
     def fits(self) -> bool:
-        """Whether a GPU has the memory."""
+        """True if a GPU has enough memory."""
         return self.memory.total <= self.model.cluster.memory
 
     @property
     def slowed_by(self) -> str:
-        """The largest loss of at least a tenth of the step, and memory before all."""
+        """Largest loss of more than a tenth of the step, "memory" if it does not fit; empty without either."""
         if not self.fits:
             return "memory"
         time = self.time
@@ -102,13 +93,13 @@ class Scaled:
 
 
 class Step:
-    """Rows of a training step, measured once for all clusters."""
+    """Rows of a training step, whose work is computed once for all clusters."""
 
     def __init__(self, rows: Sequence[Row], model: Path | None, settings: ScaleSettings) -> None:
-        """Measure the groups.
+        """Compute the work of the groups.
 
         Raises:
-            InputError: no rows, no model, or one that cannot be read; a checkpoint without costs.
+            InputError: no rows, no model or an unreadable one, or a checkpoint without costs.
         """
         if model is None:
             raise InputError("--ranks needs --model, whose sizes decide the costs; name a config.json")
@@ -134,7 +125,7 @@ class Step:
         self.group_of_row = np.repeat(np.arange(len(chosen)), [len(groups[group]) for group in chosen])
 
     def on(self, gpus: int, sharing: int) -> Scaled:
-        """The step on so many GPUs, so many of which share tokens."""
+        """The step on `gpus` GPUs, of which `sharing` at a time share tokens."""
         settings = self.settings
         ranks = gpus // sharing
         layout = lay_out_groups(self.group_of_row, self.paths, num_ranks=ranks, num_cells=settings.mini_batches)
@@ -150,7 +141,7 @@ class Step:
         return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout)
 
     def alternatives(self, gpus: int) -> Iterator[Scaled]:
-        """The step with every S that divides the GPUs and the heads, on one node."""
+        """The step with every S that divides GPUs and heads and fits on one node."""
         for sharing in SHARING:
             fits = gpus % sharing == 0 and self.shape.heads % sharing == 0
             if fits and sharing <= self.settings.cluster.gpus_per_node:
@@ -160,16 +151,16 @@ class Step:
 def predict_scale(
     rows: Sequence[Row], model: Path | None, settings: ScaleSettings, *, sweep: bool = False
 ) -> tuple[list[Scaled], list[str]]:
-    """The step on the cluster with every S, and in words what explains it and would help.
+    """The step on the cluster with every S, and sentences that explain it and say what would help.
 
     Args:
-        rows: of the file.
-        model: its config.json or folder.
-        settings: the command line's.
-        sweep: also smaller clusters, each with its fastest S, and what breaks first.
+        rows: rows of the file.
+        model: config.json of the model, or its folder.
+        settings: options of the run.
+        sweep: predict smaller clusters too, each with its fastest S, and name the first bottleneck.
 
     Raises:
-        InputError: S does not divide GPUs or heads; as `Step`.
+        InputError: S does not divide GPUs or heads, or as in `Step`.
     """
     gpus, sharing = settings.cluster.gpus, settings.sharing
     step = Step(rows, model, settings)
@@ -187,7 +178,7 @@ def predict_scale(
 
 
 def format_scale(steps: Sequence[Scaled], said: Sequence[str]) -> str:
-    """Both of `predict_scale` as text."""
+    """The result of `predict_scale` as text."""
     return "\n".join([format_table(HEADER, [_cells(one) for one in steps]), "", *said])
 
 
@@ -250,12 +241,8 @@ def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str
         yield "a smaller MAX_TOKENS, or more GPUs"
 
 
-LEAST_HELP = 0.02
-"""Share of a step below which another S is not advised."""
-
-
 def _drawn(groups: int, wanted: int | None) -> list[int]:
-    """Groups of a step: each once, or as many as wanted, each as often as the others but one."""
+    """Indices of the groups of a step: each once, or `wanted` draws whose counts differ by at most one."""
     if wanted is None:
         return list(range(groups))
     rounds = -(-wanted // groups)

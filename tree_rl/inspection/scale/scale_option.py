@@ -1,4 +1,4 @@
-"""Options of `tree-rl plan` about a cluster."""
+"""Options of `tree-rl plan` for a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 MOST_GPUS = 65_536
-"""Most GPUs of a prediction, which lays rows out over all of them."""
+"""Largest cluster of a prediction, which assigns rows to every GPU."""
 
 
 class ScaleOption:
-    """Each needs `--ranks`, which needs `--model`."""
+    """Options that need `--ranks`, which itself needs `--model`."""
 
     Ranks = Annotated[
         int | None,

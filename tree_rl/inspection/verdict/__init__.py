@@ -1,1 +1,1 @@
-"""What trees would save on the rows of a file: of an update, of a whole step, of memory and money."""
+"""What trees would save on the rows of a file: time of an update and of a whole step, memory, money."""

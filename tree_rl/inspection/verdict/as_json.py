@@ -1,6 +1,6 @@
-"""Results of `inspect` and `plan` as JSON objects; docs/inspect.md describes the fields.
+"""Results of `inspect` and `plan` as JSON objects, with the fields in docs/inspect.md.
 
-Names are stable: a change of meaning raises `FORMAT`.
+Field names are stable; a change of meaning increases `FORMAT`.
 """
 
 import json
@@ -62,7 +62,7 @@ def scaled(steps: Iterable[Scaled], said: Iterable[str]) -> str:
 
 
 def _written(command: str, **fields: Any) -> str:
-    """One line of ASCII; what a file holds cannot move the cursor."""
+    """One line of ASCII, so that text from a file cannot move the cursor."""
     head = {"format": FORMAT, "command": command, "tree_rl": __version__}
     return json.dumps({**head, **fields}, allow_nan=False)
 

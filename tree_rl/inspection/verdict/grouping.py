@@ -1,4 +1,4 @@
-"""What other columns would make of the groups."""
+"""Tries other columns as the group of the rows."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from tree_rl.inspection.recording import Recording
 from tree_rl.tree import Forest
 
 MOST = 6
-"""Columns that are tried."""
+"""Most columns that are tried."""
 KEPT = 0.5
-"""Share of the rows that a likely column keeps with the rows that begin most alike."""
+"""Least share of rows that a likely column leaves in one group with the row of the longest common prefix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regrouped:
-    """The rows in the groups of another column."""
+    """The rows grouped by another column."""
 
     column: str
     groups: int
@@ -24,10 +24,11 @@ class Regrouped:
 
 
 def regroup(recording: Recording) -> list[Regrouped]:
-    """The rows by each column that could name the group; none where the file names it.
+    """The rows grouped by each column that could name the group, likely columns first; none if the file names it.
 
-    Likely ones first: those that keep most rows with the rows that begin most alike, as a number of the call within a
-    run does not; then those with many groups of at least two rows. The one with the most promises the least.
+    Columns that leave most rows together with the row of their longest common prefix come first, unlike for example
+    the number of a call within a run. Then come columns with at least two rows per group on average, then more groups:
+    more groups promise less.
     """
     tokens, current = [row.token_ids for row in recording.rows], [row.group for row in recording.rows]
     found = []
@@ -50,7 +51,7 @@ def regroup(recording: Recording) -> list[Regrouped]:
 
 
 def _shared(forest: Forest) -> np.ndarray:
-    """int64 [B], most tokens that each row shares with another row."""
+    """int64 [B], length of the longest prefix that each row shares with another row."""
     order = forest.row_order
     most = np.zeros(len(order.rows), dtype=np.int64)
     most[order.rows] = np.maximum(order.shared, np.append(order.shared[1:], 0))

@@ -9,14 +9,14 @@ from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePredic
 from tree_rl.inspection.verdict.update_share import UpdateShare
 
 REACHED = (0.96, 1.02)
-"""Shares of the bound by operations that measured updates reached (README, How fast)."""
+"""Least and largest share of the FLOP bound that measured updates reached (README, How fast)."""
 WORTHWHILE = 1.05
-"""Speed-up of a whole step below which trees save little."""
+"""Least speed-up of a whole step for which trees are said to help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the rows of a file promise."""
+    """What trees would save on the rows of a file."""
 
     token_bound: float
     """Flat over unique tokens."""
@@ -25,30 +25,30 @@ class Verdict:
     share: UpdateShare
     """Share of a step that trees shorten."""
     recording: Recording
-    """What the file held."""
+    """Contents of the file."""
     regrouped: tuple[Regrouped, ...]
-    """Groups by other columns, where none names them."""
+    """Groups by other columns, if no column of the file names them."""
     memory: MemoryPrediction | None
-    """None where no model is named."""
+    """Predicted memory; None if no model is named."""
     update_prediction: UpdatePrediction | None
-    """None where no model is named or no token trains."""
+    """Predicted update; None if no model is named or no token trains."""
     next_command: str
-    """What to type next."""
+    """Command to type next."""
 
     @property
     def trains(self) -> bool:
-        """Whether any token has a loss."""
+        """True if any token has a loss."""
         return any_trains(self.recording.rows)
 
     @property
     def equal_rows(self) -> int:
-        """Rows that repeat another row of their group, token by token."""
+        """Number of rows whose tokens repeat those of another row in their group."""
         rows = self.recording.rows
         return len(rows) - len({(row.group, row.token_ids.tobytes()) for row in rows})
 
     @property
     def update(self) -> float:
-        """Expected speed-up of an update; rows run without a tree where that is faster."""
+        """Expected speed-up of an update; at least 1, because rows run without a tree if that is faster."""
         return max(REACHED[0] * self.flop_bound, 1.0) if self.trains else 1.0
 
     @property
@@ -58,5 +58,5 @@ class Verdict:
 
     @property
     def helps(self) -> bool:
-        """Whether a whole step gains enough."""
+        """True if a whole step gains enough."""
         return self.step >= WORTHWHILE

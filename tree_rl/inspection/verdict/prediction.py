@@ -1,4 +1,4 @@
-"""Seconds and bytes of one update over the rows of a file, with trees and without, on GPUs of one kind.
+"""Predicts seconds and bytes of one update over the rows of a file, with and without trees, on GPUs of one kind.
 
 The cost model is that of `tree-rl plan --ranks`; one step trains every row of the file once.
 """
@@ -19,44 +19,44 @@ from tree_rl.inspection.scale.predict_scale import ScaleSettings, Step
 from tree_rl.inspection.verdict.update_share import UpdateShare
 
 LEAST_SHARE = 1e-6
-"""Share of a step below which updates say nothing about its length."""
+"""Share of updates in a step below which the step's length cannot be derived from theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Least:
-    """The least that one GPU needs for the largest forward of one way to run."""
+    """Memory that one GPU needs at least for the largest forward of one way to run."""
 
     tokens: int
     """Tokens of that forward."""
     memory: float
-    """Bytes, with weights, gradients and optimizer state."""
+    """Bytes, including weights, gradients and optimizer state."""
     runs_as: str
-    """How, in words."""
+    """The way to run, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPrediction:
-    """Bytes of one GPU."""
+    """Bytes on one GPU."""
 
     gpu: Gpu
     gpus: int
     state: float
-    """Weights, gradients and optimizer state, and layers while they run: whatever the rows."""
+    """Bytes that do not depend on the rows: weights, gradients, optimizer state, gathered layers."""
     rows: Least
-    """The longest row by itself."""
+    """Need of the longest row by itself."""
     whole: Least
-    """The tree with the most tokens, in one forward."""
+    """Need of the group with the most unique tokens, in one forward."""
     partitioned: Least
-    """That tree with all ways to save memory that need no host memory."""
+    """Need of that group with all savings that use no host memory."""
     max_tokens: int | None
-    """Most unique tokens of a forward that fill 80 % of the GPU; None where not even the shortest forward fits."""
+    """Unique tokens of a forward that fill 80 % of the GPU; None if not even the shortest forward fits."""
     largest_runs: str | None
-    """How the tree with the most tokens runs within `max_tokens`."""
+    """How that group runs within `max_tokens`, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdatePrediction:
-    """One update and the step around it, without trees and with them."""
+    """One update and its whole step, with and without trees."""
 
     rows: StepTime
     trees: StepTime
@@ -67,12 +67,12 @@ class UpdatePrediction:
 
     @property
     def speed_up(self) -> float:
-        """Of the update."""
+        """Speed-up of the update."""
         return self.rows.total / self.trees.total
 
     @property
     def step_seconds(self) -> tuple[float | None, float | None]:
-        """A whole step without trees and with them; None where updates take no share of a step."""
+        """Seconds of a whole step without and with trees; None if updates take no share of a step."""
         if self.share.share < LEAST_SHARE:
             return None, None
         flat = self.rows.total / self.share.share
@@ -80,7 +80,7 @@ class UpdatePrediction:
 
     @property
     def step_price(self) -> tuple[float | None, float | None]:
-        """Money of a whole step without trees and with them; None where no price is given."""
+        """Price of a whole step without and with trees; None if no price per GPU is given."""
         flat, tree = self.step_seconds
         if self.price is None or flat is None or tree is None:
             return None, None
@@ -89,11 +89,7 @@ class UpdatePrediction:
 
 
 def predict_memory(rows: Sequence[Row], model: Path, gpu: Gpu, gpus: int) -> MemoryPrediction:
-    """Bytes of one of so many GPUs that train the model of a config.json with FSDP2.
-
-    Raises:
-        InputError: the config cannot be read.
-    """
+    """Bytes on each of `gpus` GPUs that train a model with FSDP2; raises InputError if its config cannot be read."""
     shape, config = read_model_config(model)
     parameters = Parameters.of(shape, config)
     return _memory_on(StepModel(shape=shape, parameters=parameters, cluster=gpu.spec.cluster(gpus)), rows, gpu)
@@ -102,16 +98,16 @@ def predict_memory(rows: Sequence[Row], model: Path, gpu: Gpu, gpus: int) -> Mem
 def predict_update(
     rows: Sequence[Row], model: Path, memory: MemoryPrediction, share: UpdateShare, price: float | None
 ) -> UpdatePrediction:
-    """Seconds of an update over the rows, log-probs and optimizer included, with micro-batches of `max_tokens`.
+    """Seconds of an update over the rows, including log-probs and optimizer, with micro-batches of `memory.max_tokens`.
 
-    The head reads the tokens with a loss, on both sides.
+    With and without trees, the head reads only tokens with a loss.
 
     Args:
-        rows: of one step.
-        model: its config.json.
-        memory: of `predict_memory`, which says the GPUs and the micro-batch.
-        share: of a step without trees that updates take.
-        price: of one GPU for an hour.
+        rows: rows of one step.
+        model: config.json of the model.
+        memory: result of `predict_memory`.
+        share: share of a step without trees that updates take.
+        price: price of one GPU for an hour.
     """
     overlap = total_of(report_groups(list(rows))).overlap
     cluster, max_tokens = memory.gpu.spec.cluster(memory.gpus), memory.max_tokens or GRANULARITY

@@ -13,7 +13,7 @@ NAME_LENGTH = 40
 
 
 def format_verdict(verdict: Verdict, assumed: str) -> str:
-    """The closing lines of `tree-rl inspect`; `assumed` names the model of the bound by operations."""
+    """The closing lines of `tree-rl inspect`; `assumed` names the model of the FLOP bound."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
     says = "trees help" if verdict.helps else "trees would save little"
     if not verdict.trains:
@@ -29,8 +29,8 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
         f"  whole step  {verdict.step:.2f}x if updates take {share.share:.0%} of a step ({escaped(share.source)})",
     ]
     if verdict.equal_rows:
-        told = f"{verdict.equal_rows:,} of {len(verdict.recording.rows):,} rows repeat another row of their group"
-        lines.append(f"  equal rows  {told}: duplicates count in the bounds; drop those that were not sampled twice")
+        equal = f"{verdict.equal_rows:,} of {len(verdict.recording.rows):,} rows repeat another row of their group"
+        lines.append(f"  equal rows  {equal}: duplicates count in the bounds; drop those that were not sampled twice")
     if verdict.memory is None:
         lines.append("  memory      --model CONFIG predicts it, with the best max_tokens")
     lines.append(f"  next        {escaped(verdict.next_command)}")
@@ -38,7 +38,7 @@ def format_verdict(verdict: Verdict, assumed: str) -> str:
 
 
 def format_missing_group(verdict: Verdict) -> str:
-    """The warning where no column names the group, and what others would make of it."""
+    """A warning that no column names the group, and a table of the columns that could."""
     warning = (
         "Warning: no column uid, group, group_id or task_id names the group of a row, so each file counts as one "
         "group. Training merges the rows of one prompt: the figures below may be too high or too low."
@@ -50,7 +50,7 @@ def format_missing_group(verdict: Verdict) -> str:
 
 
 def format_prediction(memory: MemoryPrediction, update: UpdatePrediction | None) -> str:
-    """What a step takes on the GPUs that were named: seconds and money, unless no token trains, and memory."""
+    """Predicted seconds, price (both only if a token trains) and memory of a step on the chosen GPUs."""
     times = [] if update is None else [*_update_table(update), ""]
     head = f"{memory.gpus} x {memory.gpu.value} ({memory.gpu.spec.memory_gib:.0f} GiB). "
     head += "One step trains every row of the file once."

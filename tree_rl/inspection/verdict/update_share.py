@@ -1,4 +1,4 @@
-"""The share of a training step that trees shorten: given, or measured by verl's own timers."""
+"""The share of a training step that trees shorten: given by the user, or measured by verl's timers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_log
 
 ASSUMED = 0.6
-"""Share of a step where nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
+"""Share if nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
 STEP, UPDATE = "timing_s/step", "timing_s/update_actor"
 SHORTENED = (UPDATE, *(f"timing_s/{name}" for name in ("old_log_prob", "ref", "values", "update_critic")))
-"""verl's timers of what runs forwards or backwards over rows."""
+"""verl's timers of forwards and backwards over rows."""
 TREES = "tree/unique_tokens"
-"""Only runs with trees log it."""
+"""Metric that only runs with trees log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +22,17 @@ class UpdateShare:
     """Share of a step's seconds in passes over rows."""
 
     share: float
-    """Share of a step's seconds in passes over rows, in [0, 1]."""
+    """Value in [0, 1]."""
     source: str
-    """Where it comes from, in words."""
+    """Source of the value, in words."""
 
     def step_speed_up(self, update: float) -> float:
-        """Of a whole step whose passes over rows run so many times as fast: Amdahl's law."""
+        """Speed-up of a whole step whose passes over rows speed up by the factor `update`: Amdahl's law."""
         return 1 / (1 - self.share + self.share / update)
 
 
 def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
-    """The share that was given, that of a log, or the assumed one.
+    """The given share, else that of the log `timing`, else the assumed one.
 
     Raises:
         InputError: both are given, or the log has no times of a run without trees.
@@ -47,7 +47,7 @@ def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
 
 
 def _measured(path: Path) -> UpdateShare:
-    """The median over the steps of a console log, or of the jsonl of verl's logger `file`."""
+    """The median over the steps of verl's console log, or of the jsonl of its `file` logger."""
     named, run = f"--timing {quoted_path(path)}", read_log(path)
     if run is not None and run.has(TREES):
         raise InputError(f"{named}: expected a run without trees, this one ran trees; name the log of a stock run")
@@ -58,6 +58,6 @@ def _measured(path: Path) -> UpdateShare:
             f"{named}: expected verl's console log or the jsonl of its logger file, with {STEP} and {UPDATE}; "
             "found none"
         )
-    # The timers of passes that run at once may overlap.
+    # Timers of concurrent passes may overlap.
     share = min(median(shares), 1.0)
     return UpdateShare(share=share, source=f"median of {len(shares)} steps in {quoted_path(path)}")

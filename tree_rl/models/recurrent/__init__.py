@@ -1,1 +1,1 @@
-"""Layers that carry a state along the sequence (Gated DeltaNet, Mamba 2, short convolutions) read trees."""
+"""Lets recurrent layers (Gated DeltaNet, Mamba 2, short convolutions) read trees."""

@@ -1,8 +1,8 @@
-"""Gated DeltaNet layers of Hugging Face models read trees through the two functions that transformers lets one replace.
+"""Lets Gated DeltaNet layers read trees by replacing two functions of the mixer.
 
-A layer calls `causal_conv1d_fn` and `chunk_gated_delta_rule` of its mixer; during a forward with `tree_layout=` these
-are the tree's, otherwise transformers' own. Projections, gates and the gated norm stay as they are.
-Legend: N unique tokens, n those of a rank's slice, C channels, H heads, K and V state sizes.
+A layer calls `causal_conv1d_fn` and `chunk_gated_delta_rule` of its mixer. A forward with `tree_layout=` replaces them
+by tree versions. Projections, gates and the gated norm do not change.
+Legend: N unique tokens, n tokens of a rank's slice, C channels, H heads, K and V state sizes.
 """
 
 from functools import partial
@@ -30,11 +30,9 @@ NORM_EPSILON = 1e-6
 
 
 def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
-    """Let every Gated DeltaNet layer of `model` read trees; calls without a tree run transformers' own functions.
+    """Let every Gated DeltaNet layer of `model`, if any, read trees; calls without a tree run as before.
 
-    Args:
-        model: checked by `check_model`; a model without such layers is left alone.
-        impl: implementation of `tree_kernels.tree_gated_delta_rule`.
+    `impl` is the implementation of `tree_kernels.tree_gated_delta_rule`.
     """
     replace_during_trees(model, GATED_DELTA_NET, partial(tree_functions, impl=impl))
 
@@ -42,13 +40,13 @@ def use_tree_linear_attention(model: nn.Module, *, impl: str = "auto") -> None:
 def tree_functions(
     mixer: Any, layout: TreeLayout, relay: LayerRelay | None, ranks: SequenceParallel | None, *, impl: str
 ) -> dict[str, Any]:
-    """What stands in for a mixer's functions during one forward over a tree.
+    """Replacements for a mixer's functions during one forward over a tree.
 
     Args:
-        mixer: a Gated DeltaNet.
-        layout: of the forward.
-        relay: what crosses the partition's cuts, or None.
-        ranks: that share the tokens, or None.
+        mixer: a Gated DeltaNet mixer.
+        layout: layout of the forward.
+        relay: relay of the partition, or None.
+        ranks: ranks that share the tokens, or None.
         impl: implementation of `tree_kernels.tree_gated_delta_rule`.
     """
     call = _TreeCall(mixer, layout, relay, ranks, impl)
@@ -56,7 +54,7 @@ def tree_functions(
 
 
 class _TreeCall:
-    """One mixer's share of one forward over a tree; the state and the context of a past come from the relay."""
+    """One mixer's call in a forward over a tree; the relay provides the state and context of a past."""
 
     def __init__(
         self, mixer: Any, layout: TreeLayout, relay: LayerRelay | None, ranks: SequenceParallel | None, impl: str
@@ -84,7 +82,7 @@ class _TreeCall:
         activation: str | None = None,
         **_: object,
     ) -> torch.Tensor:
-        """In place of causal_conv1d_fn: x and the result are [1, C, n]."""
+        """Replaces causal_conv1d_fn; input and output are [1, C, n]."""
         blocks, ranks = self._blocks, self._ranks
         out_NC, self._contexts = tree_causal_conv1d(
             channels_of_tokens(x.squeeze(0).T, blocks, ranks),
@@ -97,7 +95,8 @@ class _TreeCall:
         )
         if ranks is None:
             return out_NC.T.unsqueeze(0)
-        # The delta rule needs the same heads of all tokens: they stay, and the layer takes its input's shape apart.
+        # The delta rule needs these heads for all tokens, so they are kept here. The layer only splits the returned
+        # tensor into queries, keys and values, which `delta_rule` then ignores.
         self._own_mixed_NC = out_NC
         return x
 
@@ -112,9 +111,9 @@ class _TreeCall:
         use_qk_l2norm_in_kernel: bool = False,
         **_: object,
     ) -> tuple[torch.Tensor, None]:
-        """In place of chunk_gated_delta_rule: query, key, value and the result are [1, n, H, D]."""
+        """Replaces chunk_gated_delta_rule; query, key, value and output are [1, n, H, D]."""
         if self._own_mixed_NC is None:
-            # The layer repeats keys for every value head of theirs; the first of each is enough.
+            # The layer repeats queries and keys for each of their value heads; the kernel needs each once.
             repeats = self._mixer.num_v_heads // self._mixer.num_k_heads
             q_NHK, k_NHK, v_NHV = query.squeeze(0)[:, ::repeats], key.squeeze(0)[:, ::repeats], value.squeeze(0)
         else:
@@ -138,7 +137,7 @@ class _TreeCall:
         return tokens_of_heads(out_NHV, self._ranks).unsqueeze(0), None
 
     def _gates(self, g_nH: torch.Tensor, beta_nH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens' gates of own heads."""
+        """Gates of all tokens for this rank's heads."""
         if self._ranks is None:
             return g_nH, beta_nH
         dtype = torch.promote_types(g_nH.dtype, beta_nH.dtype)
@@ -147,6 +146,6 @@ class _TreeCall:
 
 
 def _of_unit_length(t_NHK: torch.Tensor) -> torch.Tensor:
-    """As the models' kernels normalise queries and keys, summed in at least float32."""
+    """L2 normalisation as in the models' kernels, accumulated in at least float32."""
     exact = t_NHK.to(accumulation_dtype(t_NHK.dtype))
     return (exact * torch.rsqrt(exact.square().sum(-1, keepdim=True) + NORM_EPSILON)).to(t_NHK.dtype)

@@ -1,7 +1,7 @@
-"""Layers of Hugging Face models that carry a state along the sequence, and which of them read trees.
+"""Finds recurrent layers of Hugging Face models and replaces parts of them during forwards over trees.
 
-A mixer reads a tree by having some of its attributes replaced while its decoder layer runs with `tree_layout=`, in the
-forward and in a recomputation of it; other calls run transformers' own code.
+While a decoder layer runs with `tree_layout=`, in the forward or its recomputation, some attributes of its mixer are
+replaced. Other calls run transformers' own code.
 """
 
 import inspect
@@ -21,14 +21,14 @@ class RecurrentKind:
     """One kind of recurrent layer that can read trees."""
 
     layer_type: str
-    """as in a config's `layer_types`"""
+    """Name in a config's `layer_types`."""
     attribute: str
-    """where a decoder layer holds its mixer"""
+    """Attribute of a decoder layer that holds its mixer."""
     mixers: frozenset[str]
-    """classes of transformers"""
+    """Names of transformers' mixer classes."""
     own: tuple[str, ...] = ()
-    """functions that a mixer must hold itself and call as such, so that they can be replaced (transformers 5.17 holds
-    them, but calls others)"""
+    """Functions that a mixer must have as instance attributes and call through `self`, so that they can be replaced
+    (transformers 5.17 has them, but calls others)."""
 
 
 GATED_DELTA_NET = RecurrentKind(
@@ -47,7 +47,7 @@ KINDS = (GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA_2)
 
 
 def kind_of(mixer: object) -> RecurrentKind | None:
-    """The kind of a mixer that can read trees, else None."""
+    """The kind of a mixer that can read trees, or None."""
     for kind in KINDS:
         if type(mixer).__name__ in kind.mixers and all(_calls_its_own(mixer, name) for name in kind.own):
             return kind
@@ -60,31 +60,30 @@ def _calls_its_own(mixer: Any, name: str) -> bool:
 
 @cache
 def _source(forward: Callable[..., Any]) -> str:
-    """Read once for all layers of a model."""
     return inspect.getsource(inspect.unwrap(forward))
 
 
 def layers_of(model: nn.Module, kind: RecurrentKind) -> list[nn.Module]:
-    """Decoder layers whose mixer is of a kind."""
+    """Decoder layers with a mixer of this kind."""
     return [layer for layer in model.modules() if kind_of(getattr(layer, kind.attribute, None)) is kind]
 
 
 def readable_layer_types(model: nn.Module) -> frozenset[str]:
-    """Layer types of recurrent layers in a model that read trees."""
+    """Types of the model's recurrent layers that can read trees."""
     return frozenset(kind.layer_type for kind in KINDS if layers_of(model, kind))
 
 
 def replace_during_trees(
     model: nn.Module, kind: RecurrentKind, replacements: Callable[..., dict[str, Any]], *, keyword: str = "tree_layout"
 ) -> None:
-    """Let every mixer of a kind read trees; a model without such layers is left alone.
+    """Replace attributes of every mixer of this kind during forwards over trees.
 
     Args:
-        model: whose decoder layers receive the layout, `kv_relay` and `sequence_parallel` as keywords.
-        kind: of the mixers.
-        replacements: from a mixer, the layout of a call, the relay of its partition (or None) and the ranks that share
-            its tokens (or None) to the attributes that stand in for the mixer's.
-        keyword: under which a layer receives the layout; calls without it are left alone.
+        model: its decoder layers receive the layout, `kv_relay` and `sequence_parallel` as keywords.
+        kind: kind of the mixers.
+        replacements: called with a mixer, the layout, the partition's relay (or None) and the ranks that share the
+            tokens (or None); returns the attributes to replace.
+        keyword: keyword that carries the layout; calls without it do not change.
     """
     for layer in layers_of(model, kind):
         mixer = getattr(layer, kind.attribute)
@@ -94,13 +93,10 @@ def replace_during_trees(
 
 
 def replace_forward_during_trees(model: nn.Module, kind: RecurrentKind, forward: Callable[..., Any]) -> None:
-    """Let every mixer of a kind read trees by another forward; a model without such layers is left alone.
+    """Replace the forward of every mixer of this kind during forwards over trees.
 
-    Args:
-        model: whose decoder layers receive the layout, `kv_relay` and `sequence_parallel` as keywords.
-        kind: of the mixers.
-        forward: of a mixer, the layout of a call, the relay of its partition (or None), the ranks that share its tokens
-            (or None) and the mixer's own arguments.
+    `forward` gets the mixer, the layout, the partition's relay (or None), the ranks that share the tokens (or None)
+    and the arguments of the mixer's own forward.
     """
     replace_during_trees(model, kind, partial(_forward_of, forward))
 
@@ -110,16 +106,16 @@ def _forward_of(forward: Callable[..., Any], mixer: Any, *call: Any) -> dict[str
 
 
 class ReplacedDuringCalls:
-    """Replaces attributes of a layer's part for the duration of the layer's forward, recomputations included."""
+    """Forward hooks of a decoder layer that replace attributes of one of its modules, also during recomputation."""
 
     def __init__(self, part: Any, replacements: Callable[..., dict[str, Any]], keyword: str) -> None:
-        """Bind a part.
+        """Configure the hooks.
 
         Args:
-            part: inside a decoder layer, whose forward calls `enter` and `leave`.
-            replacements: from the keyword's value, the relay (or None) and the ranks that share the tokens (or None) to
-                the attributes that stand in.
-            keyword: calls of the layer without it are left alone.
+            part: module inside the decoder layer that calls `enter` and `leave`.
+            replacements: called with the keyword's value, the relay (or None) and the ranks that share the tokens (or
+                None); returns the attributes to replace.
+            keyword: keyword of the layer's forward; calls without it do not change.
         """
         self._part = part
         self._replacements = replacements
@@ -127,7 +123,7 @@ class ReplacedDuringCalls:
         self._stock: dict[str, Any] = {}
 
     def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
-        """Replace attributes where the layer is called with a tree."""
+        """Replace the attributes if the keyword is given."""
         layout = kwargs.get(self._keyword)
         if layout is None:
             return
@@ -138,7 +134,7 @@ class ReplacedDuringCalls:
             setattr(self._part, name, function)
 
     def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
-        """Put transformers' own back."""
+        """Restore the attributes."""
         for name, stock in self._stock.items():
             if stock is _OF_THE_CLASS:
                 delattr(self._part, name)

@@ -1,7 +1,7 @@
-"""The Mamba 2 layers of Bamba and Granite 4 read trees: convolution and state follow each token's own path.
+"""Lets the Mamba 2 layers of Bamba and Granite 4 read trees: convolution and state follow each token's path.
 
-Legend: N unique tokens, n those of a rank's slice, C channels of the convolution, I those of all heads, H heads, P head
-size, G groups, K state size.
+Legend: N unique tokens, n tokens of a rank's slice, C channels of the convolution, I channels of all heads, H heads, P
+head size, G groups, K state size.
 """
 
 from typing import Any
@@ -29,11 +29,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 
 
 def use_tree_state_space(model: nn.Module) -> None:
-    """Let every Mamba 2 layer of `model` read trees; calls without a tree run transformers' own forward.
-
-    Args:
-        model: checked by `check_model`; a model without such layers is left alone.
-    """
+    """Let every Mamba 2 layer of `model`, if any, read trees; calls without a tree run as before."""
     replace_forward_during_trees(model, MAMBA_2, _forward)
 
 
@@ -45,7 +41,7 @@ def _forward(
     hidden_states: torch.Tensor,
     **_: object,
 ) -> torch.Tensor:
-    """As BambaMixer.forward without a cache, with convolution and recurrence over the tree; [1, n, hidden]."""
+    """BambaMixer.forward without a cache, with convolution and recurrence over the tree; output [1, n, hidden]."""
     past = {} if relay is None else relay.past(mixer.layer_idx)
     cuts = None if relay is None else relay.cuts
     shared = Heads(mixer.n_groups, mixer.ssm_state_size)
@@ -84,6 +80,6 @@ def _forward(
     if relay is not None:
         relay.capture(mixer.layer_idx, state=states, context=contexts, at_cuts=True)
     out_nHP = tokens_of_heads(out_NHP + own_heads(mixer.D, ranks)[:, None] * x_NHP, ranks)
-    # The norm goes over all heads of a token.
+    # The norm spans all heads of a token, so it runs after the exchange.
     normed_nI = mixer.norm(out_nHP.flatten(1), gate_nI)
     return mixer.out_proj(normed_nI.to(hidden_states.dtype)).unsqueeze(0)

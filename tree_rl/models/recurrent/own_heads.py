@@ -1,9 +1,9 @@
-"""Recurrent layers under sequence parallelism: slices of tokens outside, all tokens of a rank's own heads inside.
+"""Recurrent layers under sequence parallelism: outside, a rank has a slice of the tokens; inside, a slice of the heads.
 
-Channels of a convolution come in blocks of heads, such as the queries, keys and values of a Gated DeltaNet. A rank gets
-as many of each block; heads that several others read (keys, B, C) are sent more than once where ranks cannot share them
-out, as attention sends keys and values.
-Legend: N unique tokens, n of a slice, C channels, c a rank's own, H heads, D head size.
+The channels of a convolution are blocks of heads, such as the queries, keys and values of a Gated DeltaNet. Every rank
+gets the same number of heads of each block. If a block has too few heads (keys, B, C), heads are sent to several ranks,
+as attention does for keys and values.
+Legend: N unique tokens, n tokens of a slice, C channels, c channels of a rank, H heads, D head size, S ranks.
 """
 
 import math
@@ -15,26 +15,26 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 
 
 class Heads(NamedTuple):
-    """A block of channels."""
+    """A block of channels that consists of heads."""
 
     number: int
-    """H."""
+    """H, number of heads."""
     size: int
-    """D, channels of a head."""
+    """D, channels per head."""
 
     def copies(self, ranks: SequenceParallel) -> int:
-        """How often each head is sent, so that all ranks get equally many."""
+        """Number of ranks that get each head, so that all ranks get equally many heads."""
         return math.lcm(self.number, ranks.size) // self.number
 
     def own(self, ranks: SequenceParallel | None) -> "Heads":
-        """A rank's share of the block, repeated heads counted."""
+        """A rank's share of the block."""
         return self if ranks is None else Heads(self.number * self.copies(ranks) // ranks.size, self.size)
 
 
 def channels_of_tokens(
     mixed_nC: torch.Tensor, blocks: tuple[Heads, ...], ranks: SequenceParallel | None
 ) -> torch.Tensor:
-    """All tokens' own channels [N, c], block after block, in one exchange; the input itself without ranks."""
+    """From all channels [n, C] of this rank's tokens to its channels [N, c] of all tokens, in one exchange."""
     if ranks is None:
         return mixed_nC
     sent = []
@@ -47,13 +47,13 @@ def channels_of_tokens(
 def heads_of_channels(
     mixed_NC: torch.Tensor, blocks: tuple[Heads, ...], ranks: SequenceParallel | None
 ) -> tuple[torch.Tensor, ...]:
-    """A rank's own heads [N, H, D] of each block of its own channels."""
+    """Split a rank's channels [N, c] into heads [N, H, D] per block."""
     own = tuple(block.own(ranks) for block in blocks)
     return tuple(part.unflatten(-1, block) for block, part in zip(own, _split(mixed_NC, own, -1), strict=True))
 
 
 def own_channels(parameter_C: torch.Tensor, blocks: tuple[Heads, ...], ranks: SequenceParallel | None) -> torch.Tensor:
-    """The part [c, ...] of a parameter [C, ...] that belongs to a rank's own channels."""
+    """The part [c, ...] of a parameter [C, ...] for this rank's channels."""
     if ranks is None:
         return parameter_C
     own = []
@@ -63,17 +63,17 @@ def own_channels(parameter_C: torch.Tensor, blocks: tuple[Heads, ...], ranks: Se
 
 
 def own_heads(parameter_H: torch.Tensor, ranks: SequenceParallel | None) -> torch.Tensor:
-    """A rank's part of a parameter with one entry per head."""
+    """The part [H / S, ...] of a parameter [H, ...] for this rank's heads."""
     return parameter_H if ranks is None else ranks.own_heads(parameter_H)
 
 
 def heads_of_tokens(x_nHD: torch.Tensor, ranks: SequenceParallel | None) -> torch.Tensor:
-    """All tokens' own heads, [N, H / S, D]."""
+    """From all heads of this rank's tokens to this rank's heads of all tokens, [N, H / S, D]."""
     return x_nHD if ranks is None else ranks.heads_of_tokens(x_nHD)
 
 
 def tokens_of_heads(x_NHD: torch.Tensor, ranks: SequenceParallel | None) -> torch.Tensor:
-    """Own tokens' heads, [n, H, D]: the way back."""
+    """The inverse of `heads_of_tokens`, [n, H, D]."""
     return x_NHD if ranks is None else ranks.tokens_of_heads(x_NHD)
 
 

@@ -1,6 +1,6 @@
-"""The gated short convolutions of LFM2 read trees: every token sees the last inputs on its own path.
+"""Lets the gated short convolutions of LFM2 read trees: every token sees the last inputs on its path.
 
-Legend: N unique tokens, n those of a rank's slice, C channels, K taps, S cuts.
+Legend: N unique tokens, n tokens of a rank's slice, C channels, K taps, S cuts.
 """
 
 from typing import Any
@@ -17,11 +17,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 
 
 def use_tree_short_convolution(model: nn.Module) -> None:
-    """Let every short convolution of `model` read trees; calls without a tree run transformers' own forward.
-
-    Args:
-        model: checked by `check_model`; a model without such layers is left alone.
-    """
+    """Let every short convolution of `model`, if any, read trees; calls without a tree run as before."""
     replace_forward_during_trees(model, SHORT_CONVOLUTION, _forward)
 
 
@@ -33,7 +29,7 @@ def _forward(
     hidden_states: torch.Tensor,
     **_: object,
 ) -> torch.Tensor:
-    """As Lfm2ShortConv.forward, with the convolution over the tree; [1, n, C] in and out."""
+    """Lfm2ShortConv.forward with the convolution over the tree; input and output [1, n, C]."""
     gate_nC, out_gate_nC, x_nC = mixer.in_proj(hidden_states).squeeze(0).chunk(3, dim=-1)
     bias_C, channels = mixer.conv.bias, (Heads(x_nC.shape[1], 1),)
     out_NC, contexts_SKC = tree_causal_conv1d(

@@ -1,1 +1,1 @@
-"""Mixture-of-Experts routers on trees: record and replay of routes, load, and where routes keep rows apart."""
+"""Mixture-of-Experts routers on trees: recording and replaying routes, expert load, and merging rows by routes."""

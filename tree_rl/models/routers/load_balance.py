@@ -1,4 +1,4 @@
-"""Load of experts in logical tokens: a token of a tree counts once for each row through it, as in the flat run.
+"""Load of experts in logical tokens: a token of a tree counts once per row through it, as in the flat run.
 
 Legend: N tokens of a forward, L Mixture-of-Experts layers, E experts of a layer, K experts per token, g multiplicity.
 """
@@ -14,15 +14,15 @@ BalanceForm = Literal["pooled", "per_layer"]
 
 
 def expert_load(chosen_NLK: torch.Tensor, count_N: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Logical tokens that each expert computed.
+    """Number of logical tokens per expert.
 
     Args:
         chosen_NLK: integer, experts of each token.
-        count_N: g, rows through each token; 0 leaves a token out.
+        count_N: g, rows through each token; tokens with 0 do not count.
         num_experts: E.
 
     Returns:
-        float64 [L, E]; whole numbers, so sums in any order are exact.
+        float64 [L, E]; integers, so sums are exact in any order.
     """
     num_layers, per_token = chosen_NLK.shape[1:]
     first_of_layer = torch.arange(num_layers, device=chosen_NLK.device)[:, None] * num_experts
@@ -33,10 +33,10 @@ def expert_load(chosen_NLK: torch.Tensor, count_N: torch.Tensor, num_experts: in
 
 
 def balance_weight(load_LE: torch.Tensor, num_tokens: float, form: BalanceForm = "pooled") -> torch.Tensor:
-    """What one logical token's router probability costs: the auxiliary loss is their product, summed.
+    """Weight of a logical token's router probabilities; the auxiliary loss is the sum of weight times probability.
 
-    The load has no gradient, so the loss is linear in the probabilities once the load of all tokens it ranges over is
-    known: of one forward (Switch), or of all rows on all ranks (the global form). Partitions then add up exactly.
+    The load has no gradient. Once the load of all tokens is known, of one forward (Switch) or of all rows on all ranks
+    (global), the loss is linear in the probabilities, so the losses of partitions add up exactly.
 
     * ``pooled``: transformers' `load_balancing_loss_func`, over the concatenated tokens of all layers,
       E * sum_e (load_e / (L T)) * (probability_e / (L T)).
@@ -45,8 +45,8 @@ def balance_weight(load_LE: torch.Tensor, num_tokens: float, form: BalanceForm =
 
     Args:
         load_LE: logical load of all T tokens.
-        num_tokens: T, logical tokens; at least one.
-        form: which of the two.
+        num_tokens: T, number of logical tokens, at least 1.
+        form: one of the two forms above.
 
     Returns:
         float64 [L, E].
@@ -59,7 +59,7 @@ def balance_weight(load_LE: torch.Tensor, num_tokens: float, form: BalanceForm =
 
 
 def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_LE: torch.Tensor) -> torch.Tensor:
-    """The share of these tokens in the auxiliary loss; shares of all tokens that `weight_LE` ranges over sum to it.
+    """These tokens' share of the auxiliary loss; the shares of all tokens that are counted in `weight_LE` sum to it.
 
     Args:
         logits: L tensors [N, E], router logits with their graph.
@@ -69,7 +69,7 @@ def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_L
     Returns:
         A scalar in at least float32.
     """
-    # Probabilities are recomputed in the backward: all layers' would take more memory than the logits themselves.
+    # Checkpointed, because the probabilities of all layers would take more memory than the logits themselves.
     shares = [
         checkpoint(_layer_share, layer_logits_NE, count_N, weight_E, use_reentrant=False)
         for layer_logits_NE, weight_E in zip(logits, weight_LE, strict=True)
@@ -78,7 +78,7 @@ def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_L
 
 
 def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> None:
-    """Loss-free balancing (DeepSeek-V3, section 2.1.2): a bias moves by `rate` towards experts below the mean load.
+    """Loss-free balancing (DeepSeek-V3, section 2.1.2): the bias of an expert below the mean load rises by `rate`.
 
     Args:
         model: decoder whose layers hold an `e_score_correction_bias` [E], such as GLM-4-MoE or DeepSeek-V3.
@@ -86,7 +86,7 @@ def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> 
         rate: the step, for example 1e-3.
 
     Raises:
-        ValueError: not one bias per layer of the load.
+        ValueError: the model does not have one bias per layer of the load.
     """
     biases: list[Any] = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
     if len(biases) != len(load_LE):
@@ -100,6 +100,6 @@ def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> 
 def _layer_share(logits_NE: torch.Tensor, count_N: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
     dtype = torch.promote_types(logits_NE.dtype, torch.float32)
     probability_NE = torch.softmax(logits_NE, dim=-1, dtype=dtype)
-    # No matrix product, which autocast would run in half precision.
+    # Not a matrix product, which autocast would run in half precision.
     cost_N = (probability_NE * weight_E.to(dtype)).sum(dim=-1)
     return (cost_N * count_N).sum()

@@ -1,6 +1,6 @@
-"""Recorded routes of Mixture-of-Experts layers: tokens of rows merge only where the same experts computed them.
+"""Recorded Mixture-of-Experts routes: tokens merge only if the same experts computed them in both rows.
 
-Where two rows agree on ids but not on experts the forest branches, so that each row keeps its own routes.
+If two rows agree on ids but not on experts, the forest branches, so each row keeps its routes.
 Legend: B rows, T tokens of a row, N unique tokens, L decoder layers, K experts per token.
 """
 
@@ -13,23 +13,23 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.rows import RowError
 
 NATIVE = -1
-"""Expert number where no route was recorded (last token of a row, observations): there the router chooses itself."""
+"""Expert number where no route was recorded (last token of a row, observations); there the router chooses."""
 
 
 def drop_filler(routes_TLK: np.ndarray) -> np.ndarray:
-    """Routes as rollout engines and verl store them (column `routed_experts`), with NATIVE where nothing was recorded.
+    """Write NATIVE where rollout engines and verl (column `routed_experts`) store zeros because nothing was recorded.
 
-    They leave zeros there. The K experts of a token are distinct, so an expert that repeats marks filler.
+    The K experts of a token are distinct, so a repeated expert marks filler.
 
     Args:
         routes_TLK: integer [T, L, K], K >= 2.
 
     Raises:
-        ValueError: one expert per token, where filler looks like expert 0.
+        ValueError: K is 1, where filler looks like expert 0.
     """
     if routes_TLK.shape[-1] < 2:
         raise ValueError("routes with one expert per token cannot tell filler from expert 0; mark it with NATIVE")
-    # Slot by slot: numpy is fast along runs and slow along K.
+    # One contiguous array per slot k, because NumPy is slow along the short axis K.
     slots = np.ascontiguousarray(routes_TLK.reshape(-1, routes_TLK.shape[-1]).T)
     repeats = np.zeros(slots.shape[1], dtype=bool)
     for first, second in combinations(slots, 2):
@@ -42,19 +42,19 @@ def route_keys(routes: Sequence[np.ndarray], groups: Sequence[int] | np.ndarray 
     """Merge keys for `Forest.from_rows`, equal exactly where the routes of all layers are equal.
 
     Args:
-        routes: B integer arrays [T, L, K]. Which experts counts, not their order: a token's output is a sum over them.
+        routes: B integer arrays [T, L, K]. The order of the K experts does not matter: a token's output is their sum.
         groups: one number per row; rows of different groups never merge. None lets all rows merge.
 
     Returns:
         B arrays, int64 [T].
 
     Raises:
-        RowError: not three-dimensional or not integer; not the layers and experts of the first row.
-        ValueError: groups without one entry per row.
+        RowError: a row's routes are not three-dimensional, not integer, or differ from the first row's in L or K.
+        ValueError: groups does not have one entry per row.
     """
     if groups is not None and len(groups) != len(routes):
         raise ValueError(f"groups: expected one for each of {len(routes)} rows, received {len(groups)}")
-    # The bytes of two tokens are equal exactly where their experts are.
+    # With a common dtype, the bytes of two tokens are equal exactly if their experts are.
     dtype = np.result_type(*{np.asarray(routes_TLK).dtype for routes_TLK in routes}, np.int16)
     number_of: dict[tuple[int, bytes], int] = {}
     keys = []
@@ -75,10 +75,10 @@ def routes_of_unique_tokens(forest: Forest, routes: Sequence[np.ndarray]) -> np.
         routes: B integer arrays [T, L, K], as given to `route_keys`.
 
     Returns:
-        [N, L, K], of the dtype of the routes.
+        [N, L, K], same dtype as the routes.
 
     Raises:
-        ValueError: routes of other rows, or a forest that merged tokens whose routes differ.
+        ValueError: the routes belong to other rows, or the forest merged tokens with different routes.
     """
     lengths = [len(routes_TLK) for routes_TLK in routes]
     if lengths != forest.row_index.lengths.tolist():
@@ -87,7 +87,7 @@ def routes_of_unique_tokens(forest: Forest, routes: Sequence[np.ndarray]) -> np.
     index = forest.row_index.values
     unique = np.empty((forest.num_unique, *flat.shape[1:]), dtype=flat.dtype)
     unique[index] = flat
-    # Most rows that share a token name its experts in the same order.
+    # Compare bytes first: most rows list a token's experts in the same order. Sort only where they differ.
     unlike = np.flatnonzero(_bytes_of_tokens(unique)[index] != _bytes_of_tokens(flat))
     differs = (np.sort(unique[index[unlike]]) != np.sort(flat[unlike])).any(axis=(1, 2))
     if differs.any():
@@ -98,7 +98,7 @@ def routes_of_unique_tokens(forest: Forest, routes: Sequence[np.ndarray]) -> np.
 
 
 def _bytes_of_tokens(routes_TLK: np.ndarray) -> np.ndarray:
-    """[T], one opaque value per token: compared and hashed as a whole."""
+    """[T], one opaque value per token that can be compared and hashed."""
     table = np.ascontiguousarray(routes_TLK).reshape(len(routes_TLK), -1)
     return table.view(np.dtype((np.void, table.shape[1] * table.itemsize)))[:, 0]
 

@@ -1,6 +1,6 @@
-"""What the routers of one forward chose, and what they must choose: record and replay of Mixture-of-Experts routes.
+"""Records and replays the routes of Mixture-of-Experts layers.
 
-A trace travels as the keyword `router_trace` through a model's forward, so that gradient checkpointing replays it too.
+A trace is passed as the keyword `router_trace` of a model's forward, so gradient checkpointing replays it too.
 Legend: N tokens of a forward, L decoder layers, E experts of a layer, K experts per token.
 """
 
@@ -20,8 +20,7 @@ NATIVE = -1
 """Expert number in a replayed route that leaves the choice to the router, as in `merge_routes`."""
 
 Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function of a router, its logits [N, E] and the chosen experts [N, K]; it returns the weights of their outputs, [N,
-K]."""
+"""Maps a router, its logits [N, E] and the chosen experts [N, K] to the weights [N, K] of the experts' outputs."""
 
 
 def _softmax_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
@@ -54,21 +53,21 @@ SCORES: dict[str, Scores] = {
     "MixtralTopKRouter": _mixtral_scores,
     "GptOssTopKRouter": _gpt_oss_scores,
 }
-"""Routers of transformers that return (logits, scores, experts) of a softmax top-k, and how they weigh experts."""
+"""Weights of experts' outputs for transformers' softmax top-k routers, which return (logits, scores, experts)."""
 
 
 class RouterTrace:
-    """Routes of one forward; every Mixture-of-Experts layer reads its forced route here and leaves what it chose.
+    """Routes of one forward: every Mixture-of-Experts layer reads the route to replay and records what it chose.
 
-    Opaque on purpose: a list or dict handed to an FSDP2 module is copied, and what is written into the copy is lost.
+    Not a list or dict on purpose: FSDP2 copies those, and what is written into the copy is lost.
     """
 
     def __init__(self, routes_NLK: torch.Tensor | None = None) -> None:
-        """Take the routes to replay.
+        """Create the trace of one forward.
 
         Args:
-            routes_NLK: integer, by absolute decoder layer; a token's layer with any NATIVE is left to the router.
-                None records only.
+            routes_NLK: integer routes to replay, by absolute decoder layer; where a token has any NATIVE in a layer,
+                the router chooses. None only records.
         """
         self._routes_NLK = routes_NLK
         self._chosen: dict[int, torch.Tensor] = {}
@@ -76,11 +75,11 @@ class RouterTrace:
 
     @property
     def replays(self) -> bool:
-        """Whether routes are forced."""
+        """True if there are routes to replay."""
         return self._routes_NLK is not None
 
     def check_layers(self, num_layers: int) -> None:
-        """Refuse routes to replay that are not numbered by absolute decoder layer.
+        """Check that routes to replay are numbered by absolute decoder layer.
 
         Raises:
             ValueError: not one route per decoder layer.
@@ -92,7 +91,7 @@ class RouterTrace:
             )
 
     def replayed(self, layer: int, native_NK: torch.Tensor) -> torch.Tensor:
-        """The experts that a layer must use, int64 [N, K], given those that its router prefers."""
+        """The experts that a layer must use, int64 [N, K], given those that its router chose."""
         assert self._routes_NLK is not None
         forced_NK = self._routes_NLK[:, layer].to(native_NK)
         if forced_NK.shape != native_NK.shape:
@@ -103,9 +102,9 @@ class RouterTrace:
     def capture(
         self, layer: int, *, chosen_NK: torch.Tensor | None = None, logits_NE: torch.Tensor | None = None
     ) -> None:
-        """Keep what a layer chose, and its router's logits with their graph.
+        """Keep a layer's chosen experts, and its router's logits with their graph.
 
-        Gradient checkpointing runs the layer again in the backward: the first pass is the one whose graph counts.
+        Only the first call for a layer counts: gradient checkpointing runs the layer again in the backward.
         """
         if chosen_NK is not None:
             self._chosen.setdefault(layer, chosen_NK.detach().to(torch.int16))
@@ -113,9 +112,9 @@ class RouterTrace:
             self._logits.setdefault(layer, logits_NE)
 
     def take_logits(self) -> list[torch.Tensor]:
-        """Router logits [N, E] of all Mixture-of-Experts layers, in order; the trace forgets them."""
+        """Take the router logits [N, E] of all Mixture-of-Experts layers, in order, out of the trace."""
         logits = [self._logits[layer] for layer in sorted(self._logits)]
-        # Keys that still answer keep a recomputation from capturing again.
+        # The keys stay, so that a recomputation does not capture again.
         self._logits = dict.fromkeys(self._logits, torch.empty(0))
         return logits
 
@@ -124,7 +123,7 @@ class RouterTrace:
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
     def routes(self, num_layers: int) -> torch.Tensor:
-        """Experts that ran, int16 [N, L, K] by absolute decoder layer, NATIVE on layers without experts."""
+        """Experts that ran, int16 [N, L, K] by absolute decoder layer; NATIVE in layers without experts."""
         chosen = self.chosen()
         routes_NLK = chosen.new_full((len(chosen), num_layers, chosen.shape[-1]), NATIVE)
         routes_NLK[:, sorted(self._chosen)] = chosen
@@ -132,7 +131,7 @@ class RouterTrace:
 
 
 class RouterHooks:
-    """Lets forwards of a model carry a `router_trace`; forwards without one are not touched."""
+    """Hooks that give the routers of a model the `router_trace` of its forward, if there is one."""
 
     def __init__(self, model: nn.Module) -> None:
         """Hook every Mixture-of-Experts layer.
@@ -141,22 +140,22 @@ class RouterHooks:
             model: a Hugging Face model, before FSDP or PEFT wrap it.
 
         Raises:
-            UnsupportedModelError: no layer whose experts go through transformers' experts interface.
+            UnsupportedModelError: no layer uses transformers' experts interface.
         """
         self.layers: tuple[int, ...] = ()
         """Absolute decoder layers with experts."""
         self.num_experts = 0
-        """E."""
+        """E, experts of a layer."""
         self.experts_per_token = 0
-        """K of routers that can replay; 0 where none can."""
+        """K of routers that can replay routes; 0 if none can."""
         self.unknown_router: str | None = None
-        """Class of a router whose scores cannot be recomputed for other experts: recording works, replay does not."""
+        """Decoder layer class whose router is not in SCORES: recording works, replay does not."""
         self._traces: dict[int, RouterTrace | None] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         stack = language_model(model)
         decoder_layers = [(name, m) for name, m in stack.named_modules() if isinstance(m, GradientCheckpointingLayer)]
         self.num_layers = len(decoder_layers)
-        """L, with and without experts."""
+        """L, decoder layers with and without experts."""
         for name, decoder_layer in decoder_layers:
             experts = [m for m in decoder_layer.modules() if hasattr(m, "is_transposed") and hasattr(m, "has_gate")]
             if experts:
@@ -168,7 +167,7 @@ class RouterHooks:
             )
 
     def remove(self) -> None:
-        """Take all hooks off the model."""
+        """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -178,7 +177,7 @@ class RouterHooks:
         self.num_experts = experts.num_experts
         handles = [
             decoder_layer.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True),
-            # A recomputation stops in the middle of the layer: the hook runs even so.
+            # Recomputation stops early by an exception inside the layer; the hook must run then too.
             decoder_layer.register_forward_hook(partial(self._leave, layer), always_call=True),
             experts.register_forward_pre_hook(partial(self._record, layer)),
         ]
@@ -191,7 +190,7 @@ class RouterHooks:
         self._handles += handles
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The layer knows its trace from here on, in the forward as in a recomputation of it."""
+        """Store the trace for the layer's hooks, in the forward and in its recomputation."""
         trace = kwargs.get(KEYWORD)
         if trace is not None and trace.replays:
             if self.unknown_router is not None:
@@ -202,7 +201,7 @@ class RouterHooks:
         self._traces[layer] = trace
 
     def _leave(self, layer: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """No trace outlives its forward here: it holds the graph."""
+        """Drop the trace, which holds the graph."""
         self._traces[layer] = None
 
     def _route(self, layer: int, router: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

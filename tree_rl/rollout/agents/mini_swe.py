@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("agents", "agent 'mini_swe'")
+require_modules("agent 'mini_swe'", "minisweagent")
 
 import openai
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tree_rl.extras import require_extra
+from tree_rl.extras import require_modules
 
-require_extra("gateway", "the gateway")
+require_modules("the gateway", "starlette", "uvicorn", "openai", "anthropic")
 
 import uvicorn
 

@@ -1,6 +1,6 @@
 """Which sandbox a task runs in: one of this machine, or SWE-ReX, imported only where it is asked for."""
 
-from tree_rl.extras import MissingExtraError, require_extra
+from tree_rl.extras import MissingExtraError, require_modules
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, Sandbox, SandboxError, SandboxOptions
 
@@ -22,7 +22,7 @@ def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str |
     if options.backend == "local":
         return LocalSandbox(options)
     try:
-        require_extra("agents", f"{KEY}.backend={options.backend}")
+        require_modules(f"{KEY}.backend={options.backend}", "swerex")
     except MissingExtraError as error:
         raise SandboxError(str(error)) from error
     from tree_rl.rollout.sandbox.swe_rex_sandbox import SweRexSandbox

@@ -1,7 +1,7 @@
 """What crosses a cut (the paper's gateway): each layer's tensors down as detached leaves, gradients up in float32.
 
-Attention layers relay the root-to-cut path (paper, appendix "Zero-Overhead Partition Boundaries"; no siblings, so no
-bias mask), recurrent layers the state and the convolution's context at the cut, which stand for the whole path.
+Attention layers relay keys and values of the root-to-cut path (paper, appendix "Zero-Overhead Partition Boundaries";
+no siblings, so no bias mask). Recurrent layers relay the state and the convolution's context at the cut.
 Legend: r relayed tokens of a partition, P tokens of its past, S cuts, H heads, D head size, L layers.
 """
 
@@ -23,12 +23,12 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CutPath:
-    """Where a child partition hangs."""
+    """The place in a partition from which a child partition continues."""
 
     cut: int
-    """Index of its cut among the partition's."""
+    """Index among the partition's cuts."""
     tokens: torch.Tensor
-    """int64, indices among the relayed tokens of the cut token and its ancestors in the partition."""
+    """int64 indices into the relayed tokens: the cut token and its ancestors inside the partition."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -36,25 +36,24 @@ class _Kept:
     """What one layer of a live partition keeps for its children."""
 
     like: Tensors
-    """Without memory: shape and dtype of its tensors."""
+    """Meta tensors: shapes and dtypes of the relayed tensors."""
     tensors: Tensors
-    """Detached, on the device or in host memory; empty where they lie on the stack already."""
+    """Detached tensors, on the device or in host memory; empty if they are on the stack already."""
     at_cuts: bool
-    """One entry per cut instead of one per relayed token."""
+    """True if the tensors have one entry per cut instead of one per relayed token."""
     edges: list[GradientEdge]
-    """Where the children's gradients enter the graph, in the order of the tensors. An edge instead of the tensor: the
-    tensor's memory is then free to leave the device."""
+    """Where the children's gradients enter the graph, in the order of the tensors. An edge, unlike the tensor, does not
+    keep device memory alive."""
     sums: Tensors
-    """Gradients from children so far, at least float32; empty until the first child reports."""
+    """Sum of the children's gradients so far, at least float32; empty before the first child's backward."""
 
 
 class CutRelay:
     """Tensors of one live partition, and the gradients that its children send back.
 
-    A child's past of an attention layer is this partition's own past followed by the path to the cut: a prefix of the
-    stack. Gradients of a grandparent's keys stay on the stack and do not enter this partition's graph. A child's past
-    of a recurrent layer is one state and one context, through which the gradient of a grandparent's passes in the
-    graph.
+    In an attention layer, a child's past is this partition's past followed by the path to the cut: a prefix of the
+    stack. Gradients of a grandparent's keys are summed on the stack and do not enter this partition's graph. In a
+    recurrent layer, the past is one state and one context; their gradients flow through this partition's graph.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class CutRelay:
         """Open the relay of a partition that is about to run.
 
         Args:
-            stack: keys and values of its past, behind which it writes its own.
-            past: per layer, without graph: state and context; empty where the past lies on the stack. No layers for a
-                partition of roots.
+            stack: keys and values of its past; the partition appends those of its path to a single cut.
+            past: state and context of each layer, without graph; an empty dictionary for a layer whose past is on the
+                stack. No layers at all for a partition of roots.
             past_length: P.
-            cuts: tokens of the partition that children hang from.
-            store: where what the stack does not hold waits for children; None keeps it on the device.
+            cuts: tokens of the partition from which children continue.
+            store: host memory for tensors that wait for children outside the stack; None keeps them on the device.
         """
         for tensors in past:
             for tensor in tensors.values():
@@ -83,14 +82,14 @@ class CutRelay:
         self._past = list(past)
         self._past_length = past_length
         self._cuts = cuts
-        # No method of this object: a cycle would keep the stack until Python's garbage collector runs.
+        # Not a bound method: a reference cycle would keep the stack alive until Python's garbage collector runs.
         self.layers = LayerRelay(partial(_past_of, stack, self._past, past_length) if past else None, cuts)
         self._store = store
         self._kept: list[_Kept] = []
         self._cut_on_stack: int | None = None
 
     def close(self, relayed: torch.Tensor | None) -> None:
-        """After the forward: keep what children will read and forget the rest.
+        """After the forward: keep what children will read and free the rest.
 
         Args:
             relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
@@ -114,18 +113,16 @@ class CutRelay:
             else:
                 kept.tensors = {name: self._put_aside(t) for name, t in waiting.items()}
             self._kept.append(kept)
-            # Its whole keys and values make room for the next layer's copies.
+            # Free the layer's full keys and values before the next layer is copied.
             captured[number] = layer = None
         self._cut_on_stack = 0 if self._has_one_path else None
 
     def past_of_child(self, path: CutPath) -> list[Tensors]:
-        """Past of a child partition, without graph; that of attention layers is put on the stack.
-
-        Args:
-            path: where it hangs.
+        """Prepare the past of the child partition at `path`, without graph.
 
         Returns:
-            Per layer: the state and the context at the cut of recurrent layers, nothing of attention.
+            Per layer: state and context at the cut for recurrent layers; empty for attention layers, whose past is put
+            on the stack.
         """
         past: list[Tensors] = []
         for number, layer in enumerate(self._kept):
@@ -134,16 +131,16 @@ class CutRelay:
                 continue
             past.append({})
             if path.cut != self._cut_on_stack:
-                own = {name: self._on(path, t)[path.tokens] for name, t in layer.tensors.items()}
-                self._stack.write(number, self._past_length, own)
+                on_path = {name: self._on(path, t)[path.tokens] for name, t in layer.tensors.items()}
+                self._stack.write(number, self._past_length, on_path)
         self._cut_on_stack = path.cut
         return past
 
     def receive(self, gradients: Sequence[Tensors], path: CutPath) -> None:
-        """Add what a child sends back for its past; the stack adds up what one path to one cut gets.
+        """Add the gradients of a child's past; with a single cut, the stack already has those of attention layers.
 
         Args:
-            gradients: at least float32, of the shapes that `past_of_child` gave.
+            gradients: at least float32, in the shapes that `past_of_child` returned for this `path`.
             path: as given to `past_of_child`.
         """
         for number, (layer, sent) in enumerate(zip(self._kept, gradients, strict=True)):
@@ -155,19 +152,18 @@ class CutRelay:
                     continue
                 if name not in layer.sums:
                     layer.sums[name] = _zeros(like, path.tokens.device)
-                # Indices of a path are distinct: plain indexing adds each once, deterministically.
+                # Indices of a path are distinct, so plain indexing adds each once and is deterministic.
                 layer.sums[name][path.cut if layer.at_cuts else path.tokens] += total
 
     def backward(self, loss: torch.Tensor) -> list[Tensors]:
-        """One traversal from the loss and all that was relayed; gradients of keys and values in front of the partition
-        join the sums on the stack.
+        """One graph traversal from the loss and all relayed tensors; gradients of the past's keys and values are added
+        to the sums on the stack.
 
         Args:
-            loss: scalar that hangs from the module's output, so that FSDP2 unshards before the layers' backward.
+            loss: scalar that depends on the module's output, so that FSDP2 unshards before the layers' backward.
 
         Returns:
-            Gradients for the parent of the states and contexts, at least float32 per layer; empty for a partition of
-            roots.
+            Per layer, gradients of the incoming state and context, at least float32; empty for a partition of roots.
         """
         kept, self._kept = self._kept, []
         roots = [get_gradient_edge(loss), *(edge for layer in kept for edge in layer.edges)]
@@ -179,7 +175,7 @@ class CutRelay:
                     total = self._taken((number, name), len(like))
                 device = loss.device
                 gradients.append(torch.zeros_like(like, device=device) if total is None else total.to(like.dtype))
-        # What children read is free before the traversal, which needs the memory.
+        # Free what children read before the traversal, which needs the memory.
         del kept
         torch.autograd.backward(roots, gradients)
         upward = []
@@ -191,11 +187,11 @@ class CutRelay:
 
     @property
     def _has_one_path(self) -> bool:
-        """Whether all that is relayed is one path to one cut: it lies on the stack and nowhere else."""
+        """True if the relayed tokens are a single path to a single cut; they are then stored on the stack only."""
         return len(self._cuts) == 1
 
     def _taken(self, key: Key, num_tokens: int) -> torch.Tensor | None:
-        """Gradients of the partition's own tokens on the stack, which begin anew."""
+        """Take the gradient sums of this partition's tokens from the stack and reset them there to 0."""
         return self._stack.take_gradient(key, self._past_length, self._past_length + num_tokens)
 
     def _put_aside(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -215,5 +211,5 @@ def _zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _as_float(leaf: torch.Tensor) -> torch.Tensor:
-    """A leaf's gradient in at least float32; zeros where nothing read it."""
+    """A leaf's gradient in at least float32; zeros if it has none."""
     return _zeros(leaf, leaf.device) if leaf.grad is None else leaf.grad.to(accumulation_dtype(leaf.dtype), copy=True)

@@ -1,9 +1,8 @@
-"""Keys and values of the tokens in front of the partition that runs, and the sums of their gradients: one buffer each.
+"""Keys and values of the current partition's past, and the sums of their gradients: one buffer each.
 
-Partitions run depth first, so those that are alive lie on one path, and a partition's past is a prefix of its child's.
-Writing behind a prefix destroys what an earlier sibling's descendants read, whose backward is over by then: a plan runs
-all of a child, backwards included, before the next child.
-Legend: P tokens of a past, H heads, D head size.
+Partitions run depth first, so the live ones are on one path, and a partition's past is a prefix of its child's. Writing
+after a prefix overwrites only what an earlier sibling's subtree read. That is safe: a plan finishes all forwards and
+backwards of one child before the next child starts. Legend: P tokens of a past, H heads, D head size.
 """
 
 from typing import Any
@@ -19,29 +18,23 @@ Key = tuple[int, str]
 
 
 class PathStack:
-    """Per attention layer [longest, H, D] keys and values, and as much in at least float32 for their gradients.
+    """Per attention layer: keys and values [longest, H, D], and their gradient sums of equal shape, at least float32.
 
-    Buffers on the host are read and written by copies of the compute stream, one layer at a time.
+    The compute stream copies to and from buffers on the host, one layer at a time.
     """
 
     def __init__(self, longest: int, device: torch.device, *, on_host: bool = False) -> None:
-        """Own nothing yet.
-
-        Args:
-            longest: tokens of the longest past.
-            device: of the model.
-            on_host: buffers lie in pinned host memory.
-        """
+        """Allocate nothing yet; `longest` is the length of the longest past, `on_host` uses pinned host memory."""
         self._longest = longest
         self._device = device
         self._on_host = on_host
-        # Pasts hang from it, so that their gradients come back here; it gets none itself.
+        # An input of every past, so that autograd calls the past's backward; it receives no gradient itself.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._values: dict[Key, torch.Tensor] = {}
         self._sums: dict[Key, torch.Tensor] = {}
 
     def write(self, layer: int, start: int, tensors: LayerTensors) -> None:
-        """Put a layer's keys and values [n, H, D] behind the first `start` tokens."""
+        """Write a layer's keys and values [n, H, D] from token `start` on."""
         for name, tensor in tensors.items():
             key = (layer, name)
             if key not in self._values:
@@ -51,8 +44,8 @@ class PathStack:
     def past(self, layer: int, length: int) -> LayerTensors:
         """A layer's keys and values of the first `length` tokens, on the device.
 
-        With gradients on, what reaches them joins the sums in the same backward: beside the sums the gradients of one
-        layer exist at a time.
+        With gradients enabled, the backward adds their gradients to the sums layer by layer, so only one layer's
+        gradients exist besides the sums.
         """
         names = tuple(name for number, name in self._values if number == layer)
         if not torch.is_grad_enabled():
@@ -62,7 +55,7 @@ class PathStack:
 
     def read(self, key: Key, length: int) -> torch.Tensor:
         """[length, H, D] on the device."""
-        # Of .data, which counts its versions apart: autograd shall not see that the buffer is written to elsewhere.
+        # .data has a separate version counter: autograd must not notice writes to other parts of the buffer.
         return self._values[key].data[:length].to(self._device, non_blocking=True)
 
     def add_gradient(self, key: Key, gradient: torch.Tensor) -> None:
@@ -76,7 +69,7 @@ class PathStack:
         sums.copy_(sums.to(self._device, non_blocking=True).add_(gradient), non_blocking=True)
 
     def take_gradient(self, key: Key, start: int, stop: int) -> torch.Tensor | None:
-        """A copy of some tokens' sums, on the device; they begin anew at 0. None where no gradient came."""
+        """A copy of some tokens' sums, on the device, and reset them to 0; None if no gradient has arrived."""
         if key not in self._sums:
             return None
         sums = self._sums[key][start:stop]
@@ -94,14 +87,14 @@ class PathStack:
 
     def _clear(self, sums: torch.Tensor) -> None:
         if self._on_host:
-            # In the order of the stream, as all that is on its way to this memory.
+            # A copy on the stream, so that it stays in order with pending copies to this memory.
             sums.copy_(torch.zeros_like(sums, device=self._device), non_blocking=True)
         else:
             sums.zero_()
 
 
 class _Past(torch.autograd.Function):
-    """Keys and values of a layer's past; nothing of them stays in the graph."""
+    """Reads keys and values of a layer's past; the graph does not keep them alive."""
 
     @staticmethod
     def forward(
@@ -114,7 +107,7 @@ class _Past(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        """Adds to the sums."""
+        """Add the gradients to the sums on the stack."""
         for name, gradient in zip(ctx.names, gradients, strict=True):
             if gradient is not None:
                 ctx.stack.add_gradient((ctx.layer, name), gradient)

@@ -1,6 +1,6 @@
-"""Which edges a rank computes where ranks share a forward's tokens: those whose parent token it holds.
+"""Which edges a rank computes under sequence parallelism: those whose source token it holds.
 
-Legend: S ranks, n tokens of a rank, E edges of the forward, e those of this rank, m the most of any rank.
+Legend: S ranks, E edges of the forward, e edges of this rank, m most edges of any rank.
 """
 
 from dataclasses import dataclass
@@ -14,31 +14,24 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeShare:
-    """This rank's edges of one forward, and where all ranks' values lie once they are gathered."""
+    """This rank's edges of one forward, and where to find each edge among the values gathered from all ranks."""
 
     ranks: SequenceParallel
-    """They share the tokens."""
+    """Ranks that share the forward's tokens."""
     own_e: np.ndarray
-    """int64 [e], this rank's edges."""
+    """int64 [e], indices of this rank's edges."""
     first_token: int
-    """This rank's first token."""
+    """Index of this rank's first token."""
     most: int
-    """m, at least 1: every rank gives as many values to the gather."""
+    """m, at least 1: number of values that every rank contributes to the gather."""
     place_E: torch.Tensor
-    """int64 [E] on the device, where each edge lies among the S * m gathered values."""
+    """int64 [E] on the device, index of each edge among the S * m gathered values."""
 
     @classmethod
     def of(
         cls, source_E: np.ndarray, num_tokens: int, ranks: SequenceParallel, device: torch.device | str
     ) -> "EdgeShare":
-        """Give each edge to the rank that holds its source.
-
-        Args:
-            source_E: int [E], tokens of the forward that edges start from.
-            num_tokens: of the forward, before it is padded.
-            ranks: share them.
-            device: where the model runs.
-        """
+        """Assign each edge (int [E], its source token) to the rank that holds it; `num_tokens` is without padding."""
         own_tokens = ranks.own_tokens(num_tokens)
         owner_E = source_E // own_tokens
         count = np.bincount(owner_E, minlength=ranks.size)
@@ -57,11 +50,11 @@ class EdgeShare:
     def asked(
         self, source_E: np.ndarray, target_E: np.ndarray, temperature_E: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What this rank asks its head for: sources [r] among its tokens, and row in r, target and temperature [e]."""
+        """This rank's arguments of `request_edges`: sources [r] among its tokens; row in r, target, temperature [e]."""
         sources_r, row_e = np.unique(source_E[self.own_e] - self.first_token, return_inverse=True)
         return sources_r, row_e, target_E[self.own_e], temperature_E[self.own_e]
 
     def gather(self, values_e: torch.Tensor) -> torch.Tensor:
-        """Values of all edges [E] from this rank's; every rank calls it, also one without edges."""
+        """Gather the values of all edges [E] from those of each rank; every rank must call it, even without edges."""
         padded = torch.nn.functional.pad(values_e, (0, self.most - len(values_e)))
         return self.ranks.gather_tokens(padded)[self.place_E]

@@ -1,4 +1,4 @@
-"""Which log-probs a batch needs, the forward that computes them, and where they go in its rows.
+"""Which log-probs a micro-batch needs, the forward that computes them, and how they are scattered to its rows.
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
 first token of each child. Legend: F flat tokens, N unique tokens, E edges, R logit rows, B rows,
@@ -23,17 +23,17 @@ from tree_rl.training.loss.outputs import EdgeOutputs, Wanted
 from tree_rl.tree.forest import Forest
 
 MOST_MARKS_PER_VALUE = 64
-"""Distinct values are found by marking unless there are so many more places than values that sorting is faster."""
+"""Limit on the value range, in multiples of the number of values, up to which a bitmap beats sorting in `_distinct`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatReads:
-    """Where log-probs of edges go in the rows."""
+    """Which flat position reads which edge."""
 
     flat_W: torch.Tensor
-    """int64 [W] on the device, flat positions that were asked for, ascending."""
+    """int64 [W] on the device, wanted flat positions, ascending."""
     edge_W: torch.Tensor
-    """int64 [W] on the device, index into E of the edge that each of them reads."""
+    """int64 [W] on the device, index into E of the edge that each position reads."""
     num_flat: int
     """F."""
 
@@ -51,15 +51,13 @@ class EdgePlan:
     temperature_E: np.ndarray
     """float32 [E], sampling temperature; an edge whose rows differ in temperature appears once per temperature."""
     reads: FlatReads
-    """Which flat positions read which edge."""
     request: EdgeRequest
-    """The same on the device, as a model's head is asked for all edges in one forward; with sequence parallelism, for
-    those of this rank."""
+    """Request to the model's head for all edges in one forward; under sequence parallelism, for this rank's edges."""
     share: EdgeShare | None = None
-    """With sequence parallelism: which edges are this rank's, and how the others' values arrive."""
+    """This rank's share of the edges; None without sequence parallelism."""
 
     def of_all(self, values_e: torch.Tensor) -> torch.Tensor:
-        """Values of all edges [E] from those that the request was answered with."""
+        """Values of all edges [E] from the head's answer to `request`."""
         return values_e if self.share is None else self.share.gather(values_e)
 
 
@@ -75,14 +73,13 @@ def plan_edges(
 
     Args:
         forest: the rows of one micro-batch.
-        wanted_F: bool [F]; position f asks for the log-prob of the next token of its row. The last position of a row
-            has no next token and must be False.
+        wanted_F: bool [F]; True at f asks for the log-prob of the token after f. False at the last token of a row.
         temperature_B: float32 [B], one per row.
-        device: where the model runs.
-        ranks: share the forest's tokens in one forward; None: this rank computes all edges.
+        device: device of the model.
+        ranks: ranks that share the forest's tokens in one forward; None: this rank computes all edges.
 
     Raises:
-        ValueError: a wanted position has no next token.
+        ValueError: the last token of a row is wanted.
     """
     offsets = forest.row_index.offsets
     row_of_flat = np.repeat(np.arange(forest.num_rows), np.diff(offsets))
@@ -129,17 +126,17 @@ def request_edges(
     device: torch.device | str,
     extras: tuple[str, ...] = (),
 ) -> EdgeRequest:
-    """What a model's head is asked for; all that depends on the edges alone is settled here, on the host.
+    """Build the request to a model's head; everything that depends on the edges alone is computed here, on the host.
 
     Args:
-        source_R: int [R], positions in one forward of the tokens that edges start from.
+        source_R: int [R], source tokens of the edges, as positions in one forward.
         row_of_edge_E: int [E], index into R.
         target_E: int [E], token id that each edge predicts.
         temperature_E: float32 [E].
-        device: where the model runs.
-        extras: outputs beside log-probs, see `EdgeRequest`.
+        device: device of the model.
+        extras: outputs besides log-probs, see `EdgeRequest`.
     """
-    # Without any edge token 0 stands in: FSDP waits for the head's gradient, and relayed keys hang from the output.
+    # Without edges the head still reads token 0: FSDP expects its gradient, and relayed keys need it in the graph.
     kept_R = source_R if len(source_R) else np.zeros(1)
     row_E, wanted_E = (torch.from_numpy(array.astype(np.int64)) for array in (row_of_edge_E, target_E))
     is_one = len(temperature_E) > 0 and bool((temperature_E == temperature_E[0]).all())
@@ -152,7 +149,7 @@ def request_edges(
 
 
 def _distinct(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values, ascending, and the index of each value among them; values (int64) lie in [0, limit)."""
+    """`np.unique` with inverse, for int64 values in [0, limit)."""
     if limit > MOST_MARKS_PER_VALUE * len(values):
         return np.unique(values, return_inverse=True)
     marks = np.zeros(limit, dtype=bool)
@@ -162,15 +159,15 @@ def _distinct(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scatter(values_E: torch.Tensor, reads: FlatReads) -> torch.Tensor:
-    """Spread per-edge values [E] over flat positions, [F]; positions that read no edge are 0.
+    """Copy per-edge values [E] to the flat positions that read them, [F]; other positions are 0.
 
-    Its gradient sums an edge over every row that reads it: the g_t weighting of the paper, nothing else does it.
+    The gradient of an edge is the sum over all rows that read it. This alone implements the paper's weight g_t.
     """
     return values_E.new_zeros(reads.num_flat).index_put((reads.flat_W,), values_E[reads.edge_W])
 
 
 LateEdges = Callable[[], EdgePlan]
-"""Plans edges when the head asks for them."""
+"""Function that plans the edges when the head asks for them."""
 
 
 def tree_log_probs(
@@ -179,15 +176,14 @@ def tree_log_probs(
     """Log-probs, and other outputs, of all wanted edges of a forest, from one forward.
 
     Args:
-        model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`; wrapped or
-            not.
-        inputs: the forest, or whatever else the model reads.
-        edges: from `plan_edges` on the same forest with the same ranks, or what calls it; then the GPU computes the
-            layers meanwhile.
-        extras: outputs beside log-probs, `entropy` and `sum_pi_squared`.
+        model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`.
+        inputs: the model's inputs.
+        edges: result of `plan_edges` for the same forest and ranks, or a function that calls it. Given a function, the
+            host plans while the GPU computes the layers.
+        extras: outputs besides log-probs: `entropy`, `sum_pi_squared`.
 
     Returns:
-        [F] each; only rows of `source_R` were projected to the vocabulary.
+        [F] each; only the tokens of `source_R` are projected to the vocabulary.
     """
     plan = functools.cache((lambda: edges) if isinstance(edges, EdgePlan) else edges)
 

@@ -1,7 +1,4 @@
-"""What a loss may read: one value per position, for the next token of the row (or, for a critic, the token itself).
-
-Legend: F flat tokens, E edges, T whatever a record ranges over.
-"""
+"""What a loss may read: one value per position, for the next token of the row (or, for a critic, the token itself)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -15,29 +12,24 @@ Wanted = tuple[str, ...]
 
 
 def beside_log_probs(names: Wanted) -> Wanted:
-    """What a head computes of edges on top of log-probs."""
+    """The given names without `log_probs`, which a head always computes."""
     return tuple(name for name in names if name != LOG_PROBS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeOutputs:
-    """Outputs by name, all of one length; None where a call did not ask. A new output is one more field here."""
+    """Outputs by name, all of the same length T; None (a KeyError from `outputs[name]`) if the call did not ask."""
 
     log_probs: torch.Tensor | None = None
-    """[T], log-prob of the next token; 0 where no edge was asked for."""
+    """[T], log-prob of the next token; 0 where it was not asked for."""
     entropy: torch.Tensor | None = None
-    """[T], entropy of the distribution of the next token."""
+    """[T], entropy of the next token's distribution."""
     sum_pi_squared: torch.Tensor | None = None
     """[T], sum of squared probabilities of that distribution."""
     values: torch.Tensor | None = None
     """[T], a critic's value of the token itself."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """One output.
-
-        Raises:
-            KeyError: the call did not ask for it.
-        """
         return self.present()[name]
 
     def present(self) -> dict[str, torch.Tensor]:
@@ -46,11 +38,11 @@ class EdgeOutputs:
         return {name: value for name, value in named if value is not None}
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "EdgeOutputs":
-        """The same outputs, each changed."""
+        """Apply a function to each output."""
         return EdgeOutputs(**{name: change(value) for name, value in self.present().items()})
 
     def detach(self) -> "EdgeOutputs":
-        """The same values without graph."""
+        """The outputs without graph."""
         return self.map(torch.Tensor.detach)
 
     def select(self, positions_P: torch.Tensor) -> "EdgeOutputs":
@@ -59,7 +51,7 @@ class EdgeOutputs:
 
     @classmethod
     def of_edges(cls, per_edge: Iterable[torch.Tensor | None]) -> "EdgeOutputs":
-        """What a head computed of edges, in the order of `tree_kernels`' `EdgeValues`."""
+        """Outputs from a head's values of edges, in the order of `EdgeValues` in `tree_kernels`."""
         return cls(**dict(zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)))
 
     @classmethod
@@ -69,11 +61,7 @@ class EdgeOutputs:
 
     @classmethod
     def of(cls, named: Mapping[str, torch.Tensor]) -> "EdgeOutputs":
-        """Outputs from a mapping.
-
-        Raises:
-            ValueError: a name that no output has.
-        """
+        """Outputs from a mapping; raises ValueError for an unknown name."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(named) - set(known))
         if unknown:

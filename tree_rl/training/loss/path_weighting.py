@@ -1,4 +1,4 @@
-"""Opt-in path weights around the host's unchanged loss (paper, "Derivation": lambda_t from any path weights w_k)."""
+"""Optional path weights around the host's unchanged loss (paper, "Derivation": lambda_t from any path weights w_k)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from tree_rl.tree.forest.jagged import positions_of_rows
 
 
 def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
-    """The host's loss with the micro-batch's path weights; the loss itself where every row weighs the same.
+    """The host's loss with the micro-batch's path weights, if it has any.
 
-    Rows of one weight go through the loss together and their loss is scaled, so any loss keeps its meaning. Weights of
-    single tokens scale the gradient that reaches an output; the reported loss is then the host's own, unweighted.
+    Row weights: rows of equal weight go through the loss together, and the result is scaled, which is right for any
+    loss. Token weights scale the gradient of each output; the reported loss stays unweighted.
     """
     weight_B, weight_F = micro_batch.row_weight_B, micro_batch.edge_weight_F
 

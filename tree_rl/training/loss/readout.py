@@ -1,7 +1,8 @@
 """What the rows' loss reads from a partitioned forest: outputs of edges, or values of tokens.
 
-A slot is one number of each output, computed in exactly one partition: an edge belongs to its parent token's partition
-(DESIGN invariant 3). Legend: E slots, e slots of a partition, F flat tokens, V vocabulary.
+A slot is the edge (or token) whose outputs are computed, in exactly one partition: an edge belongs to the partition of
+its source token (docs/architecture.md, "What always holds" 3).
+Legend: E slots, e slots of a partition, F flat tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -22,12 +23,12 @@ from tree_rl.tree.partition import PartitionPlan
 
 Model = Callable[..., Any]
 Read = tuple[EdgeOutputs, torch.Tensor]
-"""Outputs [e] of a partition with their graph, and a scalar 0 that hangs from the module's output (the anchor): relayed
-keys hang from it where no slot is wanted."""
+"""Outputs [e] of a partition with graph, and the anchor: a scalar 0 computed from the module's output. It keeps the
+partition's forward in the graph if no slot is wanted."""
 
 
 class Readout(ABC):
-    """Reads slots from a partition's forward and turns slots into what rows see."""
+    """Reads slots from a partition's forward and scatters them to the rows."""
 
     def __init__(self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, device: torch.device) -> None:
         self.device = device
@@ -36,7 +37,7 @@ class Readout(ABC):
 
     @property
     def values(self) -> EdgeOutputs:
-        """[E], values known so far, without graph."""
+        """Values [E] known so far, without graph."""
         return EdgeOutputs(**self._known)
 
     def store(self, partition: int, outputs: EdgeOutputs) -> None:
@@ -47,7 +48,7 @@ class Readout(ABC):
             self._known[name][self._slots_of[partition]] = got
 
     def surrogate(self, partition: int, outputs: EdgeOutputs, gradients: EdgeOutputs) -> torch.Tensor:
-        """Scalar whose gradient is the sum of dL/dvalue * dvalue over the partition's slots."""
+        """Scalar whose gradient with respect to the partition's slots is dL/dvalue."""
         slots = self._slots_of[partition]
         of_slot = gradients.present()
         return torch.stack([(value * of_slot[name][slots]).sum() for name, value in outputs.present().items()]).sum()
@@ -58,11 +59,11 @@ class Readout(ABC):
 
     @abstractmethod
     def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """Take values of one output that the rows know already, [F]."""
+        """Set one output from known values of the rows, [F]."""
 
     @abstractmethod
     def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """Slots as the rows see them, [F], differentiable."""
+        """Scatter slots to the rows, [F]; differentiable; 0 where nothing is wanted."""
 
 
 class EdgeReadout(Readout):
@@ -77,15 +78,7 @@ class EdgeReadout(Readout):
         device: torch.device,
         ranks: SequenceParallel | None = None,
     ) -> None:
-        """Give each edge to the partition of its source token.
-
-        Args:
-            plan: the partitions.
-            edges: wanted edges of the forest.
-            names: `log_probs`, and any other output of edges.
-            device: where everything runs.
-            ranks: share the tokens of each partition; None: this rank computes all edges.
-        """
+        """Assign each wanted edge to the partition of its source token; `ranks` share the tokens of each partition."""
         source_E = edges.source_R[edges.row_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
@@ -107,11 +100,11 @@ class EdgeReadout(Readout):
             self._shares.append(share)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
-        """Only the tokens of the partition that wanted edges start from meet the head."""
+        """Run one partition; only source tokens of wanted edges go through the head."""
         per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
         share = self._shares[partition]
         outputs = EdgeOutputs.of_edges(per_edge)
-        # The sum of nothing is zero and still carries the graph, also where no edge is wanted.
+        # The sum of an empty slice is 0 and has the graph, even if no edge is wanted.
         return outputs if share is None else outputs.map(share.gather), per_edge.log_prob[:0].sum()
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
@@ -121,7 +114,7 @@ class EdgeReadout(Readout):
         self._known[name] = known
 
     def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """See `Readout.flat`; 0 where no edge was wanted."""
+        """See `Readout.flat`."""
         return slots.map(lambda value_E: scatter(value_E, self._reads))
 
 
@@ -129,13 +122,12 @@ class ValueReadout(Readout):
     """Values of all tokens, from a token classifier with one label."""
 
     def __init__(self, forest: Forest, plan: PartitionPlan, *, device: torch.device) -> None:
-        """Give each token its partition."""
         slots_of = [partition.tokens for partition in plan.partitions]
         super().__init__(slots_of, forest.num_unique, (VALUES,), device)
         self._row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
-        """Values of the partition's tokens."""
+        """Run one partition and read the values of its tokens."""
         values_n = model(**inputs.model_kwargs()).logits[0, :, 0]
         values = inputs.of_all(values_n)[: len(self._slots_of[partition])]
         return EdgeOutputs(values=values), (values_n[:1] * 0).sum()

@@ -1,7 +1,7 @@
-"""The rows' own loss as a function of outputs, for a forest that runs in one forward and for one in partitions.
+"""The rows' loss as a function of outputs.
 
-A partitioned forest back-propagates dL/doutput of every slot, from the loss on leaf copies. A token-separable
-loss needs the values of the partition at hand alone; the others need all values first.
+For a partitioned forest the loss runs on leaf copies of the outputs and gives dL/doutput of every slot, which the
+partitions back-propagate. A token-separable loss needs only the current partition's values; others need all values.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,13 @@ from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import Readout
 
 Metrics = Any
-"""What a loss reports beside its value; a step hands it through."""
+"""What a loss reports besides its value; a step passes it on unread."""
 
 Loss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, Metrics]]
-"""Function of outputs [f] of some rows, row after row, and the rows' indices in the call; it returns a scalar and
-metrics."""
+"""Takes the outputs [f] of some rows, row after row, and their indices in the call; returns a scalar and metrics."""
 
 PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metrics]]]
-"""The same with one entry of metrics for each part of the rows that went through the host's loss on its own."""
+"""A loss that may split the rows into parts and call the host's loss on each; one entry of metrics per part."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,14 +28,13 @@ class RowsLoss:
     """The loss of one micro-batch as a function of slots."""
 
     loss: PartsLoss
-    """The host's, weighted."""
+    """The host's loss with path weights."""
     members: Sequence[int]
     """Indices of the micro-batch's rows in the call."""
     readout: Readout
-    """Slots, and how rows see them."""
 
     def slot_gradients(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """dL/dvalue of every slot at the given values, without touching the model."""
+        """dL/dvalue of every slot at the given values; does not run the model."""
         with torch.enable_grad():
             leaves = slots.map(lambda value: value.clone().requires_grad_())
             loss, _ = self.loss(self.readout.flat(leaves), self.members)

@@ -1,7 +1,7 @@
-"""One piece of pinned host memory per device, kept between calls.
+"""One buffer of pinned host memory per device and kind of content, kept between calls.
 
-torch's own pinned allocator rounds up to powers of two; here exactly the bytes that a run asks for are registered with
-CUDA. Registering costs seconds, so the memory grows when a run needs more and never shrinks.
+torch's pinned allocator rounds up to powers of two; this registers exactly the bytes that a run asks for with CUDA.
+Registering takes seconds, so the buffer grows when a run needs more and never shrinks.
 """
 
 import math
@@ -14,31 +14,26 @@ import torch
 
 
 class HostSlab:
-    """Bytes in host memory; beside a CPU they are not pinned."""
+    """Host memory, pinned unless the device is a CPU; empty until `reserve`."""
 
     def __init__(self, device: torch.device) -> None:
-        """Own nothing yet."""
         self.device = device
         self.owner: object = None
-        """Who reserved last; the bytes of earlier owners are void."""
+        """Owner of the last reservation; earlier owners must not use the memory any more."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     @cached_property
     def stream(self) -> "torch.cuda.Stream | None":
-        """For copies to and from it; None beside a CPU."""
+        """Stream for copies to and from the slab; None on a CPU."""
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     @property
     def num_bytes(self) -> int:
-        """Host memory that is held."""
+        """Size of the slab."""
         return len(self._bytes)
 
     def reserve(self, owner: object, num_bytes: int) -> None:
-        """Give at least `num_bytes` to a new owner.
-
-        Raises:
-            MemoryError: the host does not have, or CUDA does not pin, so much memory.
-        """
+        """Give at least `num_bytes` to a new owner; raises MemoryError if the host or CUDA cannot provide them."""
         self.owner = owner
         if num_bytes > self.num_bytes:
             self.release()
@@ -47,12 +42,12 @@ class HostSlab:
                 self._register()
 
     def view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor from `offset` bytes on."""
+        """A tensor in the slab's memory that starts at byte `offset`."""
         num_bytes = math.prod(shape) * dtype.itemsize
         return self._bytes[offset : offset + num_bytes].view(dtype).view(*shape)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Unpin and free the memory."""
         if self.device.type == "cuda" and self.num_bytes:
             torch.cuda.synchronize(self.device)
             cuda = torch.cuda.cudart()
@@ -75,18 +70,18 @@ class HostSlab:
 
 @cache
 def host_slab(device: torch.device, content: str = "layer inputs") -> HostSlab:
-    """The slab for one kind of content, shared by all models of the process: they run one after the other."""
+    """The slab for one kind of content. All models of the process share it, because they run one after the other."""
     return HostSlab(device)
 
 
 def _pages(num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes] of fresh pages, huge where the system has them: pinning takes time by the page."""
+    """uint8 [num_bytes] of new pages; huge pages if available, because pinning takes time per page."""
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the host has no {num_bytes / 2**30:.1f} GiB left: {error}") from error
     with suppress(OSError):
-        # A child of the process would get a copy of pinned pages.
+        # A fork would copy pinned pages.
         memory.madvise(mmap.MADV_DONTFORK)
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

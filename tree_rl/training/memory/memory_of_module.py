@@ -1,4 +1,4 @@
-"""The memory model of a module that is built: what its layers save, and in which dtype."""
+"""The memory model of an instantiated module: what its layers save, and in which dtype."""
 
 import math
 from dataclasses import replace
@@ -21,13 +21,9 @@ from tree_rl.models.tiled_mlp import tileable_layers
 def read_memory_model(
     module: nn.Module, shape: ModelShape | None = None, *, dtype: torch.dtype, device: torch.device
 ) -> MemoryModel | None:
-    """What a module's forward and backward keep alive; None if its config does not tell its sizes.
+    """The memory model of a transformers model's forward and backward.
 
-    Args:
-        module: a transformers model, prepared and wrapped or not.
-        shape: its sizes; None reads them from its config.
-        dtype: of the forward.
-        device: where it runs.
+    `shape` None reads the sizes from its config; the result is None if they are missing there.
     """
     shape = _shape_of(module) if shape is None else shape
     if shape is None:
@@ -42,14 +38,14 @@ def read_memory_model(
         shape=shape,
         value_bytes=dtype.itemsize,
         checkpointing=bool(layers) and all(layer.gradient_checkpointing for layer in layers),
-        # Liger exchanges a built layer's methods, its name among them, and leaves its class.
+        # On an instantiated layer Liger replaces methods, including _get_name, but not the class.
         fused=any("Liger" in layer._get_name() for layer in modules),
         head_norms=any(name.endswith("q_norm") for name, _ in module.named_modules()),
         logits_bytes=chunk,
         chunk_tensors=TRITON_CHUNK_TENSORS if runs_triton else CHUNK_TENSORS,
         sums_query_gradients=attention == "fa4",
         attention_block=BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0,
-        # On a CPU both would be the same memory.
+        # On a CPU, host and device memory are the same.
         offloads=device.type == "cuda",
         tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
     )

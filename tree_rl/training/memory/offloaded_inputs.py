@@ -1,7 +1,7 @@
-"""Inputs of checkpointed decoder layers wait for the backward in host memory.
+"""Keeps the inputs of checkpointed decoder layers in host memory until the backward.
 
-Under non-reentrant checkpointing a layer's input is all that its forward keeps, and hooks on saved tensors around the
-layer see exactly that. A copy leaves while the layer computes and returns while the backward is one layer above.
+With non-reentrant checkpointing a layer's forward saves only its input, so saved-tensor hooks around the layer see just
+that tensor. It is copied to the host while the layer computes, and back while the backward runs the layer above.
 Legend: N tokens of a forward, C hidden size.
 """
 
@@ -20,19 +20,19 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from tree_rl.training.memory.host_slab import HostSlab, host_slab
 
 CHECKPOINT = "_gradient_checkpointing_func"
-"""Attribute of transformers' layers that holds `torch.utils.checkpoint.checkpoint` and its options."""
+"""Attribute of transformers' layers: `torch.utils.checkpoint.checkpoint` with its options."""
 
 
 class OffloadedInputs:
-    """Layer inputs of one micro-batch; several of its forwards may wait for their backward, each in its own room."""
+    """Layer inputs of one micro-batch; several of its forwards may wait for their backward at the same time."""
 
     def __init__(self, module: nn.Module, *, layers: int, live_tokens: int) -> None:
-        """Find the layers; host memory is taken with the first input.
+        """Find the layers; host memory is reserved when the first input arrives.
 
         Args:
-            module: a transformers model, wrapped or not.
-            layers: how many decoder layers, from the first on; 0 leaves all inputs on the device.
-            live_tokens: most tokens of all forwards that wait at a time.
+            module: a transformers model, possibly wrapped.
+            layers: number of decoder layers to offload, counted from the first; 0 offloads nothing.
+            live_tokens: most tokens of all forwards that wait at the same time.
 
         Raises:
             ValueError: the module does not run under non-reentrant gradient checkpointing.
@@ -40,13 +40,13 @@ class OffloadedInputs:
         self._layers = checkpointed_layers(module)[:layers] if layers else []
         self._live_tokens = live_tokens
         self._slab: HostSlab | None = None
-        # Names this run to the slab, which outlives it and shall not hold the model.
+        # Identifies this run to the slab; `self` would let the slab, which lives longer, keep the model alive.
         self._mark = object()
         self._waiting: WeakSet[_ForwardInputs] = WeakSet()
 
     @contextmanager
     def of_forward(self) -> Iterator[None]:
-        """Around one forward with gradients: what its layers keep leaves for the host."""
+        """Offload the layer inputs of the one forward (with gradients) inside the context."""
         inputs = _ForwardInputs(self)
         stock = [getattr(layer, CHECKPOINT) for layer in self._layers]
         for number, (layer, checkpoint) in enumerate(zip(self._layers, stock, strict=True)):
@@ -59,7 +59,7 @@ class OffloadedInputs:
             inputs.settle()
 
     def slab(self, hidden_1NC: torch.Tensor) -> HostSlab:
-        """The host memory of this micro-batch, reserved with its first input."""
+        """The host memory of this micro-batch, reserved on the first call."""
         if self._slab is None:
             token_bytes = hidden_1NC.nbytes // hidden_1NC.shape[-2]
             self._slab = host_slab(hidden_1NC.device)
@@ -69,7 +69,7 @@ class OffloadedInputs:
         return self._slab
 
     def room(self, inputs: "_ForwardInputs", num_bytes: int) -> int:
-        """Offset of free bytes behind all that waits: of forwards alive together, the last runs backward first."""
+        """Offset of the first byte after all waiting inputs. Forwards run backward in reverse order, as on a stack."""
         self._waiting.add(inputs)
         assert self._slab is not None
         offset = max(waiting.end for waiting in self._waiting)
@@ -82,18 +82,18 @@ class OffloadedInputs:
 
 
 class _ForwardInputs:
-    """Layer inputs of one forward. Saved tensors refer to it, so it dies with the forward's graph."""
+    """Layer inputs of one forward. After it only saved tensors refer to this object, so it is freed with the graph."""
 
     def __init__(self, run: OffloadedInputs) -> None:
         self._run = run
         self._waiting: dict[int, tuple[int, torch.Tensor]] = {}
-        """Layer -> offset and memory of its input on the host; gone once the backward has asked for it."""
+        """Layer -> offset and memory of its input on the host; removed when the backward asks for it."""
         self._leaving: _Copy | None = None
         self._arriving: dict[int, _Copy] = {}
 
     @property
     def end(self) -> int:
-        """First byte behind what waits."""
+        """Offset of the first byte after the waiting inputs."""
         return max((offset + host.nbytes for offset, host in self._waiting.values()), default=0)
 
     def run_layer(
@@ -105,25 +105,24 @@ class _ForwardInputs:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """In place of a layer's checkpoint: the same, but its input leaves."""
+        """Replaces a layer's checkpoint function: calls it, and offloads the layer's input."""
         self.settle()
-        # Its place and not the tensor: autograd keeps the hooks, and with them whatever they refer to.
+        # The address instead of the tensor: autograd keeps the hook alive, and with it whatever it refers to.
         pack = partial(self._pack, number, hidden_1NC.data_ptr(), hidden_1NC.shape)
         with saved_tensors_hooks(pack, _unpack):
             return checkpoint(function, hidden_1NC, *args, **kwargs)
 
     def settle(self) -> None:
-        """Let go of the input that left last.
+        """Make the device wait for the last copy to the host, and free its source.
 
-        Whatever the device does next comes after the copy, so the memory is free at once. A layer takes longer than
-        the copy of its input: the device does not wait.
+        A layer takes longer than the copy of its input, so in practice the device does not wait.
         """
         if self._leaving is not None:
             self._leaving.finish()
             self._leaving = None
 
     def fetch(self, number: int) -> torch.Tensor:
-        """A layer's input on the device again; that of the layer below, which comes next, sets out."""
+        """A layer's input on the device again; starts the copy for the layer below, which the backward needs next."""
         arriving = self._arriving.pop(number, None) or self._set_out(number)
         hidden_1NC = arriving.finish()
         if number - 1 in self._waiting:
@@ -148,14 +147,14 @@ class _ForwardInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Offloaded:
-    """What autograd keeps in place of a layer's input."""
+    """What autograd saves instead of a layer's input."""
 
     inputs: _ForwardInputs
     number: int
 
 
 class _Copy:
-    """A copy on the slab's stream, behind what the device has been asked to do so far."""
+    """A copy on the slab's stream, after all work queued on the device so far."""
 
     def __init__(self, slab: HostSlab, *, source: torch.Tensor, target: torch.Tensor) -> None:
         self._tensors: tuple[torch.Tensor, torch.Tensor] | None = (source, target)
@@ -170,7 +169,7 @@ class _Copy:
             self._done = slab.stream.record_event()
 
     def finish(self) -> torch.Tensor:
-        """The target; what the device is asked from now on comes after the copy."""
+        """The target; work queued on the device from now on waits for the copy."""
         assert self._tensors is not None
         _, target = self._tensors
         if self._done is not None:
@@ -179,19 +178,15 @@ class _Copy:
         return target
 
     def __del__(self) -> None:
-        # A failed backward drops copies on their way: the allocator hands their memory on to the device's stream.
+        # A failed backward drops pending copies, and the allocator gives their memory to the device's stream.
         if self._tensors is not None:
             self.finish()
 
 
 def checkpointed_layers(module: nn.Module) -> list[nn.Module]:
-    """Decoder layers in order, all under non-reentrant gradient checkpointing.
-
-    Raises:
-        ValueError: there are none, or gradient checkpointing is off or reentrant.
-    """
+    """Decoder layers in order; raises ValueError unless all run under non-reentrant gradient checkpointing."""
     layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    # Reentrant checkpointing cuts the graph of keys and values that partitions capture; trees never run under it.
+    # Reentrant checkpointing would cut partitions' captured keys and values from the graph; trees never run with it.
     if not layers or not all(layer.gradient_checkpointing and _keeps_the_graph(layer) for layer in layers):
         raise ValueError(
             f"{type(module).__name__}: layer inputs can wait in host memory only under non-reentrant gradient "

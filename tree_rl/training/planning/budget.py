@@ -1,7 +1,7 @@
-"""How much one forward may hold, counted in unique tokens of a plain forest.
+"""The token budget of one forward, in unique tokens of a forest that runs whole.
 
-`tree.max_tokens: auto` learns it from the first update on this GPU. After a CUDA out-of-memory error on any rank all
-take the budget of half the bytes that the failed step was predicted to need, and repeat it once.
+`tree.max_tokens: auto` learns it from the first update on this GPU. After a CUDA out-of-memory error on any rank, all
+ranks take a budget of half the bytes that the failed step was predicted to need, and repeat the step once.
 """
 
 import logging
@@ -25,26 +25,25 @@ class Budget:
     """Most tokens of one micro-batch."""
 
     unique_tokens: int
-    """Most tokens of forests."""
+    """Limit for forests."""
     flat_tokens: int
-    """Most tokens of rows that run without a tree."""
+    """Limit for rows that run without a tree."""
 
 
 class AutoBudget:
-    """Unique tokens per forward, learnt from peak memory."""
+    """Unique tokens per forward, learnt from the peak memory of the first update."""
 
     def __init__(self, *, num_ranks: int = 1, group: torch.distributed.ProcessGroup | None = None) -> None:
-        """Start without knowledge: the host's own budget holds until the first update was seen."""
         self._num_ranks, self._group = num_ranks, group
         self.tokens: int | None = None
-        """Replaces every other budget; None until it is learnt."""
+        """The learnt budget, which overrides all others; None until it is learnt."""
         self.working_scale = 1.0
-        """What the first update found a layer's working set to be, over what the memory model counts."""
+        """Ratio of a layer's working set in the first update to the memory model's."""
         self.most_flat_tokens = NO_LIMIT
-        """Limit on rows that run without a tree, after memory has run out."""
+        """Limit on rows that run without a tree, lowered after memory has run out."""
 
     def state(self) -> dict[str, Any]:
-        """What it knows, for a checkpoint."""
+        """The learnt values, for a checkpoint."""
         return {
             "tokens": self.tokens,
             "most_flat_tokens": self.most_flat_tokens,
@@ -52,19 +51,19 @@ class AutoBudget:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Know what `state` returned; collective only in that all ranks must do it."""
+        """Load what `state` returned. It does not communicate, but every rank must call it."""
         self.tokens = state["tokens"]
         self.most_flat_tokens = state["most_flat_tokens"] or NO_LIMIT
         # Checkpoints of versions without a memory model lack it.
         self.working_scale = state.get("working_scale", 1.0)
 
     def learn(self, *, live_tokens: int, base_bytes: int, peak_bytes: int, total_bytes: int) -> None:
-        """Size the budget from one update; all ranks take the smallest. Only the first call counts.
+        """Set the budget from one update; all ranks take the smallest. Only the first call has an effect.
 
         Args:
-            live_tokens: most unique tokens whose graphs were alive at a time; 0 on a rank without rows.
+            live_tokens: most unique tokens whose graphs were alive at the same time; 0 on a rank without rows.
             base_bytes: weights, gradients and optimizer state.
-            peak_bytes: most allocated during it.
+            peak_bytes: peak allocation of the update.
             total_bytes: memory of the device.
         """
         if self.tokens is not None:
@@ -80,19 +79,19 @@ class AutoBudget:
         self, model: MemoryModel, predicted: Callable[[MemoryModel], float], *, base_bytes: int, peak_bytes: int,
         total_bytes: int,
     ) -> None:  # fmt: skip
-        """Correct a memory model by one update and size the budget; all ranks take the largest working set and the
-        smallest budget. Only the first call counts.
+        """Correct a memory model by one update and set the budget; all ranks take the largest working set and the
+        smallest budget. Only the first call has an effect.
 
         Args:
-            model: as it is before.
-            predicted: peak of the update under a model; 0 on a rank without rows.
-            base_bytes: and the others: as in `learn`.
+            model: the uncorrected model.
+            predicted: peak of the update that a model predicts; 0 on a rank without rows.
+            base_bytes: this and the other arguments are those of `learn`.
         """
         if self.tokens is not None:
             return
         scale = working_scale(model, predicted, peak_bytes - base_bytes)
         room = room_beside(base_bytes, total_bytes)
-        # Every rank sizes its own room by the largest working set, so that is agreed first.
+        # Ranks compute their budgets with the largest working set, so they agree on it first.
         _, self.working_scale = self._agree(NO_LIMIT, scale)
         self.tokens, _ = self._agree(rounded_tokens(model.scaled(self.working_scale).tokens_of(room)), 1.0)
         logger.info(
@@ -107,8 +106,8 @@ class AutoBudget:
         """Agree on a smaller budget if any rank ran out of memory; None if none did.
 
         Args:
-            is_out_of_memory: whether this rank did.
-            smaller_tokens: the budget that this rank then wants.
+            is_out_of_memory: True if this rank ran out of memory.
+            smaller_tokens: the budget that this rank proposes in that case.
         """
         agreed, _ = self._agree(rounded_tokens(smaller_tokens) if is_out_of_memory else NO_LIMIT, 1.0)
         if agreed == NO_LIMIT:
@@ -117,7 +116,7 @@ class AutoBudget:
         return agreed
 
     def _agree(self, tokens: int, scale: float) -> tuple[int, float]:
-        """The smallest tokens and the largest scale of all ranks; a single rank need not wait for its device."""
+        """The smallest tokens and the largest scale of all ranks; a single rank does not wait for its device."""
         if self._num_ranks == 1:
             return tokens, scale
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""What earlier calls of a step have taught: the planner reads it, the learner adds to it."""
+"""What a step has learnt from earlier calls: the planner reads it, the learner adds to it."""
 
 from dataclasses import dataclass, replace
 
@@ -13,22 +13,22 @@ from tree_rl.training.tree_options import TreeOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Knowledge:
-    """One step's; all ranks know the same of budget and costs."""
+    """Knowledge of one step. Budget and costs are the same on all ranks."""
 
     budget: AutoBudget
-    """Tokens of one forward."""
+    """Token budget of one forward."""
     memory: StepMemory | None
-    """Chooses how a group beyond the budget runs; None: in partitions of the budget's size."""
+    """Chooses how a group beyond the budget runs; None: always in partitions within the budget."""
     calls: MeasuredCalls
-    """How long updates took, and so what work costs."""
+    """Times of updates, and the cost model fitted to them."""
     log_probs: RowMemory
-    """Log-probs that the last inference found."""
+    """Log-probs of the last inference."""
     load: ExpertLoad | None
-    """Load of experts; None where nobody asks for it."""
+    """Load of experts; None unless `router_aux_loss_coef` is set."""
 
     @classmethod
     def of(cls, context: StepContext, options: TreeOptions) -> "Knowledge":
-        """Nothing but what the model's shape tells."""
+        """Knowledge before the first call."""
         memory, coef, hooks = context.memory, options.router_aux_loss_coef, context.routers
         return cls(
             budget=AutoBudget(num_ranks=context.num_ranks, group=context.data_parallel),
@@ -46,7 +46,7 @@ class Knowledge:
         )
 
     def forget(self) -> None:
-        """The weights have moved: what the last inference found out is stale."""
+        """Drop the results of the last inference, because the weights have changed."""
         self.log_probs.forget()
         if self.load is not None:
             self.load.memory.forget()

@@ -1,6 +1,6 @@
-"""Partition plans of late groups: old log-probs, references and every epoch of an update run the same forests.
+"""Cache of partition plans: passes for old log-probs, references and every epoch of an update run the same forests.
 
-A training step then plans each group once; how long that took is the metric `tree/plan_seconds`.
+A training step thus plans each group once; the metric `tree/plan_seconds` is the time it took.
 """
 
 from collections import OrderedDict
@@ -13,29 +13,23 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 MOST_TOKENS = 8_000_000
-"""Unique tokens of all plans that are kept: about 300 MB of host memory."""
+"""Most unique tokens of all cached plans: about 300 MB of host memory."""
 
 
 class PlanMemory:
-    """Plans by the shape of their forest and the budget; the least recently used go first."""
+    """LRU cache of plans, keyed by the shape of the forest and the budget."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        """Remember nothing yet."""
         self._most_tokens = most_tokens
         self._known: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def plan(self, forest: Forest, max_tokens: int) -> PartitionPlan:
-        """The plan of a forest, made now unless one of the same shape is known.
-
-        Args:
-            forest: N unique tokens; which tokens they are does not matter.
-            max_tokens: C, most unique tokens of a partition.
-        """
+        """The plan of a forest with at most `max_tokens` unique tokens per partition; token ids do not matter."""
         plan: PartitionPlan = self._recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
         return plan
 
     def choice(self, forest: Forest, asked: Hashable, choose: Callable[[], MemoryChoice]) -> MemoryChoice:
-        """How a forest runs, chosen now unless that of one of the same shape is known; `asked` is all else it needs."""
+        """How a forest runs; `asked` is the rest of the cache key, all other inputs of `choose`."""
         choice: MemoryChoice = self._recall(forest, asked, choose)
         return choice
 

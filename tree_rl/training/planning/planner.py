@@ -1,6 +1,6 @@
-"""Plan: rows into micro-batches within a budget of tokens, and one schedule of ops that all ranks agree on.
+"""Plan: split rows into micro-batches within the token budget, and agree with all ranks on one schedule of ops.
 
-Forests are packed by unique tokens, groups stay whole, and rows run flat where a tree would not pay.
+Whole groups are packed into forests by unique tokens; groups in which a tree would not pay run without one.
 """
 
 import time
@@ -37,18 +37,16 @@ class StepPlan:
     """A call that all ranks have agreed to run."""
 
     call: StepCall
-    """What is asked."""
     budget: Budget
-    """Most tokens of a micro-batch."""
     batches: tuple[MicroBatch, ...]
-    """How this rank's rows run, in order."""
+    """This rank's micro-batches, in the order in which they run."""
     known: tuple[torch.Tensor | None, ...]
-    """[f] for each micro-batch, its rows' log-probs under the present weights, where the loss of a forest in partitions
-    needs all of them first and an inference has found them; None elsewhere."""
+    """[f] for each micro-batch: its rows' log-probs from an inference with the current weights, for a forest in
+    partitions whose loss couples tokens; else None."""
     schedule: str
     """Forwards and backwards that all ranks follow."""
     may_repeat: bool
-    """Every rank could run the call again from the start, should memory run out."""
+    """True if every rank can run the call again from the start after running out of memory."""
     seconds: float
     """Host time of planning and agreeing."""
 
@@ -57,23 +55,22 @@ class Planner:
     """Plans the calls of one step."""
 
     def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
-        """Bind a step."""
         self._context, self._knowledge = context, knowledge
         self._plans = PlanMemory()
-        # Routes that ranks gather are no exchange that a rank knows how to stand in for.
+        # A failed rank cannot stand in for the gather of routes among sequence-parallel ranks.
         self._may_repeat = context.may_repeat and (context.ranks is None or context.routers is None)
 
     def plan(self, call: StepCall, options: TreeOptions, *, is_repeat: bool = False) -> StepPlan:
-        """Cut the rows into micro-batches and agree with all ranks on the ops before anyone computes.
+        """Split the rows into micro-batches and agree with all ranks on the ops, before any rank computes.
 
         Args:
-            call: what is asked.
+            call: what to run.
             options: how rows become trees.
-            is_repeat: memory has run out once; a second time ends the call.
+            is_repeat: True if the call ran out of memory before; it is not repeated a second time.
 
         Raises:
-            RowError: a row that cannot be trained on, named.
-            RuntimeError: another rank refused its rows, or ranks that share tokens have planned differently.
+            RowError: a row cannot be trained on; the message names it.
+            RuntimeError: another rank refused its rows, or sequence-parallel ranks have planned differently.
         """
         started = time.perf_counter()
         context, known = self._context, self._knowledge
@@ -83,7 +80,7 @@ class Planner:
         host_tokens = NO_LIMIT if call.host_tokens is None else call.host_tokens
         tokens = options.max_tokens if isinstance(options.max_tokens, int) else host_tokens
         budget = Budget(
-            # A budget learnt from memory, or halved after an error, replaces the others.
+            # A budget learnt from memory, or halved after an error, overrides the others.
             unique_tokens=tokens if known.budget.tokens is None else known.budget.tokens,
             flat_tokens=min(host_tokens, known.budget.most_flat_tokens),
         )
@@ -108,12 +105,12 @@ class Planner:
                 known_F = self._known_where_coupled(call, batch)
                 ops += ops_of_partitions(call, batch.plan, is_known=known_F is not None)
             log_probs_of.append(known_F)
-        # Gradients of an earlier call would be lost with those of a failed one; then the error is raised.
+        # A repeat clears gradients. If an earlier call left some, the error is raised instead.
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
         may_repeat = self._may_repeat and is_first and not is_repeat
         if context.num_ranks > 1:
-            shared, told = shared_plan(context.ranks, call.rows, batches), known.calls.take_last()
-            agreement = self._agree(ops, may_repeat, is_refused=failure is not None, shared=shared, told=told)
+            shared, measured = shared_plan(context.ranks, call.rows, batches), known.calls.take_last()
+            agreement = self._agree(ops, may_repeat, is_refused=failure is not None, shared=shared, measured=measured)
             if failure is None and agreement.is_refused:
                 raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
             ops, may_repeat = agreement.schedule, agreement.may_repeat
@@ -130,7 +127,7 @@ class Planner:
         )
 
     def counting(self, plan: StepPlan) -> StepPlan:
-        """The same micro-batches without gradients and loss, on which all ranks agree as well."""
+        """A plan that runs the same micro-batches without gradients and loss; all ranks agree on it."""
         call = replace(plan.call, loss=None, trains=False)
         ops = "".join(FORWARD * batch.num_partitions for batch in plan.batches)
         if self._context.num_ranks > 1:
@@ -138,11 +135,7 @@ class Planner:
         return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
 
     def refuse(self, error: RowError) -> NoReturn:
-        """Tell the other ranks that this one cannot read its rows, so that none of them waits.
-
-        Raises:
-            RowError: always, the one given.
-        """
+        """Tell the other ranks that this one cannot read its rows, so that none of them waits; raises `error`."""
         if self._context.num_ranks > 1:
             self._agree("", False, is_refused=True)
         raise error
@@ -154,7 +147,7 @@ class Planner:
         *,
         is_refused: bool = False,
         shared: SharedPlan | None = None,
-        told: MeasuredCall | None = None,
+        measured: MeasuredCall | None = None,
     ) -> Agreement:
         context = self._context
         agreement = agree_on_ops(
@@ -164,10 +157,10 @@ class Planner:
             num_ranks=context.num_ranks,
             group=context.data_parallel,
             shared=shared,
-            told=told,
+            payload=measured,
         )
         if not agreement.is_refused:
-            self._knowledge.calls.learn(agreement.told)
+            self._knowledge.calls.learn(agreement.payloads)
         return agreement
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
@@ -185,18 +178,18 @@ def plan_micro_batches(
     plans: PlanMemory,
     chooser: Chooser | None = None,
 ) -> list[MicroBatch]:
-    """Cut the rows of a call into micro-batches.
+    """Split the rows of a call into micro-batches.
 
     Args:
-        rows: all rows of this rank; none give no micro-batch.
+        rows: all rows of this rank, possibly none.
         config: the tree options.
         budget: most tokens of a micro-batch.
-        cost: of the model, with which `mode: auto` compares; None runs every group as a tree.
-        plans: partition plans of earlier calls.
-        chooser: chooses how a forest beyond the budget runs; None: in partitions of the budget's size.
+        cost: cost model for `mode: auto`; None runs every group as a tree.
+        plans: cache of partition plans.
+        chooser: chooses how a forest beyond the budget runs; None: in partitions within the budget.
 
     Returns:
-        Forests beyond the budget first, then whole forests, then flat micro-batches; every row in exactly one.
+        Forests beyond the budget, then whole forests, then flat micro-batches; every row is in exactly one.
     """
     if rows.num_rows == 0:
         return []
@@ -206,7 +199,7 @@ def plan_micro_batches(
     )
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
-    # Rows that run without a tree leave no trace of their routers.
+    # Routers are traced only in rows that run as a tree.
     always = config.mode == "tree" or config.router_aux_loss_coef is not None
     wanted = forest.row_index.with_values(rows.wanted_F)
     whole_groups, batches, flat_rows = [], [], []
@@ -253,7 +246,7 @@ def _large_batch(
     choice = None
     if chooser is not None:
         head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
-        # In eighths, so that inference and update of a group agree on its plan.
+        # Rounded up to eighths, so that inference and update of a group usually share one cached plan.
         head_share = np.ceil(8 * head_share) / 8
         choose = partial(chooser.choose, part, chooser.budget(max_tokens), head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
@@ -270,7 +263,7 @@ def _large_batch(
 
 
 def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
-    """The batches, each with its share of the path weights: those that came with the rows, else of the whole call."""
+    """The batches with path weights: those given with the rows, else weights computed over the whole call."""
     if config.path_weighting == "sep_avg":
         weight_B = tree_mean_weights(forest) if rows.weight_F is None else _weight_of_rows(rows.weight_F, forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
@@ -281,7 +274,7 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config:
 
 
 def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:
-    """float64 [B] from weights that are equal in each row; a row without any weighs 1, and has no loss."""
+    """float64 [B] from weights that are equal within each row; a row without a loss has none and gets 1."""
     weight_B = np.maximum.reduceat(weight_F, forest.row_index.offsets[:-1])
     return np.where(weight_B > 0, weight_B, 1.0)
 

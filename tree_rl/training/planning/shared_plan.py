@@ -1,4 +1,4 @@
-"""What ranks that share tokens must have planned alike, or their exchanges would mix tokens of different rows."""
+"""Digest of a plan: ranks that share tokens need equal plans, or they would mix tokens of different rows."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -12,7 +12,7 @@ from tree_rl.training.rows import Rows
 
 
 def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[MicroBatch]) -> SharedPlan | None:
-    """This rank's rows and micro-batches, for comparison; None where it shares no tokens."""
+    """Digest of this rank's rows and micro-batches; None without sequence parallelism."""
     if ranks is None:
         return None
     digest = blake2b(digest_size=16)

@@ -1,4 +1,4 @@
-"""What a step does with its model of memory: choosers at the agreed correction, the smaller budget, what is logged."""
+"""How a step uses its memory model: it chooses how large groups run, shrinks the budget, and logs its choices."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepMemory:
-    """The memory model of one step's module, and what it chose."""
+    """The memory model of one step's module, and its chooser."""
 
     def __init__(
         self,
@@ -28,40 +28,37 @@ class StepMemory:
         num_ranks: int,
         sequence_parallel: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        """Bind a model; host memory is measured when a choice first needs it.
+        """Bind a model; available host memory is measured on the first `rescale`.
 
         Args:
-            model: of the module, uncorrected.
+            model: memory model of the module, uncorrected.
             offload: `tree.offload`.
-            num_ranks: in lock-step.
-            sequence_parallel: ranks that must choose alike; None: this one chooses for itself.
+            num_ranks: number of data-parallel ranks.
+            sequence_parallel: ranks that must make the same choices; None: this rank chooses alone.
         """
         self.model = model
         self._offload, self._num_ranks, self._sequence_parallel = offload, num_ranks, sequence_parallel
         self.scale: float | None = None
-        """Correction of the model with which the chooser chooses; None before the first `rescale`."""
+        """Current correction of the model's working set; None before the first `rescale`."""
         self.chooser: Chooser | None = None
-        """Chooses how a group beyond the budget runs; one object for each correction."""
-        self._told: set[tuple[bool, bool, bool, bool]] = set()
+        """Chooses how a group beyond the budget runs; a new object for each correction."""
+        self._logged: set[tuple[bool, bool, bool, bool]] = set()
 
     def rescale(self, working_scale: float) -> None:
-        """Choose by the model at this correction from now on."""
-        # Measured once: what this rank itself has put there since would seem to be missing.
+        """Use the model with this correction from now on."""
+        # Host memory is measured once: later, this rank's own buffers would count as taken.
         host = self._host_bytes() if self.chooser is None else self.chooser.host_bytes
         model = self.model.scaled(working_scale)
         self.scale, self.chooser = working_scale, Chooser(model=model, offload=self._offload, host_bytes=host)
 
     def predicted(self, batches: Sequence[MicroBatch], working_scale: float) -> Peak:
-        """Largest predicted peaks of micro-batches."""
+        """Largest predicted peaks of the micro-batches."""
         return predicted_peak(batches, self.model.scaled(working_scale))
 
     def smaller_budget(self, batches: Sequence[MicroBatch], working_scale: float, tokens: int) -> int:
-        """Tokens of a plain forest that needs half of what the batches were predicted to need, or of the budget.
+        """Tokens of a whole forest that needs half the predicted bytes of the failed call, or of its budget if less.
 
-        Args:
-            batches: of the call that failed.
-            working_scale: as the call was planned with.
-            tokens: the budget that it was planned with.
+        The call was planned with the correction `working_scale` and the budget `tokens`.
         """
         model = self.model.scaled(working_scale)
         needed = min(predicted_peak(batches, model).device, model.bytes_of(tokens))
@@ -71,9 +68,9 @@ class StepMemory:
         """Log each new kind of choice once."""
         host_bytes = 0.0 if self.chooser is None else self.chooser.host_bytes
         for choice, batch in ((batch.choice, batch) for batch in batches):
-            if choice is None or choice.kind in self._told:
+            if choice is None or choice.kind in self._logged:
                 continue
-            self._told.add(choice.kind)
+            self._logged.add(choice.kind)
             logger.info(
                 "a group of %d unique tokens, beyond tree.max_tokens=%d, runs as: %s; predicted peak beside weights, "
                 "gradients and optimizer: %.1f GiB on the device, %.1f GiB on the host",
@@ -92,17 +89,17 @@ class StepMemory:
                 )
 
     def _host_bytes(self) -> float:
-        """What this rank may fill, or the one with the least where ranks must choose alike."""
-        own = host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
+        """Host memory that this rank may use; under sequence parallelism the minimum over the ranks."""
+        on_this_rank = host_bytes_of_rank(local_ranks(self._num_ranks, torch.cuda.device_count()))
         if self._sequence_parallel is None:
-            return own
+            return on_this_rank
         of_each: list[Any] = [None] * torch.distributed.get_world_size(self._sequence_parallel)
-        torch.distributed.all_gather_object(of_each, own, group=self._sequence_parallel)
+        torch.distributed.all_gather_object(of_each, on_this_rank, group=self._sequence_parallel)
         return min(of_each)
 
 
 def gradients_to_come(module: nn.Module) -> int:
-    """Bytes of gradients on this rank that the next backward makes for good."""
+    """Bytes of gradients on this rank that the next backward will allocate and keep."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
     local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
     return sum(parameter.numel() * parameter.element_size() for parameter in local)

@@ -1,7 +1,6 @@
-"""All ranks run one sequence of forwards and backwards, so that FSDP's collectives come in the same order everywhere.
+"""All ranks run one sequence of forwards and backwards, so that FSDP's collectives have the same order everywhere.
 
-Ranks agree beforehand. Each keeps the order of its own ops; where it has no op of the agreed kind, it runs a one-token
-dummy.
+Ranks agree on it beforehand. It keeps the order of each rank's ops; a rank without an op to run runs a one-token dummy.
 """
 
 from collections.abc import Sequence
@@ -15,26 +14,26 @@ FORWARD, BACKWARD = "F", "B"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """What the ranks settle before anyone computes."""
+    """What the ranks agree on before any of them computes."""
 
     schedule: str
     """Ops that all ranks follow."""
     is_refused: bool
     """True if any rank refused its rows."""
     may_repeat: bool
-    """True if every rank could run the call again from the start."""
-    told: tuple[Any, ...] = ()
-    """What each rank told the others beside, in their order."""
+    """True if every rank can run the call again from the start."""
+    payloads: tuple[Any, ...] = ()
+    """The `payload` of each rank, in rank order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedPlan:
-    """What the ranks that share tokens must all have planned alike."""
+    """A rank's plan, for comparison with the ranks with which it shares tokens."""
 
     ranks: tuple[int, ...]
-    """That share them."""
+    """Global ranks that share the tokens."""
     digest: bytes
-    """Digest of their rows and how these run."""
+    """Digest of the rows and micro-batches."""
 
 
 def agree_on_ops(
@@ -45,32 +44,32 @@ def agree_on_ops(
     num_ranks: int,
     group: torch.distributed.ProcessGroup | None,
     shared: SharedPlan | None = None,
-    told: Any = None,
+    payload: Any = None,
 ) -> Agreement:
-    """Settle a call with the other ranks.
+    """Agree with the other ranks on how a call runs.
 
     Args:
-        ops: this rank's own ops, "F" and "B".
-        is_refused: this rank refused its rows.
-        may_repeat: this rank would lose nothing by running the call again.
-        num_ranks: of the group.
+        ops: this rank's ops, "F" and "B".
+        is_refused: True if this rank refused its rows.
+        may_repeat: True if this rank can run the call again without losing anything.
+        num_ranks: size of `group`.
         group: the ranks that run in lock-step.
-        shared: with sequence parallelism.
-        told: anything that this rank tells the others beside; it is pickled.
+        shared: this rank's plan under sequence parallelism.
+        payload: anything else to send to all ranks; it is pickled.
 
     Raises:
         RuntimeError: ranks that share tokens have planned differently; all ranks raise it.
     """
     gathered: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared, told), group=group)
-    ops_of_rank, refused, repeatable, plans, told_by = zip(*gathered, strict=True)
+    torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared, payload), group=group)
+    ops_of_rank, refused, repeatable, plans, payloads = zip(*gathered, strict=True)
     if not any(refused):
         _check_shared(plans)
     return Agreement(
         schedule="" if any(refused) else merge_ops(list(ops_of_rank)),
         is_refused=any(refused),
-        told=told_by,
         may_repeat=all(repeatable),
+        payloads=payloads,
     )
 
 
@@ -88,16 +87,13 @@ def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
 
 
 def merge_ops(ops_of_rank: Sequence[str]) -> str:
-    """A sequence of ops that contains every rank's ops in order.
+    """One deterministic sequence of ops that contains every rank's ops in order; if all are equal, it is their string.
 
-    A forward goes first wherever any rank wants one, so that a rank without a backward always has a dummy forward to
-    answer with; the sequence therefore never asks a rank for more backwards than it has run forwards.
+    Whenever any rank wants a forward, a forward comes next. Ranks without one run a dummy, which they can later use to
+    take part in a backward: the sequence never asks a rank for more backwards than it has run forwards.
 
     Args:
-        ops_of_rank: one string of "F" and "B" per rank; every "B" has its "F" before it.
-
-    Returns:
-        The common sequence. Deterministic, and each rank's own string when all are equal.
+        ops_of_rank: one string of "F" and "B" per rank; every "B" comes after its "F".
 
     Raises:
         ValueError: a rank with a backward before its forward, or an unknown op.
@@ -105,12 +101,12 @@ def merge_ops(ops_of_rank: Sequence[str]) -> str:
     for rank, ops in enumerate(ops_of_rank):
         _check(rank, ops)
     position = [0] * len(ops_of_rank)
-    # Forwards, real or dummy, that a rank has run and could still answer a backward with.
+    # Dummy forwards of each rank whose backward has not run yet.
     open_dummies = [0] * len(ops_of_rank)
     merged = ""
     while any(at < len(ops) for at, ops in zip(position, ops_of_rank, strict=True)):
         wanted = [ops[at] if at < len(ops) else "" for at, ops in zip(position, ops_of_rank, strict=True)]
-        # A backward needs every rank that does not want one to hold a dummy's graph.
+        # In a backward, every rank that does not want one needs the graph of a dummy.
         ready = all(want == BACKWARD or open_dummies[rank] for rank, want in enumerate(wanted))
         op = BACKWARD if ready and BACKWARD in wanted and FORWARD not in wanted else FORWARD
         for rank, want in enumerate(wanted):

@@ -1,7 +1,7 @@
-"""After a forward or backward that failed on one FSDP2 rank: catch up with the other ranks, then start anew together.
+"""After a forward or backward failed on one FSDP2 rank: catch up with the other ranks, then restart together.
 
-The others wait in collectives of the failed op. A rank that knows how many it has issued can run the agreed schedule
-again with dummies, pass over that many, and issue the rest: every rank then ends the call, and all may repeat it.
+The other ranks wait in collectives of the failed op. The failed rank has counted the collectives it issued. It runs the
+agreed schedule again with dummies, skips that many collectives and issues the rest. All ranks then end the call.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 
 class CountedCollectives:
-    """Counts what FSDP2 issues in a call; after `restart` passes over what was issued before."""
+    """Counts the collectives that FSDP2 issues in a call; after `restart` it skips those issued before."""
 
     def __init__(self, root: FSDPModule) -> None:
         """Count the all-gathers and reduce-scatters of `root` and all FSDP modules in it.
@@ -32,18 +32,18 @@ class CountedCollectives:
             module.set_custom_reduce_scatter(_CountedReduceScatter(self))
 
     def start(self) -> None:
-        """Start a call: parameters sharded on every rank, so that all ranks issue the same collectives."""
+        """Start a call with sharded parameters on every rank, so that all ranks issue the same collectives."""
         for module in self._modules:
             module.reshard()
         self.issued = self._to_pass_over = 0
 
     def restart(self) -> None:
-        """Start the call again after a failure: what this rank has issued already is not issued again."""
+        """Start the call again after a failure, without the collectives that this rank has issued already."""
         reset_iteration(self._root)
         self._to_pass_over, self.issued = self.issued, 0
 
     def issues_next(self) -> bool:
-        """Whether the next collective runs; if not, its output stays unwritten."""
+        """True if the next collective must run; otherwise its output stays unwritten."""
         self.issued += 1
         return self.issued > self._to_pass_over
 
@@ -67,13 +67,13 @@ class _CountedReduceScatter(DefaultReduceScatter):
 
 
 def reset_iteration(root: FSDPModule) -> None:
-    """Forget a forward or backward that failed: parameters sharded, no hook state, no gradient that waits for its sync.
+    """Undo a failed forward or backward: reshard parameters, reset hook state, drop gradients that are not reduced yet.
 
-    Gradients that were reduced already stay in the sharded parameters' `grad`.
+    Reduced gradients stay in the sharded parameters' `grad`.
     """
     state = root._get_fsdp_state()
     states = state._state_ctx.all_states
-    # torch 2.13 has this as a public method, which leaves gradients that wait for their sync; torch 2.11 has nothing.
+    # torch 2.13 has a public method, which keeps unreduced gradients; torch 2.11 has none.
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:
@@ -109,7 +109,7 @@ def _reset_hook_state(root_state: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """FSDP2's groups of one module: a list since torch 2.12, one or none before."""
+    """FSDP2's parameter groups of one module: a list since torch 2.12, one or none before."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

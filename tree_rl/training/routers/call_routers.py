@@ -1,4 +1,4 @@
-"""What the routers do in one call: routes that its rows prescribe, the cost of imbalance, routes to record."""
+"""Routers during one call: replay the rows' routes, charge the auxiliary loss, record routes."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,17 @@ from tree_rl.training.routers.forest_routing import ForestRouting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallRouters:
-    """Routers that somebody asks about, during one call."""
+    """The model's routers during one call."""
 
     hooks: RouterHooks
-    """On the model."""
+    """Hooks on the model's routers."""
     load: ExpertLoad | None
-    """Counts experts' load and charges imbalance; None where not asked for."""
+    """Counts the load of experts and weights the auxiliary loss; None without `router_aux_loss_coef`."""
     ranks: SequenceParallel | None = None
-    """Ranks that share a forest's tokens; None where one rank runs all of them."""
+    """Ranks that share a forest's tokens; None if this rank runs all of them."""
 
     def open(self, call: StepCall, batch: MicroBatch, device: torch.device) -> ForestRouting:
-        """Before a forest runs."""
+        """The routing of a forest that is about to run."""
         assert batch.forest is not None
         routes = [routes for row in batch.rows if (routes := call.rows.routes(row)) is not None]
         return ForestRouting(

@@ -1,8 +1,8 @@
 """`router_aux_loss_coef`: load and auxiliary loss of experts over all rows of an update, on all ranks.
 
-The loss is linear in the routers' probabilities once everybody's load is known. Micro-batches, partitions and ranks
-therefore add up to transformers' loss of all rows in one batch. The load is remembered from an inference with the same
-weights, else counted by one more pass without gradients. Legend: L layers with experts, E experts, B rows.
+Once the total load is known, the loss is linear in the routers' probabilities. Its parts from micro-batches, partitions
+and ranks therefore add up to transformers' loss of all rows in one batch. The load is remembered from an inference with
+the same weights, or counted in an extra pass without gradients. Legend: L layers with experts, E experts, B rows.
 """
 
 from collections.abc import Sequence
@@ -25,29 +25,23 @@ class LoadReport:
     """Load of experts in one update, over all ranks."""
 
     max_over_mean: float
-    """Load of the fullest expert of any layer over the mean."""
+    """Largest load of an expert over its layer's mean, in any layer."""
     min_over_mean: float
-    """Load of the emptiest expert of any layer over the mean."""
+    """Smallest load of an expert over its layer's mean, in any layer."""
     idle_experts: int
-    """Experts of any layer that no token visited."""
+    """Number of experts, over all layers, that no token visited."""
     aux_loss: float | None
-    """This rank's share of the auxiliary loss, before the factor, the same on ranks that share a forest's tokens; None
-    where the factor is 0."""
+    """This rank's share of the auxiliary loss, before the factor; equal on ranks that share a forest's tokens. None if
+    the factor is 0."""
     counted_anew: bool
-    """True if the update took one more pass to count."""
+    """True if the update needed an extra pass to count the load."""
 
 
 class ExpertLoad:
-    """What a step knows about the load of its experts: of the present call, and of rows seen before."""
+    """Load of a step's experts: in the current call, and in rows of the last inference."""
 
     def __init__(self, hooks: RouterHooks, coef: float, context: StepContext) -> None:
-        """Start without knowledge.
-
-        Args:
-            hooks: on the model.
-            coef: factor on the auxiliary loss; 0 only counts.
-            context: device and ranks.
-        """
+        """Start without loads; `coef` is the factor on the auxiliary loss, and 0 only counts."""
         self.memory = RowMemory()
         self._hooks, self._coef, self._context = hooks, coef, context
         self._ranks = SequenceParallel.of(context.sequence_parallel)
@@ -56,11 +50,11 @@ class ExpertLoad:
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """float64 [L, E], what a logical token's router probability costs in this call; None for no such cost."""
+        """float64 [L, E], factor on a token's router probabilities in this call's auxiliary loss; None without one."""
         return self._weight_LE
 
     def begin(self, weight_LE: torch.Tensor | None = None) -> None:
-        """Forget what the last call ran."""
+        """Start a pass: reset the counts of the last one."""
         shape = (len(self._hooks.layers), self._hooks.num_experts)
         self._weight_LE = weight_LE
         self._load_LE = torch.zeros(shape, dtype=torch.float64, device=self._context.device)
@@ -76,7 +70,7 @@ class ExpertLoad:
             self._load_of_row |= dict(zip(members, load_BLE, strict=True))
 
     def must_count(self, rows: Rows) -> bool:
-        """Before an update: whether some rank does not know the load of its rows, so that all must run them once."""
+        """Before an update: True if any rank lacks the load of its rows, so that all ranks need the extra pass."""
         if not self._coef:
             return False
         is_unknown = self.memory.recall(rows, range(rows.num_rows)) is None
@@ -84,7 +78,7 @@ class ExpertLoad:
         return self._counted_anew
 
     def charge(self, rows: Rows) -> None:
-        """Before an update, after the pass that counted if there was one: what a router probability costs in it."""
+        """Before an update, after the extra pass if there is one: compute `weight` from the load on all ranks."""
         if not self._coef:
             return
         load_LE = self._load_LE
@@ -93,7 +87,7 @@ class ExpertLoad:
             load_LE = sum(known, start=torch.zeros_like(load_LE, device="cpu")).to(load_LE)
         load_LE = self._reduced(load_LE, "sum")
         num_tokens = self._reduced(load_LE.new_tensor([len(rows.token_ids_F)]), "sum")
-        # All ranks, those that share tokens included, average their gradients: each takes as many times its share.
+        # Gradients are averaged over all ranks, including those that share tokens; this turns the average into a sum.
         scale = self._coef * self._context.num_ranks
         self.begin(scale * balance_weight(load_LE, max(float(num_tokens), 1.0)))
 
@@ -103,7 +97,7 @@ class ExpertLoad:
             self.memory.remember(rows, [self._load_of_row[row] for row in range(rows.num_rows)])
 
     def report(self) -> LoadReport:
-        """Of an update; all ranks call it."""
+        """The load of an update; all ranks must call it."""
         load_LE = self._reduced(self._load_LE, "sum")
         share = self._share.clone()
         if self._ranks is not None:
@@ -119,7 +113,7 @@ class ExpertLoad:
         )
 
     def _reduced(self, values: torch.Tensor, kind: str) -> torch.Tensor:
-        """The sum or the maximum over all ranks, on the device; rows that ranks hold alike count once."""
+        """Sum or maximum over all ranks, on the device; rows that several sequence-parallel ranks hold count once."""
         values = values.to(self._context.device)
         if self._context.num_ranks > 1:
             ops = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}

@@ -1,9 +1,9 @@
-"""Mixture-of-Experts routers over one forest: routes that rows prescribe, routes they took, the cost of imbalance.
+"""Mixture-of-Experts routers over one forest: routes to replay, routes taken, the auxiliary loss.
 
 Every unique token runs once and counts g_t times. Under sequence parallelism a rank's routers see its slice of the
-tokens; the experts that ran are gathered, the cost of imbalance stays that of the slice.
-Legend: N unique tokens, n those of a partition, s those of a rank's slice, B rows, L Mixture-of-Experts layers,
-E experts of a layer, K experts per token.
+tokens; the experts that ran are gathered, the auxiliary loss stays that of the slice.
+Legend: N unique tokens, n of a partition, s of a rank's slice, B rows, L Mixture-of-Experts layers, E experts of a
+layer, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tree_rl.tree.forest import Forest
 
 
 class ForestRouting:
-    """What the routers did on a forest that runs in one forward or in partitions; the model carries `RouterHooks`."""
+    """Routes and auxiliary loss of a forest, whole or in partitions; the model must have `RouterHooks`."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class ForestRouting:
         weight_LE: torch.Tensor | None = None,
         ranks: SequenceParallel | None = None,
     ) -> None:
-        """Open a forest.
+        """Start a forest.
 
         Args:
-            forest: the rows; built with `route_keys` where routes are replayed.
-            device: where the model runs.
+            forest: the rows; if routes are replayed, built with `route_keys`.
+            device: device of the model.
             routes: integer [N, decoder layers, K] to replay, from `routes_of_unique_tokens`; None lets routers choose.
-            weight_LE: `balance_weight` of all rows that the auxiliary loss ranges over; None for no such loss.
-            ranks: that share the forest's tokens; None where one rank runs all of them.
+            weight_LE: `balance_weight` over all rows of the auxiliary loss; None for no such loss.
+            ranks: ranks that share the forest's tokens; None if this rank runs all of them.
         """
         self.forest = forest
         self.weight_LE = weight_LE
@@ -48,14 +48,14 @@ class ForestRouting:
         """This rank's share of the auxiliary loss so far, without graph."""
 
     def open(self, tokens: torch.Tensor | None = None) -> RouterTrace:
-        """The trace of a forward over the given tokens (int64 [n]), all of them if None."""
+        """The trace for a forward over the given tokens (int64 [n]), or over all tokens."""
         return RouterTrace(None if self._routes is None else self._own(self._routes, tokens, filler=NATIVE))
 
     def close(self, trace: RouterTrace, tokens: torch.Tensor | None = None) -> torch.Tensor | None:
-        """After a forward: keep its routes; this rank's share of the auxiliary loss, None without one.
+        """After a forward: keep its routes and return this rank's share of the auxiliary loss, None without one.
 
         Args:
-            trace: from `open`, carried through the model.
+            trace: the trace from `open`, after the forward.
             tokens: as given to `open`.
         """
         chosen_nLK = self._of_all_ranks(trace.chosen(), self.forest.num_unique if tokens is None else len(tokens))
@@ -73,7 +73,7 @@ class ForestRouting:
         return share
 
     def _own(self, of_token_N: torch.Tensor, tokens: torch.Tensor | None, *, filler: int) -> torch.Tensor:
-        """Of the given tokens (all if None) those of this rank's slice, [s, ...]; padding tokens get `filler`."""
+        """This rank's slice [s, ...] of the given tokens' values (all tokens if None); padding tokens get `filler`."""
         given = of_token_N if tokens is None else of_token_N[tokens]
         if self._ranks is None:
             return given
@@ -81,10 +81,10 @@ class ForestRouting:
         return self._ranks.own_slice(torch.cat([given, missing]))
 
     def _of_all_ranks(self, chosen_sLK: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Experts that ran on every rank's slice, padding tokens dropped."""
+        """Experts that ran, gathered from all ranks' slices, without padding tokens."""
         if self._ranks is None:
             return chosen_sLK
-        # Neither NCCL nor gloo knows int16.
+        # Neither NCCL nor gloo supports int16.
         gathered = self._ranks.gather_tokens(chosen_sLK.view(torch.uint8)).view(chosen_sLK.dtype)
         return gathered[:num_tokens]
 
@@ -95,11 +95,11 @@ class ForestRouting:
         return self._chosen_NLK
 
     def routes_of_rows(self, layers: Sequence[int], num_layers: int) -> torch.Tensor:
-        """Experts that ran, int16 [F, num_layers, K], row by row: what a later forward repeats.
+        """Experts that ran, int16 [F, num_layers, K], row by row, for replay in a later forward.
 
         Args:
-            layers: absolute decoder layers of those with experts.
-            num_layers: decoder layers, with and without experts; NATIVE on those without.
+            layers: indices of the decoder layers with experts.
+            num_layers: all decoder layers; those without experts get NATIVE.
         """
         chosen_NLK = self.chosen
         routes_NLK = chosen_NLK.new_full((len(chosen_NLK), num_layers, chosen_NLK.shape[-1]), NATIVE)
@@ -114,7 +114,7 @@ class ForestRouting:
         """Tokens of each row per expert, float64 [B, L, E] on the host: the sum over the segments on the row's path."""
         forest, chosen_NLK = self.forest, self.chosen
         num_layers = chosen_NLK.shape[1]
-        # A layer of a segment counts as a layer of its own, so that one pass counts them all.
+        # Number (segment, layer) pairs consecutively, so that one bincount covers them all.
         layer_NL = torch.from_numpy(forest.segment_of_token)[:, None] * num_layers + torch.arange(num_layers)
         flat_index = layer_NL.to(chosen_NLK.device)[..., None] * num_experts + chosen_NLK
         size = forest.num_segments * num_layers * num_experts

@@ -1,4 +1,4 @@
-"""The prefix forest of a set of rows: reading rows, sorting them, the trie and its layout in depth-first order."""
+"""The prefix forest of a set of rows: reads rows, sorts them, builds the trie and lays it out depth first."""
 
 from tree_rl.tree.forest.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged

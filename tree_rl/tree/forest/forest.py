@@ -17,7 +17,7 @@ from tree_rl.tree.forest.trie import Segments, build_trie, lay_out
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Forest:
-    """One tree per common first token; trees, like siblings, heaviest first."""
+    """One tree per distinct first token. Trees, and siblings within a tree, come heaviest first."""
 
     input_ids: np.ndarray
     """int32 [N], token ids in depth-first order."""
@@ -26,13 +26,13 @@ class Forest:
     position: np.ndarray
     """int32 [N], depth on the path: the RoPE position."""
     subtree_end: np.ndarray
-    """int32 [N], first index past the tokens that continue this one; equal within a segment."""
+    """int32 [N], first index past the token's subtree; equal within a segment."""
     path_count: np.ndarray
-    """int32 [N], g_t: rows through the token."""
+    """int32 [N], g_t: number of rows through the token."""
     segments: Segments
-    """S runs of tokens, each shared by one set of rows."""
+    """S runs of tokens; all tokens of a segment are shared by the same rows."""
     row_index: Jagged
-    """int32 [B, L_b], unique token of each flat token; rows in the caller's order."""
+    """int32 [B, L_b], index of the unique token for each flat token; rows in the caller's order."""
 
     @classmethod
     def from_rows(
@@ -45,28 +45,28 @@ class Forest:
 
         Args:
             rows: B sequences of token ids, each at least one token; no rows give an empty forest.
-            merge_key: keeps equal ids apart, one entry per row: a hashable (adapter name, prompt id) for the row, or
-                an integer array as long as the row (image hashes). Tokens merge only where id and key are equal along
-                the whole prefix. None merges by ids alone.
+            merge_key: one entry per row that keeps equal ids separate: a hashable for the whole row (adapter name,
+                prompt id), or an integer array as long as the row (image hashes). Tokens merge only if ids and keys
+                are equal along the whole prefix. None merges by ids alone.
 
         Returns:
-            The forest. Equal inputs give equal forests; ties of weight go to the smaller row index.
+            The forest, deterministic: among equally heavy subtrees the one with the smallest row index comes first.
 
         Raises:
             RowError: empty row, negative or non-integer id, id beyond int32, merge key of the wrong length.
-            ValueError: merge_key without one entry per row.
+            ValueError: merge_key does not have one entry per row.
         """
         flat = flatten_rows(rows)
         keys = None if merge_key is None else read_merge_keys(merge_key, flat.lengths)
         return _assemble(flat, sort_by_tokens(flat, keys))
 
     def select_rows(self, rows: Sequence[int] | np.ndarray) -> "Forest":
-        """The forest of distinct rows, as if built from them alone; merge keys keep their effect.
+        """The forest of these rows alone; merge keys still apply.
 
-        They become rows 0, 1, ... in the given order.
+        The rows are renumbered 0, 1, ... in the given order.
 
         Raises:
-            ValueError: a row twice.
+            ValueError: a row is given twice.
             IndexError: a row that does not exist.
         """
         picked = np.asarray(rows, dtype=np.int64)
@@ -85,17 +85,17 @@ class Forest:
 
     @property
     def num_unique(self) -> int:
-        """N, tokens that the tree computes."""
+        """N, unique tokens."""
         return len(self.input_ids)
 
     @property
     def num_flat(self) -> int:
-        """F, tokens that the rows contain."""
+        """F, tokens of all rows."""
         return len(self.row_index.values)
 
     @property
     def num_pairs(self) -> int:
-        """Visible (query, key) pairs: each token sees itself and all before it on its path."""
+        """Visible (query, key) pairs: each token sees itself and its ancestors."""
         return int(self.position.sum(dtype=np.int64)) + self.num_unique
 
     @property
@@ -110,7 +110,7 @@ class Forest:
 
     @property
     def num_trees(self) -> int:
-        """Roots of the forest."""
+        """Number of trees (roots)."""
         return int((self.segments.parent < 0).sum())
 
     @property
@@ -120,29 +120,29 @@ class Forest:
 
     @property
     def token_bound(self) -> float:
-        """Upper bound on the speed-up in tokens, 1 / (1 - POR) = F / N; 1 for an empty forest."""
+        """Largest speed-up counted in tokens, 1 / (1 - POR) = F / N; 1 for an empty forest."""
         return self.num_flat / self.num_unique if self.num_unique else 1.0
 
     @property
     def segment_of_token(self) -> np.ndarray:
-        """int64 [N], segment of each unique token."""
+        """int64 [N], segment index of each unique token."""
         return np.repeat(np.arange(self.num_segments), self.segments.lengths)
 
     @property
     def tree_of_row(self) -> np.ndarray:
-        """int64 [B], tree of each row."""
+        """int64 [B], tree index of each row."""
         roots = self.segments.start[self.segments.parent < 0]
         first_tokens = self.row_index.values[self.row_index.offsets[:-1]]
         return np.searchsorted(roots, first_tokens, side="right") - 1
 
     @property
     def tree_rows(self) -> np.ndarray:
-        """int32 [trees], K: rows of each tree."""
+        """int32 [trees], K: number of rows of each tree."""
         return self.segments.path_count[self.segments.parent < 0]
 
     @property
     def row_order(self) -> RowOrder:
-        """Rows in the order in which they end in the layout."""
+        """Depth-first order of the rows: by the index of their last token in the layout."""
         last_token = self.row_index.values[self.row_index.offsets[1:] - 1]
         return order_by_layout(
             last_token_B=last_token,
@@ -156,10 +156,10 @@ class Forest:
         return self.input_ids[self.row_index[row]]
 
     def rows_that_mark(self, marks: Jagged) -> np.ndarray:
-        """int64 [N], rows that mark each unique token; ``marks`` [B, L_b] is nonzero where a row marks its token.
+        """int64 [N], how many rows mark each unique token; ``marks`` [B, L_b] is nonzero where a row marks its token.
 
         Raises:
-            ValueError: not one entry per row token.
+            ValueError: ``marks`` does not have the shape of the rows.
         """
         if not np.array_equal(marks.offsets, self.row_index.offsets):
             raise ValueError("marks: expected one entry per row token, received rows of other lengths")
@@ -172,10 +172,10 @@ class Forest:
 
 
 def _assemble(flat: Jagged, order: RowOrder) -> Forest:
-    """Write out the arrays of a forest.
+    """Fill the arrays of a forest.
 
-    Each segment is copied from the first row through it; each row copies the part that it shares from its
-    predecessor. No array here is longer than N or F.
+    A segment's tokens come from the first row through it. A row copies the indices of its shared prefix from the row
+    before it. No array here is longer than N or F.
     """
     segments, first_rank = lay_out(build_trie(order))
     length = segments.lengths

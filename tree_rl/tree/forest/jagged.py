@@ -1,4 +1,4 @@
-"""Rows of unequal length in one array: values laid end to end, offsets where each row starts.
+"""Rows of unequal length in one array: concatenated values, and the offset at which each row starts.
 
 Legend: B rows, F flat elements.
 """
@@ -16,9 +16,9 @@ class Jagged:
     """B rows of unequal length."""
 
     values: np.ndarray
-    """[F], the rows laid end to end."""
+    """[F], the rows concatenated."""
     offsets: np.ndarray
-    """int64 [B + 1], row b is ``values[offsets[b]:offsets[b + 1]]``."""
+    """int64 [B + 1]; row b is ``values[offsets[b]:offsets[b + 1]]``."""
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[-1] != len(self.values):
@@ -27,7 +27,7 @@ class Jagged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[np.ndarray], *, dtype: DTypeLike | None = None) -> "Jagged":
-        """Lay B arrays of one dimension end to end; without a dtype the values take NumPy's common one."""
+        """Concatenate B one-dimensional arrays; without a dtype NumPy's promotion chooses it."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
         return cls(values=values, offsets=offsets_of([len(array) for array in arrays]))
@@ -47,28 +47,28 @@ class Jagged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [B], length of each row."""
+        """int64 [B], lengths of the rows."""
         return np.diff(self.offsets)
 
     def with_values(self, values: np.ndarray) -> "Jagged":
-        """The same rows with other values ([F], any dtype)."""
+        """Jagged array of the same row lengths with other values ([F], any dtype)."""
         return Jagged(values=values, offsets=self.offsets)
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "Jagged":
-        """The given rows, in the given order, as a copy."""
+        """A copy of the given rows in the given order."""
         picked = [self[int(row)] for row in rows]
         values = np.concatenate(picked) if picked else self.values[:0]
         return Jagged(values=values, offsets=offsets_of([len(row) for row in picked]))
 
 
 def positions_of_rows(offsets: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """int64 positions of the given rows among the values, one row after the other."""
+    """int64, indices of the given rows' elements in `Jagged.values`, row after row."""
     pieces = [np.arange(*offsets[row : row + 2]) for row in rows]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
 
 
 def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64 [B + 1], offsets of rows with the given lengths [B]."""
+    """int64 [B + 1], offsets for rows of the given lengths [B]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -1,6 +1,6 @@
-"""Rows in an order that puts common prefixes side by side, and how many tokens each row shares with the one before.
+"""Sorted rows with equal prefixes next to each other, and how many tokens each row shares with the one before it.
 
-The order determines the trie without another look at the tokens. Legend: B rows, S segments, F flat tokens.
+This alone determines the trie. Legend: B rows, S segments, F flat tokens.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,26 @@ class RowOrder:
     """A depth-first order of rows."""
 
     rows: np.ndarray
-    """int64 [B], row indices."""
+    """int64 [B], row indices in this order."""
     shared: np.ndarray
-    """int64 [B], leading tokens that the row shares with the row before it; 0 for the first."""
+    """int64 [B], length of the prefix that ``rows[k]`` shares with ``rows[k - 1]``; 0 for the first."""
     lengths: np.ndarray
-    """int64 [B], tokens of ``rows[k]``."""
+    """int64 [B], number of tokens of ``rows[k]``."""
 
     @property
     def num_unique(self) -> int:
-        """Unique tokens of the rows together."""
+        """Number of unique tokens of all rows."""
         return int((self.lengths - self.shared).sum())
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "RowOrder":
-        """A subset of the rows in this order, whatever their own order and repetitions."""
+        """The order restricted to the given rows; their own order and repetitions do not matter."""
         return self.take(np.flatnonzero(np.isin(self.rows, np.asarray(rows, dtype=np.int64))))
 
     def take(self, ranks: np.ndarray) -> "RowOrder":
-        """The rows at the given ranks (int64, ascending, distinct); ``shared`` becomes the smallest one in between."""
+        """The rows at the given ranks (int64, ascending, distinct).
+
+        Two rows share the smallest ``shared`` of the rows between them.
+        """
         shared = np.zeros(len(ranks), dtype=np.int64)
         if len(ranks) > 1:
             span = self.shared[ranks[0] : ranks[-1] + 1]
@@ -42,14 +45,10 @@ class RowOrder:
 
 
 def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
-    """Sort rows so that equal prefixes are neighbours.
+    """Sort rows (int32 token ids) so that rows with equal prefixes are neighbours; identical rows keep their order.
 
-    Rows are compared as byte strings (memcmp). The bytes need no particular endianness: any fixed order of symbols
-    gives the same trie.
-
-    Args:
-        flat: int32 token ids; identical rows stay in the caller's order.
-        keys: keeps equal ids apart; None merges by ids alone.
+    Rows are compared as byte strings (memcmp). Endianness does not matter: any fixed order of symbols gives the same
+    trie. Without keys, rows merge by ids alone.
     """
     ids = list(flat)
     strings = [_sortable(ids[row], keys, row) for row in range(len(ids))]
@@ -71,9 +70,7 @@ def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
 def order_by_layout(
     *, last_token_B: np.ndarray, lengths_B: np.ndarray, start_S: np.ndarray, depth_S: np.ndarray
 ) -> RowOrder:
-    """The order in which rows end in a depth-first layout; a row comes before its extensions.
-
-    Identical rows stay in the caller's order.
+    """Rows by where they end in a depth-first layout: a row comes before its extensions, identical rows keep order.
 
     Args:
         last_token_B: layout index of each row's last token.
@@ -90,7 +87,7 @@ def order_by_layout(
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Number of leading elements in which two arrays agree."""
+    """Length of the common prefix of two arrays."""
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     first = int(differs.argmax()) if length else 0

@@ -1,7 +1,4 @@
-"""Rows as a caller gives them, checked and laid flat; every refusal names the row and the value.
-
-Legend: B rows, F flat tokens.
-"""
+"""Checks the caller's rows and concatenates them; every error names the row and the value. Legend: B rows."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -14,24 +11,24 @@ INT32_MAX = np.iinfo(np.int32).max
 
 
 class RowError(ValueError):
-    """A row that cannot be used; the message names it."""
+    """A row cannot be used; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MergeKeys:
-    """What keeps equal ids apart: tokens merge only where id and key agree along the whole prefix."""
+    """Keys that keep equal ids separate: tokens merge only if ids and keys agree along the whole prefix."""
 
     row_code: np.ndarray
-    """int32 [B], equal for rows that may merge at all."""
+    """int32 [B]; only rows with equal codes may merge."""
     token_key: tuple[np.ndarray | None, ...]
-    """B entries: int64 [length of the row], or None for a row without a key per token."""
+    """B entries: int64 [length of the row], or None for a row without per-token keys."""
 
 
 def flatten_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
-    """Check rows of token ids, at least one each, and lay them end to end as int32; no rows give B = 0.
+    """Check rows of token ids and concatenate them as int32; no rows give B = 0.
 
     Raises:
-        RowError: an empty row, not one-dimensional, not integer, a negative id or one beyond int32.
+        RowError: a row is empty, not one-dimensional or not integer, or has an id that is negative or beyond int32.
     """
     arrays = [_integer_array(row, index, "token ids") for index, row in enumerate(rows)]
     for index, array in enumerate(arrays):
@@ -50,13 +47,13 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
     """Check merge keys against the rows.
 
     Args:
-        merge_key: B entries. A hashable (adapter name, prompt id) keeps whole rows apart; an integer array or list as
-            long as the row (image hashes) keeps single tokens apart. Rows of the two kinds never merge.
-        lengths: int64 [B], tokens of each row.
+        merge_key: B entries. A hashable (adapter name, prompt id) applies to the whole row; an integer array or list
+            as long as the row (image hashes) to each token. Rows of the two kinds never merge.
+        lengths: int64 [B], number of tokens of each row.
 
     Raises:
         ValueError: not one entry per row.
-        RowError: an array whose length is not that of its row, or not of integers.
+        RowError: an array has another length than its row, or is not integer.
     """
     if len(merge_key) != len(lengths):
         raise ValueError(f"merge_key: expected one entry for each of {len(lengths)} rows, received {len(merge_key)}")

@@ -1,6 +1,6 @@
-"""The compressed trie of sorted rows and its depth-first layout, heaviest subtree first; no recursion.
+"""The compressed trie of sorted rows and its depth-first layout, heaviest subtree first, without recursion.
 
-Legend: B rows, S segments, N unique tokens.
+Legend: B rows, S segments.
 """
 
 from dataclasses import dataclass
@@ -12,57 +12,58 @@ from tree_rl.tree.forest.order import RowOrder
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trie:
-    """Segments in no particular order, int64 each."""
+    """Segments in no particular order; all arrays are int64 [S]."""
 
     parent: np.ndarray
-    """[S], -1 at a root."""
+    """Parent segment, -1 at a root."""
     end_depth: np.ndarray
-    """[S], position past the last token."""
+    """Depth just past the segment's last token."""
     tokens: np.ndarray
-    """[S], unique tokens of the whole subtree."""
+    """Unique tokens of the whole subtree."""
     path_count: np.ndarray
-    """[S], rows through the segment."""
+    """Number of rows through the segment."""
     first_row: np.ndarray
-    """[S], smallest index of a row through the segment: breaks ties of weight."""
+    """Smallest index of a row through the segment; orders equally heavy siblings."""
     first_rank: np.ndarray
-    """[S], the first row through the segment in the order that built it, as a rank of that order."""
+    """Rank, in the `RowOrder`, of the first row through the segment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segments:
-    """S trie nodes in depth-first preorder, heaviest subtree (most unique tokens) first among siblings."""
+    """S trie nodes in depth-first preorder; the heaviest subtree (most unique tokens) comes first among siblings."""
 
     start: np.ndarray
-    """int32 [S], first token."""
+    """int32 [S], index of the first token."""
     end: np.ndarray
-    """int32 [S], past the last token; no segment is empty."""
+    """int32 [S], index past the last token; no segment is empty."""
     parent: np.ndarray
-    """int32 [S], -1 at a root."""
+    """int32 [S], parent segment, -1 at a root."""
     subtree_end: np.ndarray
-    """int32 [S], first token past the whole subtree."""
+    """int32 [S], index past the last token of the subtree."""
     path_count: np.ndarray
-    """int32 [S], g: rows through the segment."""
+    """int32 [S], g: number of rows through the segment."""
     depth: np.ndarray
-    """int32 [S], position of the first token."""
+    """int32 [S], depth of the first token."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def lengths(self) -> np.ndarray:
-        """int32 [S], tokens of each segment."""
+        """int32 [S], number of tokens of each segment."""
         return self.end - self.start
 
     @property
     def num_children(self) -> np.ndarray:
-        """int64 [S], child segments of each segment."""
+        """int64 [S], number of child segments of each segment."""
         return np.bincount(self.parent[self.parent >= 0], minlength=len(self))
 
 
 def build_trie(order: RowOrder) -> Trie:
-    """One pass over B sorted rows with a stack of open segments: the right edge of the trie.
+    """Build the trie, at most 2 B segments, in one pass over sorted rows.
 
-    The trie has at most 2 B segments. A row that is a prefix of another ends a segment.
+    The stack holds the open segments, which form the right edge of the trie. A row that is a prefix of another row
+    ends a segment.
     """
     columns: tuple[list[int], ...] = ([], [], [], [], [], [])
     parent, end, tokens, count, first_row, first_rank = columns
@@ -73,7 +74,7 @@ def build_trie(order: RowOrder) -> Trie:
         for column, value in zip(columns, (-1, end_depth, 0, 0, row, rank), strict=True):
             column.append(value)
 
-    # The last entry, an empty row that shares nothing, closes all that is open.
+    # The last entry is a sentinel, an empty row: it closes all open segments.
     ranks = zip([*order.rows.tolist(), -1], [*order.shared.tolist(), 0], [*order.lengths.tolist(), 0], strict=True)
     for rank, (row, shared, length) in enumerate(ranks):
         while stack and end[stack[-1]] > shared:
@@ -97,7 +98,7 @@ def build_trie(order: RowOrder) -> Trie:
 
 
 def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
-    """Segments in depth-first preorder, heaviest subtree first, equal weights by first row; their ``first_rank`` [S].
+    """Order the segments depth first, heaviest subtree first, equal weights by first row; also returns `first_rank`.
 
     Raises:
         ValueError: more unique tokens than int32 can index.
@@ -127,7 +128,7 @@ def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
 
 
 def _tokens_of_siblings_before(trie: Trie) -> np.ndarray:
-    """int64 [S], unique tokens of the heavier siblings' subtrees."""
+    """int64 [S], unique tokens of the subtrees of all siblings that come before the segment."""
     order = np.lexsort((trie.first_row, -trie.tokens, trie.parent))
     before = np.cumsum(trie.tokens[order]) - trie.tokens[order]
     parent = trie.parent[order]
@@ -140,7 +141,7 @@ def _tokens_of_siblings_before(trie: Trie) -> np.ndarray:
 
 
 def _sum_to_root(values: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """Sum of the values of a segment and all its ancestors, by pointer doubling: log2(depth) vector steps."""
+    """For each segment, the sum of values over itself and its ancestors, by pointer doubling in log2(depth) steps."""
     total, ancestor = values.copy(), parent.copy()
     while (alive := np.flatnonzero(ancestor >= 0)).size:
         total[alive] += total[ancestor[alive]]

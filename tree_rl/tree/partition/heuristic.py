@@ -1,7 +1,8 @@
-"""The linear-time plan: items from the leaves upwards, each token deciding what stays with it.
+"""The linear-time plan: from the leaves upwards, each item decides which of its children stay in its partition.
 
-Fewest partitions below an item, then the least load on top of it, is the best that any plan can hand upwards, because
-a larger load can always leave in a partition of its own. Exact packing at each token is thus exact for the whole.
+The best state that an item can pass to its parent has the fewest partitions below, then the smallest remaining load:
+saving a partition is worth more than any load, which can always be cut off as one partition. So packing exactly at
+every item gives an optimal plan.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts,
 
 
 def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
-    """Cut from the leaves upwards; True is a proof that no plan has fewer partitions or relays fewer tokens."""
+    """The cuts, and True if it is proven that no plan has fewer partitions or relays fewer tokens."""
     leader = [KEPT] * len(problem.length)
     certain = True
 
@@ -30,9 +31,9 @@ def greedy_cuts(problem: CutProblem) -> tuple[Cuts, bool]:
 
 
 def lower_bounds(problem: CutProblem) -> tuple[int, int]:
-    """Bounds on the partitions and on the relayed tokens of any plan.
+    """Lower bounds on the partitions and on the relayed tokens of any plan.
 
-    A plan relays a token once for each partition that hangs below it, and each packing bounds their number.
+    A plan relays a token once for each partition below it, and the packings bound the number of these partitions.
     """
 
     def pack(loads: list[int], room: int, _: list[int]) -> tuple[int, int]:
@@ -47,7 +48,7 @@ def lower_bounds(problem: CutProblem) -> tuple[int, int]:
 
 
 def least_depth(problem: CutProblem, relayed_tokens: int) -> int:
-    """A lower bound on the depth of plans that relay so many tokens: each path alone, filled from its root."""
+    """Lower bound on the depth of a plan that relays this many tokens: each path by itself, filled from its root."""
     capacity = problem.capacity_tokens
     reached: list[tuple[int, int]] = []
     for item, above in enumerate(problem.parent):
@@ -61,7 +62,7 @@ def least_depth(problem: CutProblem, relayed_tokens: int) -> int:
 
 
 def _walk_upwards(problem: CutProblem, pack: Callable[[list[int], int, list[int]], tuple[int, int]]) -> tuple[int, int]:
-    """Partitions and relayed tokens when ``pack(loads, room, items)`` answers (bins, tokens kept) at each token."""
+    """Partitions and relayed tokens; ``pack(loads, room, items)`` returns (bins, tokens kept) of an item's children."""
     items, capacity = len(problem.length), problem.capacity_tokens
     top, hanging = [0] * items, [0] * items
     relayed_tokens = 0

@@ -1,7 +1,7 @@
-"""From chosen cuts to a plan: which tokens each partition runs, behind which past, and in which order.
+"""Turns chosen cuts into a plan: the tokens of each partition, its past, and the order of forwards and backwards.
 
 Paper, section Redundancy-Free Tree Partitioning.
-Legend: N unique tokens, I items, p partitions, n tokens of a partition, P tokens of its past.
+Legend: N unique tokens, p partitions, n tokens of a partition, P tokens of its past.
 """
 
 from dataclasses import dataclass
@@ -13,100 +13,100 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts
 
 Op = tuple[Literal["forward", "backward"], int]
-"""One step of the runner and the partition that it runs."""
+"""A pass and the partition that it runs."""
 
 SolverName = Literal["heuristic", "cp_sat"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Cut:
-    """A token of a partition below which children hang: one relay, however many children read it."""
+    """A token of a partition below which child partitions start: one relay, however many children read it."""
 
     token: int
-    """The unique token."""
+    """Index of the cut token among the unique tokens."""
     local_token: int
-    """Its index in the partition."""
+    """Index of the cut token in the partition."""
     path: np.ndarray
-    """int32, indices in the partition of the token and its ancestors there, ascending. The past of a child is the past
-    of this partition followed by these."""
+    """int32, ascending indices in the partition of the cut token and its ancestors. A child's past is this partition's
+    past followed by these tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Partition:
-    """Subtrees (without what was cut off below them) that hang from one token, or that are roots."""
+    """Subtrees below one cut token, or whole trees, without the parts that are cut off further down."""
 
     tokens: np.ndarray
     """int32 [n], unique tokens, ascending: the order of the forward."""
     parent: int
-    """Partition that holds the cut token, -1 where there is no past."""
+    """Partition that holds the cut token, -1 without a past."""
     cut_token: int
-    """Unique token whose root-to-cut path is the past, -1 where there is none."""
+    """Unique token at the end of the past, -1 without a past."""
     past_length: int
-    """P, tokens of the past; 0 for roots."""
+    """P, tokens on the path from the root to the cut token; 0 without a past."""
     position: np.ndarray
-    """int32 [n], depth on the whole path: the RoPE position, past included."""
+    """int32 [n], depth on the whole path, past included: the RoPE position."""
     local_subtree_end: np.ndarray
-    """int32 [n], first index in the partition past the tokens that continue this one."""
+    """int32 [n], first index in the partition past the token's subtree."""
     cuts: tuple[Cut, ...]
-    """Tokens with children, ascending."""
+    """Tokens below which child partitions start, ascending."""
 
     @property
     def num_tokens(self) -> int:
-        """n."""
+        """n, tokens of the partition."""
         return len(self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PartitionPlan:
-    """Partitions in order of their forwards: a parent comes before its children."""
+    """Partitions in the order of their forwards: a parent comes before its children."""
 
     capacity_tokens: int
     """C, most unique tokens of a partition."""
     partitions: tuple[Partition, ...]
-    """All partitions; every unique token is in exactly one."""
+    """All partitions; every unique token is in exactly one of them."""
     partition_of_token: np.ndarray
     """int32 [N], partition of each unique token."""
     local_index: np.ndarray
     """int32 [N], index of each unique token in its partition."""
     ops: tuple[Op, ...]
-    """Depth first: forward of a partition, all of each child in turn, then its backward."""
+    """Depth-first schedule: the forward of a partition, then each child's subtree, then its backward."""
     relayed_tokens: int
-    """Sum of the past lengths."""
+    """Sum of the past lengths of all partitions."""
     depth: int
-    """Partitions on the longest path: most graphs alive at a time."""
+    """Partitions on the longest path: most autograd graphs alive at a time."""
     peak_live_tokens: int
     """Most unique tokens whose graphs are alive at a time."""
     lower_bound: int
-    """No plan has fewer partitions."""
+    """Proven lower bound on the number of partitions."""
     solver: SolverName
-    """Who found this plan."""
+    """Algorithm that found the plan."""
     is_optimal: bool
     """True if partitions, then relayed tokens, then depth are proven minimal."""
 
     @property
     def num_partitions(self) -> int:
-        """Forwards, and backwards, of a step."""
+        """Number of partitions."""
         return len(self.partitions)
 
     @property
     def utilisation(self) -> float:
-        """N / (partitions * C), 1 where every partition is full; 1 for an empty forest."""
+        """N / (partitions * C): 1 if every partition is full, and for an empty forest."""
         room = self.num_partitions * self.capacity_tokens
         return len(self.partition_of_token) / room if room else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Pieces:
-    """Partitions before they are put into order."""
+    """Partitions, not yet in the order of their forwards, and the runs of consecutive unique tokens they consist of."""
 
     start: list[int]
-    """First unique token of each run; runs cover the layout without gaps."""
+    """First unique token of each run; the runs cover all tokens without gaps."""
     partition: list[int]
     """Partition of each run."""
     cut_token: list[int]
-    """[p], -1 without a past."""
+    """[p], cut token above the partition, -1 without a past."""
     parent: list[int]
-    """[p], smaller than the partition; -1 without a past."""
+    """[p], parent partition, smaller than the partition's own number; -1 without a past."""
 
 
 def lay_out_partitions(
@@ -118,7 +118,7 @@ def lay_out_partitions(
     solver: SolverName,
     is_optimal: bool,
 ) -> PartitionPlan:
-    """Write out the plan that a choice of cuts makes; the last three arguments are fields of the plan."""
+    """The plan that follows from a choice of cuts; the last three arguments are fields of the plan."""
     pieces = _pieces(forest, problem, cuts)
     order, ops = _depth_first(pieces.parent)
     number = np.empty(len(order), dtype=np.int32)
@@ -182,7 +182,7 @@ def _pieces(forest: Forest, problem: CutProblem, cuts: Cuts) -> _Pieces:
 
 
 def _depth_first(parent: list[int]) -> tuple[list[int], tuple[Op, ...]]:
-    """Partitions in order of their forwards, and the ops over their new numbers."""
+    """Partitions in the order of their forwards, and the ops, which use the numbers in that order."""
     children: list[list[int]] = [[] for _ in parent]
     for partition, above in enumerate(parent):
         if above >= 0:

@@ -1,6 +1,6 @@
-"""Plan how a forest beyond memory runs: connected partitions of at most C unique tokens, nothing computed twice.
+"""Plans how a forest beyond memory runs: in connected partitions of at most C unique tokens, each token once.
 
-Fewest partitions, then least relayed context, then the shallowest tree of partitions
+The aims in order: fewest partitions, least relayed context, shallowest tree of partitions
 (paper, section Redundancy-Free Tree Partitioning).
 """
 
@@ -14,9 +14,9 @@ from tree_rl.tree.partition.partitions import PartitionPlan, lay_out_partitions
 from tree_rl.tree.partition.problem import Cuts, reduce_forest
 
 MODEL_ITEMS = 400
-"""Most items for which ``auto`` asks the solver."""
+"""Most items for which ``auto`` runs the solver."""
 MODEL_PAIRS = 4_000
-"""Most pairs of siblings for which ``auto`` asks the solver."""
+"""Most pairs of siblings for which ``auto`` runs the solver."""
 
 
 def plan_partitions(
@@ -26,21 +26,21 @@ def plan_partitions(
     time_limit_s: float = 0.2,
     solver: Literal["auto", "heuristic", "cp_sat"] = "auto",
 ) -> PartitionPlan:
-    """Cut a forest into partitions.
+    """Cut a forest into partitions, at segment ends and inside segments longer than ``max_tokens``.
 
-    A partition holds subtrees, without what is cut off below them, that hang from one token or are roots; small trees
-    thus share a forward. Cuts are at segment ends, and inside segments longer than ``max_tokens``.
+    All subtrees of a partition hang from one cut token or are whole trees, so small trees can share a forward. Equal
+    inputs give equal plans, except if the time limit stops the solver.
 
     Args:
         forest: N unique tokens.
         max_tokens: C, most unique tokens of a partition.
-        time_limit_s: most seconds for the solver.
-        solver: ``heuristic`` runs in linear time; ``cp_sat`` improves its plan until it is proven best or time is up,
-            and needs OR-Tools; ``auto`` asks the solver where OR-Tools is installed, the heuristic's plan is not at a
-            bound and the forest has few places to cut. Equal inputs give equal plans unless the clock stops the solver.
+        time_limit_s: time limit of the solver in seconds.
+        solver: ``heuristic`` runs in linear time. ``cp_sat`` improves its plan until it is proven best or time is up,
+            and needs OR-Tools. ``auto`` does so if OR-Tools is installed, the heuristic's plan is not proven best and
+            the forest has few places to cut.
 
     Raises:
-        ValueError: a budget below 1, a negative time limit, an unknown solver.
+        ValueError: budget below 1, negative time limit or unknown solver.
         MissingExtraError: ``cp_sat`` without OR-Tools.
     """
     if max_tokens < 1:

@@ -1,8 +1,7 @@
-"""Where a forest may be cut, reduced to the cuts that an optimal plan can use, and what a choice of cuts costs.
+"""The places where an optimal plan can cut a forest, and what a choice of cuts costs.
 
-A subtree that fits into one partition is never cut inside: a cut above it costs the same partition and relays less.
-Only segments heavier than the capacity therefore count one by one.
-Legend: I items (heavy segments, and whole subtrees that hang from them or are trees).
+A subtree that fits into one partition is never cut inside: a cut above it also adds one partition and relays less. So
+the forest reduces to I items: segments whose subtrees exceed the capacity, and whole subtrees below them or at roots.
 """
 
 from dataclasses import dataclass
@@ -12,44 +11,44 @@ import numpy as np
 from tree_rl.tree.forest import Forest
 
 KEPT = -1
-"""Value in ``leader`` of an item that stays in the partition of the token before it."""
+"""Value in ``leader`` for an item that stays in its parent's partition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CutProblem:
-    """I items in depth-first order; a partition is a set of items that hang from one token, with what they keep."""
+    """I items in depth-first order. A partition is a set of sibling items with the descendants that stay with them."""
 
     capacity_tokens: int
     """C, most unique tokens of a partition."""
     start: list[int]
-    """[I + 1], first unique token; items cover the layout without gaps, the last entry is N."""
+    """[I + 1], first unique token of each item; items cover all tokens without gaps, the last entry is N."""
     length: list[int]
     """[I], unique tokens of the item; only a segment can be longer than C."""
     past: list[int]
     """[I], tokens before the item on its path: what a cut above it relays."""
     parent: list[int]
-    """[I], item that it hangs from, -1 at a root."""
+    """[I], parent item, -1 at a root."""
     children: list[list[int]]
-    """[I], items that hang from its last token."""
+    """[I], items that follow the item's last token."""
     roots: list[int]
     """Items without a parent."""
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of siblings: the size of the exact model."""
+        """Pairs of siblings, which decide the size of the exact model."""
         return sum(len(group) * (len(group) - 1) // 2 for group in (*self.children, self.roots))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Cuts:
-    """A choice of cuts and what follows from it."""
+    """A choice of cuts and its cost."""
 
     leader: list[int]
-    """[I], KEPT, or the first item of the partition that the item begins, itself or a smaller sibling."""
+    """[I], KEPT if there is no cut above the item; else the first item of its partition: itself or an earlier one."""
     top: list[int]
-    """[I], tokens that hang together with the item's first token, from it downwards."""
+    """[I], tokens in the partition of the item's first token, counted from that token downwards."""
     inner: list[int]
-    """[I], cuts inside the item, placed as ``split_chain`` says."""
+    """[I], number of cuts inside the item, placed by ``split_chain``."""
     partitions: int
     """Number of partitions."""
     relayed_tokens: int
@@ -59,12 +58,12 @@ class Cuts:
 
     @property
     def score(self) -> tuple[int, int, int]:
-        """What a plan minimises, most important first."""
+        """Costs that a plan minimises, most important first."""
         return self.partitions, self.relayed_tokens, self.depth
 
 
 def reduce_forest(forest: Forest, capacity_tokens: int) -> CutProblem:
-    """The items of a forest for partitions of at most C tokens."""
+    """Reduce a forest to the items of its cut problem."""
     segments = forest.segments
     heavy = segments.subtree_end - segments.start > capacity_tokens
     is_root = segments.parent < 0
@@ -89,18 +88,18 @@ def reduce_forest(forest: Forest, capacity_tokens: int) -> CutProblem:
 
 
 def split_chain(length: int, kept_tokens: int, capacity_tokens: int) -> tuple[int, int]:
-    """Cut a segment that exceeds the capacity: full pieces from the bottom, the rest on top.
+    """Cut a segment that exceeds the capacity C into full pieces from the bottom; the remainder is on top.
 
-    No other split of the segment has fewer pieces, a smaller rest to hang on the parent, or higher cuts.
+    No other split has fewer pieces, a smaller remainder for the parent's partition, or higher cuts.
 
     Args:
         length: tokens of the segment.
-        kept_tokens: tokens below that stay with its last token; fewer than C.
+        kept_tokens: tokens below the segment that stay with its last token; fewer than C.
         capacity_tokens: C.
 
     Returns:
-        Cuts inside the segment, and the tokens that stay with its first token. Cut j, from 0, is before token
-        ``top + j * C`` of the segment.
+        The number of cuts inside the segment, and ``top``, the tokens that stay with its first token. Cut j, from 0,
+        is before token ``top + j * C`` of the segment.
     """
     total = length + kept_tokens
     if length <= capacity_tokens:
@@ -110,15 +109,15 @@ def split_chain(length: int, kept_tokens: int, capacity_tokens: int) -> tuple[in
 
 
 def room_below(length: int, capacity_tokens: int) -> int:
-    """Most tokens that can stay with the last token of an item: a chain's last piece has at least one token."""
+    """Most tokens below an item that can stay with its last token; a cut segment's last piece has 1 token or more."""
     return capacity_tokens - length if length <= capacity_tokens else capacity_tokens - 1
 
 
 def measure_cuts(problem: CutProblem, leader: list[int]) -> Cuts:
-    """What a choice of cuts costs.
+    """Cost of a choice of cuts.
 
     Raises:
-        ValueError: a partition beyond the capacity, or a root that is kept.
+        ValueError: a partition exceeds the capacity, or a root is KEPT.
     """
     capacity = problem.capacity_tokens
     items = len(problem.length)

@@ -1,8 +1,7 @@
-"""The exact plan: CP-SAT over the items, started from the heuristic's plan and never worse.
+"""The exact plan: CP-SAT over the I items, warm-started from the heuristic's plan, so never worse than it.
 
-One aim after the other: partitions, relayed tokens, depth. One worker, a fixed seed and a limit in deterministic time
-make equal inputs give equal plans; the clock only stops runs on slow machines.
-Legend: I items.
+The aims are minimised one after the other: partitions, relayed tokens, depth. One worker, a fixed seed and a limit in
+deterministic time make plans reproducible; the wall clock only stops runs on slow machines.
 """
 
 import time
@@ -17,7 +16,7 @@ from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts,
 Amount: TypeAlias = cp_model.LinearExpr | int
 
 DETERMINISTIC_SHARE = 0.3
-"""Deterministic time per second of the limit; an idle core of 2025 spends 0.6 per second."""
+"""CP-SAT's deterministic time units per second of the limit; an idle core of 2025 spends 0.6 per second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,9 +25,9 @@ class _Model:
 
     cp: cp_model.CpModel
     keep: list[cp_model.IntVar]
-    """[I], whether the item stays in the partition of the token before it."""
+    """[I], 1 if the item stays in its parent's partition."""
     join: list[dict[int, cp_model.IntVar]]
-    """[I], by first item of the partition that the item begins, itself included."""
+    """[I], for each possible first item of its new partition (itself or an earlier sibling), 1 if the item joins it."""
     aims: tuple[Amount, Amount, Amount]
     """Partitions, relayed tokens, depth."""
 
@@ -36,12 +35,12 @@ class _Model:
 def improve_cuts(
     problem: CutProblem, start: Cuts, bounds: tuple[int, int], *, time_limit_s: float
 ) -> tuple[Cuts, bool]:
-    """Improve a choice of cuts until it is proven best or ``time_limit_s`` seconds are up.
+    """Improve the cuts ``start`` until they are proven best or ``time_limit_s`` seconds are up.
 
-    ``bounds`` are the proven least partitions and relayed tokens.
+    ``bounds`` are proven lower bounds on partitions and relayed tokens.
 
     Returns:
-        The best choice found (``start`` itself where nothing is better), and whether it is proven best.
+        The best cuts found (``start`` itself if nothing is better), and whether they are proven best.
     """
     deadline = time.monotonic() + time_limit_s
     model = _build(problem)
@@ -101,7 +100,7 @@ def _build(problem: CutProblem) -> _Model:
 
 
 def _load_if(cp: cp_model.CpModel, chosen: cp_model.IntVar, load: Amount, capacity: int) -> Amount:
-    """``load`` where chosen, else 0."""
+    """``load`` if chosen, else 0."""
     if isinstance(load, int):
         return load * chosen
     product = cp.new_int_var(0, capacity, "")
@@ -111,7 +110,7 @@ def _load_if(cp: cp_model.CpModel, chosen: cp_model.IntVar, load: Amount, capaci
 
 
 def _chain(cp: cp_model.CpModel, length: int, past: int, below: Amount, capacity: int) -> tuple[Amount, Amount, Amount]:
-    """Load on top, cuts inside and what they relay, as ``split_chain`` has them: one of two numbers of cuts."""
+    """``split_chain`` as constraints: top, inner cuts, relayed tokens. Only two numbers of cuts are possible."""
     total = length + below
     if isinstance(below, int) and total <= capacity:
         return total, 0, 0
@@ -135,7 +134,7 @@ def _share(
     top: list[Amount],
     capacity: int,
 ) -> None:
-    """Every sibling stays or is in one partition, which is named after its first item."""
+    """Constrain each sibling to stay or to join one new partition, which is identified by its first item."""
     for place, item in enumerate(siblings):
         join[item] = {first: cp.new_bool_var(f"join{item},{first}") for first in siblings[: place + 1]}
         cp.add_exactly_one([keep[item], *join[item].values()])

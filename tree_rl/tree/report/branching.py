@@ -1,7 +1,4 @@
-"""Why trajectories branch, judged by token ids and the mask of sampled tokens.
-
-Legend: B rows, S segments.
-"""
+"""Why trajectories branch, judged by token ids and the mask of sampled tokens. Legend: B rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,45 +12,42 @@ from tree_rl.tree.forest.jagged import Jagged
 
 
 class BranchCause(StrEnum):
-    """Why a branch exists, judged by the first tokens on both sides."""
+    """Cause of a branch, judged by the first token on each side."""
 
     PREFIX_END = "prefix end"
     """A row ends where others go on."""
     SAMPLING = "sampling"
-    """Both sides were sampled: the model decided differently."""
+    """Both tokens were sampled: the model decided differently."""
     CONTEXT_EDIT = "context edit"
-    """One side was sampled, the other was given: history was rewritten, for example without its reasoning."""
+    """One token was sampled, the other was not: the history was rewritten, for example without its reasoning."""
     OBSERVATION = "observation"
-    """Both sides were given: another tool result, user turn or prompt."""
+    """Neither token was sampled: a different tool result, user turn or prompt."""
     UNKNOWN = "unknown"
     """The rows do not say which tokens were sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """One child, or one row's end, that leaves the heaviest path."""
+    """A point where a child segment, or the end of a row, leaves the heaviest path."""
 
     segment: int
-    """The segment after whose last token it leaves."""
+    """Segment after whose last token the branch leaves."""
     child: int | None
-    """The segment that leaves; None for a row's end."""
+    """Child segment that leaves; None if a row ends."""
     cause: BranchCause
-    """Judged against the heaviest child of ``segment``."""
+    """Cause, judged against the heaviest child of ``segment``."""
 
 
 def classify_branches(forest: Forest, *, sampled: Jagged | None = None) -> tuple[Branch, ...]:
-    """Name the cause of every branch: every child but the heaviest, and every row's end before others.
+    """All branches, by segment: every child but the heaviest, and every end of a row where other rows go on.
 
     Args:
         forest: the rows.
-        sampled: [B, L_b], nonzero where the row's token was sampled from the model; None when unknown. A token
-            counts as sampled when it was in any row.
-
-    Returns:
-        Branches in layout order of the segment that they leave.
+        sampled: [B, L_b], nonzero where the row's token was sampled from the model; None if unknown. A token
+            counts as sampled if it was sampled in any row.
 
     Raises:
-        ValueError: a mask whose shape is not that of the rows.
+        ValueError: the mask has another shape than the rows.
     """
     segments = forest.segments
     was_sampled = None if sampled is None else forest.rows_that_mark(sampled) > 0
@@ -75,7 +69,7 @@ def classify_branches(forest: Forest, *, sampled: Jagged | None = None) -> tuple
 
 
 def count_causes(branches: Sequence[Branch]) -> dict[BranchCause, int]:
-    """Number of branches of each cause that occurs, most frequent first."""
+    """Number of branches by cause, most frequent first; absent causes are missing."""
     return dict(Counter(branch.cause for branch in branches).most_common())
 
 

@@ -1,7 +1,4 @@
-"""Which part of a forest a drawing shows when it has more segments than fit, and how it sums up the rest.
-
-Legend: S segments.
-"""
+"""Which part of a large forest a drawing shows, and a summary of the rest. Legend: S segments."""
 
 from dataclasses import dataclass
 
@@ -12,27 +9,27 @@ from tree_rl.tree.forest import Forest
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shown:
-    """The heaviest segments of a forest; with a segment its ancestors are shown."""
+    """The heaviest segments of a forest. If a segment is shown, so are its ancestors."""
 
     segments: np.ndarray
     """int64, shown segments in layout order."""
     shown_branches: np.ndarray
-    """int64 [S], children of each segment that are shown."""
+    """int64 [S], number of shown children of each segment."""
     hidden_branches: np.ndarray
-    """int64 [S], children of each segment that are not shown."""
+    """int64 [S], number of hidden children of each segment."""
     hidden_tokens: np.ndarray
-    """int64 [S], unique tokens below those children."""
+    """int64 [S], unique tokens in the subtrees of the hidden children."""
     rows_that_end: np.ndarray
-    """int64 [S], rows whose last token is the segment's last."""
+    """int64 [S], number of rows that end with the segment's last token."""
     hidden_roots: int
-    """Trees that are not shown at all."""
+    """Number of trees that are not shown at all."""
 
 
 def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = None) -> Shown:
     """Choose the ``max_segments`` heaviest segments with at most ``max_level`` ancestors (None: any number).
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: ``max_segments`` is below 1.
     """
     if max_segments < 1:
         raise ValueError(f"max_segments: expected at least 1, received {max_segments}")
@@ -42,7 +39,7 @@ def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = N
         level[segment] = level[parent] + 1 if parent >= 0 else 0
     tokens = segments.subtree_end.astype(np.int64) - segments.start
     candidates = np.arange(len(segments)) if max_level is None else np.flatnonzero(level <= max_level)
-    # An ancestor is at least as heavy and comes earlier, so a stable order takes it first.
+    # An ancestor is at least as heavy and comes earlier, so a stable sort chooses it before its descendants.
     chosen = candidates[np.argsort(-tokens[candidates], kind="stable")][:max_segments]
     is_shown = np.zeros(len(segments), dtype=bool)
     is_shown[chosen] = True
@@ -65,7 +62,7 @@ def choose_shown(forest: Forest, *, max_segments: int, max_level: int | None = N
 
 
 def caption(forest: Forest) -> str:
-    """One line of figures about a forest."""
+    """One line of statistics of a forest."""
     if not forest.num_rows:
         return "empty forest"
     return (

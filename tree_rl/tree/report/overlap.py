@@ -1,7 +1,4 @@
-"""How much the rows of a forest overlap, and what that can save.
-
-Legend: N unique tokens, B rows, F flat tokens.
-"""
+"""How much the rows of a forest overlap, and what that can save. Legend: N unique tokens, F flat tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +11,24 @@ from tree_rl.tree.forest.jagged import Jagged
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """Overlap of the rows of a forest."""
+    """What a forest computes (unique) and what its rows would compute one by one (flat)."""
 
     paths: int
-    """Rows."""
+    """Number of rows."""
     unique_tokens: int
-    """N, tokens that the tree computes."""
+    """N, unique tokens."""
     flat_tokens: int
-    """F, tokens that the rows contain."""
+    """F, tokens of all rows."""
     unique_pairs: int
-    """Visible (query, key) pairs in the tree."""
+    """Visible (query, key) pairs of the forest."""
     flat_pairs: int
-    """Visible pairs in the rows."""
+    """Visible (query, key) pairs of all rows."""
     unique_head_tokens: int
-    """Unique tokens with a loss in at least one row: what the language-model head computes."""
+    """Unique tokens with a loss in at least one row, for which the language-model head runs."""
     flat_head_tokens: int
-    """Row tokens with a loss."""
+    """Tokens with a loss, summed over rows."""
     depth: int
-    """Tokens of the longest row."""
+    """Length of the longest row."""
 
     @property
     def por(self) -> float:
@@ -40,12 +37,12 @@ class Overlap:
 
     @property
     def token_bound(self) -> float:
-        """1 / (1 - POR): the bound on the speed-up if only tokens counted; 1 without tokens."""
+        """Largest speed-up counted in tokens, 1 / (1 - POR); 1 without tokens."""
         return self.flat_tokens / self.unique_tokens if self.unique_tokens else 1.0
 
 
 def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
-    """Overlap of a forest; ``trained`` [B, L_b] is nonzero where the row's token has a loss, None means everywhere."""
+    """Overlap of a forest; ``trained`` [B, L_b] is nonzero where a row's token has a loss, None means everywhere."""
     lengths = forest.row_index.lengths
     head_tokens = forest.num_unique if trained is None else np.count_nonzero(forest.rows_that_mark(trained))
     return Overlap(
@@ -61,7 +58,7 @@ def measure_forest(forest: Forest, *, trained: Jagged | None = None) -> Overlap:
 
 
 def combine(parts: Sequence[Overlap]) -> Overlap:
-    """Sums over parts, such as groups or ranks; ``depth`` is the largest."""
+    """Sum over parts, such as groups or ranks; ``depth`` is the maximum."""
     names = [name for name in Overlap.__slots__ if name != "depth"]
     totals = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Overlap(**totals, depth=max((part.depth for part in parts), default=0))

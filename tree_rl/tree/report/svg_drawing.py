@@ -1,6 +1,6 @@
-"""A forest as a self-contained SVG: x is the token position, a bar is a segment, its colour the path count g.
+"""Draws a forest as a self-contained SVG: a bar is a segment, x the token position, the colour the path count g.
 
-The heaviest child continues its parent's line; the others hang below it.
+The heaviest child continues on its parent's line; the other children get lines below.
 """
 
 from html import escape
@@ -23,15 +23,15 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
     Args:
         forest: the rows.
         width: pixels; the height follows from the number of leaves.
-        max_segments: most segments to draw, the heaviest first. ``+n`` marks a segment without drawn branches;
-            tooltips count all branches that are not drawn.
-        title: first line; None draws the figures alone.
+        max_segments: most segments to draw, the heaviest first. ``+n`` marks a segment none of whose n branches is
+            drawn; tooltips count all branches that are not drawn.
+        title: first line; None writes "Prefix forest".
 
     Returns:
-        An ``<svg>`` element with its own background, no scripts and no references.
+        An ``<svg>`` element with a white background, without scripts or external references.
 
     Raises:
-        ValueError: a width too small for the margins.
+        ValueError: the width is too small for the margins.
     """
     if width < 200:
         raise ValueError(f"width: expected at least 200 pixels, received {width}")
@@ -60,7 +60,7 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
 
 
 def _lines(forest: Forest, shown: Shown) -> dict[int, float]:
-    """y of each shown segment: a heaviest child stays on its parent's line, every other child opens a new one."""
+    """y of each shown segment: the heaviest child stays on its parent's line, every other child opens a new line."""
     y: dict[int, float] = {}
     continued: set[int] = set()
     line = TOP - LANE - TREE_GAP

@@ -1,4 +1,4 @@
-"""A forest as lines of text: one line per segment, children below their parent, heaviest first."""
+"""Draws a forest as text: one line per segment, children below their parent, heaviest first."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LABEL_TOKENS = 32
-"""Tokens of a segment handed to the decoder: a label never needs more."""
+"""Most tokens of a segment that are decoded for its label."""
 
 
 def draw_text(
@@ -19,14 +19,14 @@ def draw_text(
 ) -> str:
     """Draw a forest with box characters.
 
-    Each line tells a segment's tokens and its path count (``x3``: three rows pass); ``end 1`` marks rows that end
-    where others go on.
+    Each line has a segment's token count and its path count (``x3``: three rows pass through it); ``end 1`` counts the
+    rows that end where others go on.
 
     Args:
         forest: the rows.
-        max_segments: most segments to draw; the heaviest are chosen, the rest is counted.
+        max_segments: most segments to draw, the heaviest first; the others are only counted.
         max_level: deepest level to draw.
-        decode: text of token ids, for a label of each segment's beginning.
+        decode: turns token ids into text; labels each segment with its first tokens.
         label_width: most characters of a label.
 
     Returns:
@@ -37,7 +37,7 @@ def draw_text(
     children: dict[int, list[int]] = {}
     for segment in shown.segments.tolist():
         children.setdefault(int(forest.segments.parent[segment]), []).append(segment)
-    # Entries wait on a stack, last child first: a segment, or what is hidden below one.
+    # Stack, last child first. An entry -s - 1 stands for the hidden branches below segment s.
     waiting = [(root, "", "") for root in reversed(children.get(-1, []))]
     while waiting:
         segment, indent, branch = waiting.pop()
@@ -72,7 +72,7 @@ def _describe(
 
 
 def _label(text: str, width: int) -> str:
-    """Text on one line, quoted, cut to a width."""
+    """Quoted text on one line, truncated to a width."""
     line = text.replace("\n", "⏎").replace("\t", "⇥")
     line = "".join(character if character.isprintable() else "�" for character in line)
     return f"“{line}”" if len(line) <= width else f"“{line[: width - 1]}…”"

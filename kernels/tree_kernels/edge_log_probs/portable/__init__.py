@@ -1,1 +1,1 @@
-"""Edge log-probs by torch alone, on any device."""
+"""Edge log-probs in plain torch, on any device."""

@@ -1,7 +1,7 @@
-"""Edge log-probs a chunk of rows at a time, from hidden states (the backward computes logits again) or from logits.
+"""Edge log-probs in chunks of rows, from hidden states (the backward recomputes logits) or from given logits.
 
-No tensor of [rows, V] outlives its chunk, but given logits and their gradient. Legend: N tokens, C hidden size,
-V vocabulary, E edges, R given rows of logits, U unique rows, u rows of a chunk.
+Except for given logits and their gradient, a tensor [rows, V] exists for one chunk only. Legend: N tokens, C hidden
+size, V vocabulary, E edges, R given rows of logits, U unique rows, u rows of a chunk.
 """
 
 from typing import Any
@@ -22,12 +22,12 @@ def chunked_edge_log_probs(
     rows: EdgeRows,
     options: EdgeOptions,
 ) -> EdgeValues:
-    """Log-probs, entropies and sums of squared probabilities, each [E] in the accumulation dtype."""
+    """Edge values [E] in the accumulation dtype, from hidden states."""
     return _values(_ChunkedEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, options), options)
 
 
 def chunked_logits_edge_log_probs(logits_RV: torch.Tensor, rows: EdgeRows, options: EdgeOptions) -> EdgeValues:
-    """The same from logits [R, V]: besides them and their gradient no [R, V] tensor exists."""
+    """Edge values [E] in the accumulation dtype, from logits [R, V]."""
     return _values(_ChunkedLogitEdges.apply(logits_RV, rows, options), options)
 
 
@@ -37,12 +37,12 @@ def _values(of_edges: tuple[torch.Tensor, torch.Tensor, torch.Tensor], options: 
 
 
 def _working_weight(weight_VC: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight as `product` wants it: converted once instead of once per chunk where products cannot mix dtypes."""
+    """The weight in the dtype that `product` needs, converted once instead of once per chunk."""
     return weight_VC if weight_VC.device.type == "cuda" else weight_VC.to(dtype)
 
 
 class _ChunkedEdges(torch.autograd.Function):
-    """Saves only the log-sum-exp and the entropy of each row besides the inputs."""
+    """Saves only the statistics of each row besides the inputs."""
 
     @staticmethod
     def forward(
@@ -53,7 +53,7 @@ class _ChunkedEdges(torch.autograd.Function):
         rows: EdgeRows,
         options: EdgeOptions,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-prob, entropy and sum of squares [E]; zeros where not asked for."""
+        """Log-prob, entropy and sum of squares [E]; zeros if not requested."""
         dtype = accumulation_dtype(hidden_NC.dtype)
         weight_VC = _working_weight(head_weight_VC, dtype)
         of_edges, statistics_U3 = edge_statistics(
@@ -69,7 +69,7 @@ class _ChunkedEdges(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor, _squared: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of hidden states, weight and bias in their dtypes, summed in the accumulation dtype."""
+        """Gradients in the dtypes of the inputs, summed in the accumulation dtype."""
         hidden_NC, head_weight_VC, bias_V, statistics_U3 = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
         dtype, device = statistics_U3.dtype, statistics_U3.device
@@ -98,13 +98,13 @@ class _ChunkedEdges(torch.autograd.Function):
 
 
 class _ChunkedLogitEdges(torch.autograd.Function):
-    """Saves the log-sum-exp and the entropy of each row besides the logits."""
+    """Saves the statistics of each row besides the logits."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_RV: torch.Tensor, rows: EdgeRows, options: EdgeOptions
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-prob, entropy and sum of squares [E]; zeros where not asked for."""
+        """Log-prob, entropy and sum of squares [E]; zeros if not requested."""
         dtype = accumulation_dtype(logits_RV.dtype)
         of_edges, statistics_U3 = edge_statistics(rows, lambda source_u: logits_RV[source_u].to(dtype), options, dtype)
         ctx.mark_non_differentiable(*of_edges[2 if options.entropy else 1 :])
@@ -117,7 +117,6 @@ class _ChunkedLogitEdges(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor, _squared: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradient of the logits, in their dtype."""
         logits_RV, statistics_U3 = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
         grads_E = (grad_log_prob_E[rows.order], grad_entropy_E[rows.order])

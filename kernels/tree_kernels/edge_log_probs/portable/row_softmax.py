@@ -1,4 +1,4 @@
-"""Softmax statistics of a chunk of logit rows, and their gradient with respect to the logits.
+"""Softmax statistics of chunks of logit rows, and their gradient with respect to the logits.
 
 With s = cap(z) / T and p = softmax(s): log p_t = s_t - lse, H = sum p (lse - s), and
 d log p_t / d s = onehot_t - p, d H / d s = -p (s - lse + H).
@@ -16,13 +16,13 @@ from tree_kernels.edge_log_probs.edge_values import EdgeOptions
 def edge_statistics(
     rows: EdgeRows, chunk_logits: Callable[[torch.Tensor], torch.Tensor], options: EdgeOptions, dtype: torch.dtype
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Log-prob, entropy and sum of squares of every edge, a chunk of rows at a time.
+    """Log-prob, entropy and sum of squares of every edge, computed in chunks of rows.
 
     Args:
-        rows: the unique rows of the edges.
-        chunk_logits: logits [r, V] in `dtype` of the sources [r] of a chunk.
-        options: what is asked for; the rest stays 0.
-        dtype: of the sums.
+        rows: unique rows of the edges.
+        chunk_logits: maps the sources [r] of a chunk to logits [r, V] in `dtype`.
+        options: requested values; the others stay 0.
+        dtype: accumulation dtype.
 
     Returns:
         log-prob [E], entropy [E] and sum of squared probabilities [E] in the caller's order; and log-sum-exp, entropy
@@ -56,7 +56,7 @@ def _scaled_scores(
 
 
 def _write_statistics(scores_rV: torch.Tensor, options: EdgeOptions, statistics_r3: torch.Tensor) -> None:
-    """Log-sum-exp, and on request entropy and sum of squared probabilities, of each row."""
+    """Write log-sum-exp and, if requested, entropy and sum of squared probabilities of each row."""
     lse_r = torch.logsumexp(scores_rV, dim=-1)
     statistics_r3[:, 0] = lse_r
     if options.entropy or options.sum_pi_squared:
@@ -65,7 +65,7 @@ def _write_statistics(scores_rV: torch.Tensor, options: EdgeOptions, statistics_
         if options.sum_pi_squared:
             statistics_r3[:, 2] = p_rV.square().sum(-1)
         if options.entropy:
-            # A sum of positive terms: lse - sum(p * s) would cancel. A logit of -inf adds nothing.
+            # A sum of positive terms, because lse - sum(p * s) would cancel. A logit of -inf adds 0.
             statistics_r3[:, 1] = -torch.where(p_rV > 0, p_rV * shifted_rV, 0).sum(-1)
 
 
@@ -80,12 +80,12 @@ def logits_gradient(
     """Gradient [r, V] of sum(grad_log_prob * log_prob) + sum(grad_entropy * entropy) over a chunk's edges.
 
     Args:
-        logits_rV: of the chunk's rows.
-        rows: the unique rows of the edges.
-        chunk: the rows at hand.
+        logits_rV: logits of the chunk's rows.
+        rows: unique rows of the edges.
+        chunk: the current rows.
         statistics_U3: from `edge_statistics`.
         grads_E: gradients of log-probs and of entropies, in row order.
-        options: the entropy's gradient counts where it was asked for.
+        options: the entropy's gradient counts only if the entropy was requested.
     """
     temperature = rows.temperature(chunk, statistics_U3.dtype)
     scores_rV, tanh_rV = _scaled_scores(logits_rV, temperature, options.softcap)

@@ -1,1 +1,1 @@
-"""Edge log-probs by our Triton kernels."""
+"""Edge log-probs with our Triton kernels."""

@@ -1,8 +1,8 @@
-"""Edge log-probs on CUDA: matrix products by the vendor's library, all else in one Triton pass over a piece of logits.
+"""Edge log-probs on CUDA: cuBLAS for matrix products, one Triton pass over a piece of logits for all else.
 
-The forward goes by rows, which it needs whole; the backward by columns, so that the head weight's gradient is finished
-piece by piece and no float32 copy of it exists. Legend: N tokens, C hidden size, V vocabulary, v columns of a piece,
-E edges, U unique rows, u rows of a piece, R given rows of logits.
+The forward splits the logits by rows, because a softmax needs whole rows. The backward splits by columns, so that the
+head weight's gradient is final piece by piece, without a float32 copy. Legend: N tokens, C hidden size, V vocabulary,
+v columns of a piece, E edges, U unique rows, u rows of a piece, R given rows of logits.
 """
 
 from functools import partial
@@ -36,20 +36,17 @@ def triton_edge_log_probs(
     rows: EdgeRows,
     options: EdgeOptions,
 ) -> EdgeValues:
-    """Log-probs, entropies and sums of squared probabilities, each float32 [E].
-
-    The logits alive at a time are those of `chunk_rows` rows, or as many others.
-    """
+    """Edge values, float32 [E], from hidden states; at most `chunk_rows` times V logits are alive at a time."""
     return EdgeValues(*_TritonEdges.apply(hidden_NC, head_weight_VC, bias_V, rows, options))
 
 
 def triton_logits_edge_log_probs(logits_RV: torch.Tensor, rows: EdgeRows, options: EdgeOptions) -> EdgeValues:
-    """The same from logits [R, V] that exist already; besides them and their gradient nothing of their size does."""
+    """Edge values, float32 [E], from logits [R, V]; nothing else of their size exists but their gradient."""
     return EdgeValues(*_TritonLogitEdges.apply(logits_RV, rows, options))
 
 
 class _TritonEdges(torch.autograd.Function):
-    """Saves the log-sum-exp and the entropy of each row besides the inputs."""
+    """Saves the statistics of each row besides the inputs."""
 
     @staticmethod
     def forward(
@@ -60,7 +57,6 @@ class _TritonEdges(torch.autograd.Function):
         rows: EdgeRows,
         options: EdgeOptions,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Log-prob, entropy and sum of squares [E], None where not asked for."""
         statistics = unwritten_statistics(rows, options, hidden_NC.device)
         size = _even_pieces(rows.num_rows, options.chunk_rows, ROW_STEP)
         shape = (min(size, rows.num_rows), head_weight_VC.shape[0])
@@ -81,7 +77,6 @@ class _TritonEdges(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor | None, _squared: object
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of hidden states, weight and bias in their dtypes."""
         hidden_NC, weight_VC, bias_V, *saved_U = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -118,13 +113,12 @@ class _TritonEdges(torch.autograd.Function):
 
 
 class _TritonLogitEdges(torch.autograd.Function):
-    """Saves the log-sum-exp and the entropy of each row besides the logits."""
+    """Saves the statistics of each row besides the logits."""
 
     @staticmethod
     def forward(
         ctx: Any, logits_RV: torch.Tensor, rows: EdgeRows, options: EdgeOptions
     ) -> tuple[torch.Tensor | None, ...]:
-        """Log-prob, entropy and sum of squares [E], None where not asked for."""
         if logits_RV.stride(1) != 1:
             logits_RV = logits_RV.contiguous()
         statistics = unwritten_statistics(rows, options, logits_RV.device)
@@ -139,7 +133,6 @@ class _TritonLogitEdges(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_prob_E: torch.Tensor, grad_entropy_E: torch.Tensor | None, _squared: object
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradient of the logits, in their dtype."""
         logits_RV, *saved_U = ctx.saved_tensors
         rows: EdgeRows = ctx.rows
         dlogits_RV = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
@@ -159,7 +152,7 @@ def _write_logits(hidden_UC: torch.Tensor, weight_vC: torch.Tensor, out_Uv: torc
 def _returned(
     ctx: Any, inputs: tuple[torch.Tensor | None, ...], rows: EdgeRows, options: EdgeOptions, statistics: RowStatistics
 ) -> tuple[torch.Tensor | None, ...]:
-    """What a forward returns, after it has left to the backward what that needs."""
+    """Save for the backward and return log-prob, entropy and sum of squares [E], None if not requested."""
     ctx.save_for_backward(*inputs, statistics.inverse_temperature_U, statistics.lse_U, statistics.entropy_U)
     ctx.rows, ctx.options = rows, options
     if statistics.squared_E is not None:
@@ -175,24 +168,24 @@ def _in_row_order(
 
 
 def _even_pieces(total: int, most: int, step: int) -> int:
-    """Size of the fewest pieces of at most `most`, of even size, rounded up to a multiple of `step` where larger."""
+    """Piece size for the fewest even pieces of at most `most`, rounded up to a multiple of `step` if larger than it."""
     pieces = -(-total // max(most, 1))
     size = max(-(-total // max(pieces, 1)), 1)
     return size if size < step else -(-size // step) * step
 
 
 def _is_every_source(hidden_NC: torch.Tensor, rows: EdgeRows) -> bool:
-    """Whether row u is that of hidden state u: N distinct sources in ascending order, known without reading them."""
+    """True if row u belongs to hidden state u, which follows without reading from N distinct ascending sources."""
     return not rows.sources_repeat and rows.num_rows == hidden_NC.shape[0]
 
 
 def _of_rows(hidden_NC: torch.Tensor, rows: EdgeRows, pairs: slice) -> torch.Tensor:
-    """Hidden states [u, C] of some rows."""
+    """Hidden states [u, C] of the rows `pairs`."""
     return hidden_NC[pairs] if _is_every_source(hidden_NC, rows) else hidden_NC[rows.source[pairs]]
 
 
 def _to_sources(dhidden_UC: torch.Tensor, rows: EdgeRows, hidden_NC: torch.Tensor) -> torch.Tensor:
-    """Gradient [N, C] of all hidden states from that of the rows."""
+    """Gradient [N, C] of the hidden states, from the gradient of the rows."""
     if _is_every_source(hidden_NC, rows):
         return dhidden_UC.to(hidden_NC.dtype)
     if rows.sources_repeat:

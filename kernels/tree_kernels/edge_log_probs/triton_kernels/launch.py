@@ -1,6 +1,6 @@
-"""Launches the two kernels over rows of logits: their statistics forward, the gradient of the logits backward.
+"""Launches the two kernels over rows of logits: statistics in the forward, the logits' gradient in the backward.
 
-Legend: R rows of logits, V columns at hand, U unique (row, temperature) pairs, E edges in row order.
+Legend: R rows of logits, V columns of the piece, U unique (row, temperature) pairs, E edges.
 """
 
 from dataclasses import dataclass
@@ -14,33 +14,29 @@ from tree_kernels.edge_log_probs.triton_kernels.row_kernels import gradient_kern
 from tree_kernels.triton_support import launch_device
 
 FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 2048, 4
-"""Fastest of 1024 to 16384 columns and 2 to 16 warps on an H200: 3.8 and 3.4 TB/s, a plain copy 4.0."""
+"""Fastest of 1024 to 16384 columns and 2 to 16 warps on an H200: 3.8 and 3.4 TB/s; a plain copy reaches 4.0."""
 CHANNEL_BLOCK = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowStatistics:
-    """What the pass over the rows reads and writes besides logits; float32, in row order by U, the caller's by E."""
+    """Float32 vectors of the forward: [U] in row order, [E] in the caller's order; None if not requested."""
 
     inverse_temperature_U: torch.Tensor
-    """[U], factor on the scores of each row"""
+    """[U], input: factor on the scores of each row."""
     lse_U: torch.Tensor
-    """[U], log-sum-exp"""
+    """[U], log-sum-exp."""
     entropy_U: torch.Tensor | None
-    """[U], None if not asked for"""
     log_prob_E: torch.Tensor
-    """[E]"""
     entropy_E: torch.Tensor | None
-    """[E], None if not asked for"""
     squared_E: torch.Tensor | None
-    """[E], sum of squared probabilities, None if not asked for"""
+    """[E], sum of squared probabilities."""
 
 
 def unwritten_statistics(rows: EdgeRows, options: EdgeOptions, device: torch.device) -> RowStatistics:
-    """Factors of the rows, and vectors for the results on `device`."""
+    """Statistics whose results are allocated but not written."""
 
     def vector(size: int, wanted: bool = True) -> torch.Tensor | None:
-        """Unwritten float32, or None."""
         return torch.empty(size, dtype=torch.float32, device=device) if wanted else None
 
     if isinstance(rows.row_temperature, float):
@@ -73,13 +69,13 @@ def write_statistics(
     Args:
         logits_RV: rows of logits, contiguous along the vocabulary.
         rows: all pairs.
-        pairs: those at hand.
+        pairs: the pairs of these logits.
         statistics: written at `pairs` and at their edges.
         bias_V: added to the logits.
         softcap: c in c * tanh(logit / c).
-        factors: hidden states [R, C] and head weight [V, C] whose product the logits are: those of targets are then
-            summed in float32 once more. None takes them from the logits.
-        gathers: whether `rows.source` says which row of logits a pair reads; otherwise they come in its order.
+        factors: hidden states [R, C] and head weight [V, C] whose product is the logits; the targets' logits are then
+            recomputed with float32 sums. None takes them from the logits.
+        gathers: True if `rows.source` gives the row of logits of each pair; False if row r belongs to pair r.
     """
     count, columns = len(range(*pairs.indices(rows.num_rows))), logits_RV.shape[1]
     if not count:
@@ -113,19 +109,19 @@ def write_logits_gradient(
     softcap: float | None,
     first_pair_R: torch.Tensor | None,
 ) -> None:
-    """Gradient of the logits in the dtype of `gradient_RV`, rounded once.
+    """Write the gradient of the logits, computed in float32, to `gradient_RV`.
 
     Args:
-        logits_RV: all rows, some columns.
-        gradient_RV: written; may be the logits themselves.
+        logits_RV: all rows of a piece of columns.
+        gradient_RV: output; may be the logits themselves.
         rows: the pairs.
-        saved_U: factors on the scores, log-sum-exp and entropy from the forward, each [U]; the entropy is None if no
-            gradient of it is wanted.
+        saved_U: inverse temperature, log-sum-exp and entropy from the forward, each [U]; the entropy is None if it was
+            not requested.
         grads_E: gradients of log-probs and of entropies, float32 in row order; the second is not read without entropy.
-        first_column: vocabulary index of the first column at hand.
-        bias_V: added to the logits, the columns at hand.
+        first_column: vocabulary index of the piece's first column.
+        bias_V: the piece's columns of the bias.
         softcap: c in c * tanh(logit / c).
-        first_pair_R: int64 [R + 1], the pairs that read each row of logits; None: row r is pair r.
+        first_pair_R: int64 [R + 1], first pair that reads each row of logits; None: row r belongs to pair r.
     """
     inverse_temperature_U, lse_U, entropy_U = saved_U
     columns = logits_RV.shape[1]

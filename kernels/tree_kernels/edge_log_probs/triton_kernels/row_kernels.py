@@ -1,8 +1,8 @@
-"""One pass over rows of logits in Triton: softmax statistics and picked targets, and the gradient of the logits.
+"""Triton kernels that read logits once: one for softmax statistics and targets, one for the gradient of the logits.
 
 With s = cap(z + bias) / T, m = max s, L = sum e^(s - m): log p_t = (s_t - m) - log L and
 H = log L - sum e^(s - m) (s - m) / L, two terms of one sign; d log p_t / ds = onehot_t - p, dH / ds = -p (s - lse + H).
-Legend: R rows of logits, V columns at hand, U unique (row, temperature) pairs, E edges in row order.
+Legend: R rows of logits, V columns of the piece, U unique (row, temperature) pairs, E edges in row order.
 """
 
 import triton
@@ -18,7 +18,7 @@ def _exp(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _tanh(x: tl.tensor) -> tl.tensor:
-    """Exact to a few roundings, also near zero, where the quotient of exponentials would cancel."""
+    """Accurate to a few roundings; near zero a series is used, because the quotient of exponentials would cancel."""
     decay = _exp(-2.0 * tl.abs(x))
     large = (1.0 - decay) / (1.0 + decay)
     square = x * x
@@ -43,7 +43,7 @@ def _dot(
     reads: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Summed in float32; 0 without reading anything where `reads` is false."""
+    """Dot product with a float32 sum; if `reads` is false, 0 without reading memory."""
     product = tl.zeros([BLOCK], tl.float32)
     for start in range(0, channels, BLOCK):
         channel = start + tl.arange(0, BLOCK).to(tl.int64)
@@ -96,7 +96,7 @@ def statistics_kernel(
     inverse_temperature = tl.load(inverse_temperature_ptr + pair)
     lane = tl.arange(0, BLOCK)
     top = -float("inf")
-    # Sums per lane, added up across lanes once at the end: only the maximum is reduced in every block.
+    # Sums stay per lane and are reduced once at the end; only the maximum is reduced in every block.
     mass = tl.zeros([BLOCK], tl.float32)
     surprise = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
@@ -106,10 +106,10 @@ def statistics_kernel(
         score = tl.load(logits_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
         if HAS_BIAS:
             score += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        # A column outside stays -inf.
+        # Columns outside stay -inf.
         score = tl.where(inside, _capped(score, softcap, HAS_SOFTCAP), -float("inf")) * inverse_temperature
         new_top = tl.maximum(top, tl.max(score, 0))
-        # A row of -inf so far has no maximum to subtract.
+        # If all scores so far are -inf, there is no maximum to subtract.
         anchor = tl.where(new_top == -float("inf"), 0.0, new_top)
         shrink = _exp(top - anchor)
         distance = score - anchor
@@ -131,7 +131,7 @@ def statistics_kernel(
     for edge in range(tl.load(first_edge_ptr + pair), tl.load(first_edge_ptr + pair + 1)):
         target = tl.load(target_ptr + edge)
         place = tl.load(order_ptr + edge)
-        # A target outside the vocabulary reads NaN, never foreign memory.
+        # A target outside the vocabulary gives NaN instead of reading other memory.
         inside = (target >= 0) & (target < columns)
         score = tl.load(logits_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
         bias = 0.0
@@ -141,7 +141,8 @@ def statistics_kernel(
         distance = _capped(score, softcap, HAS_SOFTCAP) * inverse_temperature - top
         log_mass = log_total
         if HAS_FACTORS:
-            # The logit again without tensor cores, which cut partial sums; also where it stands in the total.
+            # Tensor cores truncate partial sums, so the target's logit is recomputed without them. It also replaces
+            # the old value in the total.
             row_of_hidden = hidden_ptr + row * hidden_row_stride
             row_of_weight = weight_ptr + target * weight_row_stride
             exact = _dot(row_of_hidden, hidden_stride, row_of_weight, weight_stride, channels, inside, CHANNEL_BLOCK)
@@ -180,7 +181,7 @@ def gradient_kernel(
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Gradient of the logits at hand, summed over the pairs that read each row. Grid: rows times column blocks."""
+    """Gradient of the logits, summed over the pairs that read each row. Grid: rows times column blocks."""
     tiles = tl.cdiv(columns, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     column = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)

@@ -1,1 +1,1 @@
-"""Attention by flash-attn-4, which is optional: nothing here is imported before it is asked for."""
+"""Attention with flash-attn-4, an optional package that is imported only when it is used."""

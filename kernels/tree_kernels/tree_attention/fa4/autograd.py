@@ -1,7 +1,7 @@
-"""Tree attention by flash-attn-4's CuTe kernels: Hopper, bf16 and fp16, not deterministic.
+"""Tree attention with flash-attn-4's CuTe kernels: Hopper, bf16 and fp16, not deterministic.
 
-Blocks that no query of a tile sees are skipped and wholly visible ones need no mask. Where little or nothing is
-shared, FA4's own causal kernels run over the rows (`leaf_rows`). One set of kernels serves every length.
+Invisible blocks are skipped, and fully visible blocks need no mask. If little or nothing is shared, FA4's causal
+kernels run over the rows instead (`leaf_rows`). The compiled kernels work for every length.
 Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
 """
 
@@ -24,10 +24,10 @@ from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"
 VERSIONS = {"4.0.0b36": (64, 128, 256), "4.0.0b19": (64, 128)}
-"""Those that the GPU tests ran with, and the head sizes that passed: the newest, and the one that installs beside vLLM
-0.24. Others may lack what we call."""
+"""Tested versions and the head sizes that pass: the newest, and the one that installs together with vLLM 0.24. Other
+versions may lack functions that we call."""
 ENTRY = "flash_attn/cute/interface.py"
-"""flash-attn 2's source distribution ships a file of this name too; whichever was installed last lies there."""
+"""Flash-attn 2's source distribution has this file too and may have overwritten it."""
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -63,19 +63,9 @@ def fa4_attention_of_tree(
     layout: TreeLayout,
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """Attention of any N and P; gradients of q, k and v in their dtype, accumulated in float32.
+    """Output [N, H, D] in q's dtype; keys and values [P + N, K, D] have the past first; `rule` has no softcap.
 
-    Of copied keys and values FA4 rounds each row's gradient before they are added.
-
-    Args:
-        q_NHD: [N, H, D].
-        k_MKD: [P + N, K, D], past first.
-        v_MKD: [P + N, K, D].
-        layout: the forest.
-        rule: scale and window; a soft cap is refused before.
-
-    Returns:
-        output [N, H, D] in q's dtype.
+    Gradients accumulate in float32, except that FA4 rounds the gradients of copied keys and values row by row.
     """
     num_tokens, heads, head_size = q_NHD.shape
     if num_tokens == 0:
@@ -89,7 +79,7 @@ def fa4_attention_of_tree(
     plan = fa4_plan(layout, head_size=head_size, heads=heads, window=rule.window)
     inputs = [_padded(t, plan.padding) for t in (q_NHD, k_MKD, v_MKD)]
     out_NHD: torch.Tensor = _Fa4Attention.apply(*inputs, plan, rule.scale)
-    # Only where there is padding: the gradient of a slice is a copy.
+    # Sliced only if there is padding, because the gradient of a slice is a copy.
     return out_NHD[:num_tokens] if plan.padding else out_NHD
 
 
@@ -100,8 +90,7 @@ class _Fa4Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
     ) -> torch.Tensor:
-        """Output [N, H, D] in q's dtype."""
-        # The package is optional, and importing it takes seconds.
+        # Imported late, because the package is optional and takes seconds to import.
         from tree_kernels.tree_attention.fa4 import calls
 
         q_NHD, k_MKD, v_MKD = (_materialised(t) for t in (q_NHD, k_MKD, v_MKD))
@@ -113,7 +102,6 @@ class _Fa4Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out_NHD: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of q, k and v."""
         from tree_kernels.tree_attention.fa4 import calls
 
         q_NHD, k_MKD, v_MKD, out_NHD, lse_HN = ctx.saved_tensors
@@ -123,18 +111,18 @@ class _Fa4Attention(torch.autograd.Function):
 
 
 def _padded(t: torch.Tensor, count: int) -> torch.Tensor:
-    """`t` with `count` rows of zeros behind."""
+    """`t` with `count` rows of zeros appended."""
     return t if count == 0 else torch.nn.functional.pad(t, (0, 0, 0, 0, 0, count))
 
 
 def _materialised(t: torch.Tensor) -> torch.Tensor:
-    """`t`, copied if it repeats memory: FA4 compiles by which strides are 0."""
+    """`t`, copied if it has a stride of 0, for which FA4 would compile another kernel."""
     return t.contiguous() if 0 in t.stride() else t
 
 
 @functools.cache
 def package_reason() -> str | None:
-    """Why the installed packages do not serve, or None if they do."""
+    """Why the installed package cannot be used, or None if it can."""
     remedy = 'pip install -c constraints/gpu.txt "tree_rl[fa4]"'
     try:
         package = metadata.distribution(PACKAGE)
@@ -152,7 +140,7 @@ def package_reason() -> str | None:
 
 
 def version_reason(head_size: int) -> str | None:
-    """Why the installed version, one of VERSIONS, fails with a head size, or None if it does not."""
+    """Why the installed version, one of VERSIONS, does not support a head size, or None if it does."""
     version = metadata.version(PACKAGE)
     if head_size in VERSIONS[version]:
         return None
@@ -169,12 +157,12 @@ def _imported_entry() -> Path | None:
 
 
 def _recorded(package: metadata.Distribution) -> str | None:
-    """The hash that the package's installer noted for its entry."""
+    """The hash of ENTRY in the package's RECORD."""
     return next((file.hash.value for file in package.files or () if str(file) == ENTRY and file.hash), None)
 
 
 def _record_hash(content: bytes) -> str:
-    """SHA-256 as a wheel's RECORD writes it."""
+    """SHA-256 in the format of a wheel's RECORD."""
     return urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 

@@ -1,6 +1,5 @@
-"""The door to flash-attn-4: one forward and one backward over a plan or over rows of leaves.
+"""Calls flash-attn-4's forward and backward for a plan or for leaf rows; imported only if that package is installed.
 
-Imported only where that package is installed.
 Legend: N tokens (padding included), M keys, H query heads, K key heads, D head size.
 """
 
@@ -21,7 +20,7 @@ from tree_kernels.tree_attention.fa4.scheduler import heads_in_sections
 def forward(
     q_NHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, plan: Fa4Plan | LeafRows, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, H, D] and log-sum-exp float32 [H, N], natural logarithm."""
+    """Output [N, H, D] and log-sum-exp (natural logarithm), float32 [H, N]."""
     if isinstance(plan, LeafRows):
         out_NHD, lse_HN = _flash_attn_fwd(
             q_NHD, k_MKD, v_MKD, softmax_scale=scale, return_lse=True, **_causal_rows(plan)
@@ -61,8 +60,8 @@ def backward(
 
 
 def _causal_rows(rows: LeafRows) -> dict[str, Any]:
-    """Rows laid end to end, each causal by itself; its last query sees its last key."""
-    # An upper bound serves, and for rows within a single block FA4 compiles other kernels.
+    """Arguments for concatenated causal rows; in each row the last query sees the last key."""
+    # FA4 compiles other kernels for rows within a single block, and the longest length may be any upper bound.
     return {
         "causal": True,
         "cu_seqlens_q": rows.query_offsets,
@@ -83,7 +82,7 @@ def _sparse_tensors(lists: HeadBlockLists) -> BlockSparseTensorsTorch:
 
 
 def _mask(plan: Fa4Plan) -> dict[str, Any]:
-    """The mask function and what it reads; the plan outlives the launch, and with it the addresses."""
+    """The mask function and the addresses that it reads; the plan keeps the vectors alive during the launch."""
     if plan.key_depths is None or plan.query_depths is None:
         return {"mask_mod": sees_ancestors, "aux_scalars": (_address(plan.ends),)}
     vectors = (plan.ends, plan.key_depths, plan.query_depths)

@@ -1,7 +1,7 @@
-"""What flash-attn-4's kernels read of a forest: block lists for both directions and the vectors of the mask.
+"""Block lists and mask vectors of a forest for flash-attn-4's kernels, in plain torch.
 
-Plain torch, built once per layout, head size, number of heads and window. Legend: N unique tokens, P past tokens,
-M = P + N keys, H query heads; T rows and C columns of a block list.
+Built once per layout, head size, number of heads and window. Legend: N unique tokens, P past tokens, M = P + N keys,
+H query heads.
 """
 
 from dataclasses import dataclass, fields
@@ -14,61 +14,61 @@ from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, leaf_rows
 from tree_kernels.tree_layout import TreeLayout, kept
 
 SHORTEST = 193
-"""Tokens below which inputs are padded: FA4 compiles other kernels for a single block of queries or keys."""
+"""Shorter inputs are padded to this many tokens, because FA4 compiles other kernels for a single block."""
 FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
-"""Tokens per query block and per key block, by head size: FA4's own tiles."""
+"""Tokens per query block and per key block, by head size; FA4's tiles."""
 BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
-"""Tokens per query block and per key block of the backward. Lists of 128 queries would serve from head size 128 on, 0
-to 2 % slower (docs/log.md)."""
+"""Tokens per query block and per key block of the backward. From head size 128 on, lists of 128 queries would also
+work, but are 0 to 2 % slower (docs/log.md)."""
 MOST_KEYS = 1.3
-"""Keys of all paths over unique tokens up to which rows over copied keys are taken instead of a plan.
+"""Most keys of all paths, over unique tokens, for which leaf rows with copied keys are used.
 
-docs/benchmarks/leaf_rows.csv: forward and backward take 3 to 8 % less up to 1.28, 1 to 3 % less at 1.44 and 1.47 with
-4,000 tokens a row or more, 4 % more at 1.94, and 6 % more at 1.44 with 1,024."""
+docs/benchmarks/leaf_rows.csv: forward and backward take 3 to 8 % less time up to 1.28; at 1.44 and 1.47 1 to 3 % less
+with 4,000 tokens a row or more but 6 % more with 1,024; at 1.94 4 % more."""
 FEWEST_QUERIES = 512
-"""Unique tokens a row from which they are: 8 % less time at 1.11 with 512, 7 % more with 256, whose last query blocks
-weigh more."""
+"""Fewest unique tokens per row for which leaf rows with copied keys are used: at a key ratio of 1.11, 512 take 8 % less
+time and 256 take 7 % more, because partly filled query blocks weigh more."""
 VECTOR_PADDING = 384
-"""A multiple of every block: a mask is evaluated for whole tiles."""
+"""A multiple of all block sizes, because a mask is evaluated for whole tiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeadBlockLists(BlockLists):
-    """Block lists as FA4 takes them: [1, H, ...], one list for all heads with stride 0 over H, in every case."""
+    """Block lists in FA4's format: [1, H, ...], one list for all heads with stride 0 over H."""
 
     block_size: tuple[int, int]
-    """tokens per query block and per key block"""
+    """Tokens per query block and per key block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fa4Plan:
-    """Everything but q, k, v and the scale of one attention call."""
+    """All inputs of an attention call except q, k, v and the scale."""
 
     padding: int
-    """tokens to append to q, k and v; each is a tree of its own"""
+    """Number of one-token trees to append to q, k and v."""
     forward: HeadBlockLists
-    """key blocks of each query block"""
+    """Key blocks of each query block."""
     backward: HeadBlockLists
-    """query blocks of each key block"""
+    """Query blocks of each key block."""
     ends: torch.Tensor
-    """int32 [M rounded up], `key_ends`"""
+    """int32 [M rounded up], `key_ends`."""
     key_depths: torch.Tensor | None
-    """int32 [M rounded up], with a window"""
+    """int32 [M rounded up]; None without a window."""
     query_depths: torch.Tensor | None
-    """int32 [N rounded up], with a window"""
+    """int32 [N rounded up]; None without a window."""
     window: int | None
-    """a query at depth d sees keys of depth > d - window only"""
+    """Attention window, as in `tree_attention`."""
 
 
 def rows_worth_copying(layout: TreeLayout, window: int | None) -> LeafRows | None:
-    """The rows of a layout that FA4's own causal kernels for rows serve better than a mask and block lists.
+    """The leaf rows of a layout if FA4's causal kernels over them are faster than a mask and block lists.
 
-    Where nothing is shared the mask alone costs 4 to 6 % (docs/benchmarks/attention.csv, commit f333bca); where little
-    is, copies of the shared keys cost less than that. Below `SHORTEST` the padded plan stays: its kernels are the same
-    for every length.
+    If nothing is shared, the mask alone costs 4 to 6 % (docs/benchmarks/attention.csv, commit f333bca); if little is
+    shared, copying the shared keys costs less than that. Below `SHORTEST` the padded plan is used, whose kernels are
+    the same for every length.
 
     Returns:
-        None where much is shared, a past or a window is seen, or where the host does not know.
+        None if much is shared, with a past or a window, or if the host does not have the layout.
     """
     if window is not None or layout.past_length > 0 or layout.num_tokens < SHORTEST:
         return None
@@ -77,14 +77,7 @@ def rows_worth_copying(layout: TreeLayout, window: int | None) -> LeafRows | Non
 
 @kept
 def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | None) -> Fa4Plan:
-    """The plan of a layout, built at the first call and kept with it.
-
-    Args:
-        layout: the forest and the length of its past; at least one token.
-        head_size: D, a key of FORWARD_BLOCKS.
-        heads: number H of query heads.
-        window: attention window in tokens of depth, or None.
-    """
+    """The plan of a layout of at least one token, for a head size of FORWARD_BLOCKS; cached with the layout."""
     padding = max(0, SHORTEST - layout.num_tokens)
     padded = layout if padding == 0 else _with_lone_tokens(layout, padding)
     forward_block, backward_block = FORWARD_BLOCKS[head_size], BACKWARD_BLOCKS[head_size]
@@ -105,11 +98,10 @@ def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | No
 def for_heads(lists: BlockLists, heads: int, block_size: tuple[int, int]) -> HeadBlockLists:
     """The same lists with a batch of one and `heads` heads, without copying.
 
-    The stride over heads is 0 even for one head: FA4 compiles by which strides are 0.
+    The stride over heads is 0 even for one head, because FA4 compiles another kernel for other strides.
     """
 
     def spread(t: torch.Tensor) -> torch.Tensor:
-        """One list for all heads, with stride 0."""
         return t.as_strided((1, heads, *t.shape), (t.numel(), 0, *t.stride()))
 
     of_heads = {field.name: spread(getattr(lists, field.name)) for field in fields(lists)}
@@ -117,7 +109,7 @@ def for_heads(lists: BlockLists, heads: int, block_size: tuple[int, int]) -> Hea
 
 
 def _with_lone_tokens(layout: TreeLayout, count: int) -> TreeLayout:
-    """The layout with `count` trees of one token behind it, which see the past and themselves."""
+    """The layout with `count` trees of one token appended; each sees the past and itself."""
     num_tokens = layout.num_tokens
     ends = torch.arange(1, count + 1, dtype=torch.int32, device=layout.device) + num_tokens
     return TreeLayout(

@@ -1,9 +1,9 @@
-"""A forest as one row per leaf, its own tokens asking its whole path, for kernels that know rows and no trees.
+"""A forest as one causal row per leaf, for kernels that support rows but not trees.
 
-In DFS order the tokens behind one leaf, up to the next, are a chain, and the ancestors of its first token are the
-beginning of the path to the leaf before. A causal mask aligned at the row's end is then the mask of the tree: every
-visible pair is computed once, without a mask function and block lists. The price is a copy of each shared key for every
-row but one.
+In DFS order, the tokens after one leaf, up to and including the next leaf, are a chain. They are the queries of the
+next leaf's row; its keys are the leaf's whole path. A causal mask aligned at the row's end is then the mask of the
+tree: every visible pair is computed once, without a mask function or block lists. The price is that a shared key is
+copied for every row but one.
 Legend: N unique tokens, B leaves, F keys of all paths, K key heads, D head size; X = F - N copies, of S tokens.
 """
 
@@ -20,18 +20,18 @@ from tree_kernels.tree_layout import TreeLayout, depths_on_host
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeyCopies:
-    """Where the keys of paths come from; int64 on the layout's device."""
+    """Indices between tokens and the keys of paths; int64 on the layout's device."""
 
     token: torch.Tensor
-    """[F], the token whose key and value stand there"""
+    """[F], token of each key."""
     own_key: torch.Tensor
-    """[N], where each token stands in the row of which it is a query"""
+    """[N], key of each token in the row in which it is a query."""
     shared_token: torch.Tensor
-    """[S], tokens that stand in several rows"""
+    """[S], tokens that are keys of several rows."""
     copy_key: torch.Tensor
-    """[X], where they stand besides"""
+    """[X], keys of shared tokens in all other rows."""
     copy_of: torch.Tensor
-    """[X], index into `shared_token`"""
+    """[X], index into `shared_token` of each copy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,24 +39,24 @@ class LeafRows:
     """The rows of a forest, in DFS order of their leaves."""
 
     query_offsets: torch.Tensor
-    """int32 [B + 1], first query of each row, then N"""
+    """int32 [B + 1], first query of each row, then N."""
     key_offsets: torch.Tensor
-    """int32 [B + 1], first key of each row, then F"""
+    """int32 [B + 1], first key of each row, then F."""
     longest_query: int
-    """queries of the row with most of them, known to the host"""
+    """Most queries of a row."""
     longest_key: int
-    """keys of the row with most of them"""
+    """Most keys of a row."""
     copies: KeyCopies | None
-    """None where no row shares a token with another: the keys are the tokens'"""
+    """Copied keys; None if the rows share no tokens."""
 
 
 def leaf_rows(layout: TreeLayout, *, most_keys: float, fewest_queries: float) -> LeafRows | None:
-    """The rows of a layout without a past, or None where its trees are better run as trees or the host has no data.
+    """The leaf rows of a layout without a past, or None if a limit is exceeded or the host does not have the layout.
 
     Args:
         layout: the forest; at least one token.
-        most_keys: limit of F / N.
-        fewest_queries: limit of N / B, where F > N.
+        most_keys: upper limit of F / N.
+        fewest_queries: lower limit of N / B, if F > N.
     """
     if layout.on_host is None:
         return None
@@ -100,7 +100,7 @@ def _copies(first: np.ndarray, own: np.ndarray, shared: np.ndarray, key_offsets:
 
 
 def along_paths(t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
-    """Keys or values of all paths, [F, K, D]; gradients of a token's copies are summed in float32."""
+    """Keys or values of all paths, [F, K, D]; gradients of copies are summed in float32."""
     of_paths_FKD: torch.Tensor = _AlongPaths.apply(t_NKD, copies)
     return of_paths_FKD
 
@@ -108,18 +108,16 @@ def along_paths(t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
 class _AlongPaths(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t_NKD: torch.Tensor, copies: KeyCopies) -> torch.Tensor:
-        """Keys of all paths [F, K, D]."""
         ctx.copies = copies
         return t_NKD.index_select(0, copies.token)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_FKD: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Gradient [N, K, D] of the tokens' keys."""
         copies: KeyCopies = ctx.copies
         grad_NKD = grad_FKD.index_select(0, copies.own_key)
         wide = torch.promote_types(grad_FKD.dtype, torch.float32)
-        # Most tokens stand in one row alone, so only the others are widened and summed.
+        # Most tokens are in one row only, so only the others are converted and summed.
         sums_SKD = grad_NKD.index_select(0, copies.shared_token).to(wide)
         sums_SKD.index_add_(0, copies.copy_of, grad_FKD.index_select(0, copies.copy_key).to(wide))
         return grad_NKD.index_copy_(0, copies.shared_token, sums_SKD.to(grad_NKD.dtype)), None

@@ -1,6 +1,6 @@
-"""What a query sees, as flash-attn-4 compiles it into its kernels; imported only where that package is installed.
+"""Mask functions that flash-attn-4 compiles into its kernels; imported only if that package is installed.
 
-The vectors arrive as addresses, not as FA4's aux tensors: for those its backward divides every index of every element
+Vectors are passed as addresses, not as FA4's aux tensors, for which its backward divides every index of every element
 by the lengths. Loads are marked constant, so a thread reads each key once per block.
 """
 
@@ -46,7 +46,7 @@ def sees_ancestors(batch, head, query, key, lengths, tensors, scalars):  # type:
 
 @cute.jit
 def sees_near_ancestors(batch, head, query, key, lengths, tensors, scalars):  # type: ignore[no-untyped-def]
-    """As `sees_ancestors`, at most window - 1 deeper than the key.
+    """As `sees_ancestors`, and the query is at most window - 1 deeper than the key.
 
     Scalars: addresses of `key_ends`, `key_depths` and the queries' depths, and the window.
     """
@@ -59,7 +59,7 @@ def sees_near_ancestors(batch, head, query, key, lengths, tensors, scalars):  # 
 
 
 def _fix_hash(mask: object) -> None:
-    """FA4 keys compiled kernels by a mask's own source; what else of ours is compiled with it belongs to the key."""
+    """FA4 caches kernels by the source of the mask; add the source of our other code that is compiled with it."""
     parts = (_load_int32, mask, SectionScheduler, tile_at)
     source = str(SECTION) + "".join(inspect.getsource(part) for part in parts)  # type: ignore[arg-type]
     mask.__cute_hash__ = hashlib.sha256(source.encode()).hexdigest()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Compiles flash-attn-4's kernels ahead of time, on a machine with or without a GPU.
 
-What runs is the production path on fake tensors: shapes without data. The cache belongs to the minor Python version
-and the versions of flash-attn-4, the CuTe compiler and tvm-ffi, which form its folder's name.
+It runs the production path on fake tensors, which have shapes but no data. The cache is valid for one minor Python
+version and one version each of flash-attn-4, the CuTe compiler and tvm-ffi, which form its folder's name.
 """
 
 import os
@@ -22,19 +22,19 @@ from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
 from tree_kernels.tree_layout import TreeLayout
 
 TOKENS = 300
-"""Any length serves: kernels do not depend on it."""
+"""Any length works: kernels do not depend on it."""
 ROWS = (2, 300)
-"""Rows of leaves: FA4 finds the row of a block by other means, and so by other kernels, beyond 256 rows."""
+"""Numbers of leaf rows: beyond 256 rows FA4 uses other kernels."""
 STREAMING_MULTIPROCESSORS = "132"
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class PrecompileError(ValueError):
-    """What was asked for cannot be compiled here."""
+    """The requested kernels cannot be compiled here."""
 
 
 def cache_environment(arch: str, cache: Path) -> dict[str, str]:
-    """Variables under which flash-attn-4 compiles for `arch` (as "sm_90a") and keeps what it compiled in `cache`."""
+    """Environment variables with which flash-attn-4 compiles for `arch` (such as "sm_90a") into `cache`."""
     architecture = re.fullmatch(r"(sm_90)a?", arch)
     if architecture is None:
         raise PrecompileError(f"arch: expected sm_90a (Hopper), received {arch!r}")
@@ -47,7 +47,7 @@ def cache_environment(arch: str, cache: Path) -> dict[str, str]:
 
 
 def runtime_environment(cache: Path) -> dict[str, str]:
-    """Variables under which a training process finds the kernels in `cache`."""
+    """Environment variables with which a training process finds the kernels in `cache`."""
     return {
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache.resolve()),
@@ -64,24 +64,23 @@ def precompile(
     cache: Path,
     report: Callable[[str], None],
 ) -> int:
-    """Compile forward and backward of every combination into `cache`; what is there already is kept.
+    """Compile forward and backward of every combination into `cache`, except for kernels that are already there.
 
     Args:
         head_sizes: D, each of FORWARD_BLOCKS.
         query_heads_per_key_head: ratios Hq / Hkv.
         dtypes: "bfloat16", "float16".
-        windows: False for full attention, rows of leaves included, True for attention with a window, of any
-            size.
+        windows: False for full attention and leaf rows, True for attention with a window of any size.
         arch: compilation target, "sm_90a".
         cache: folder of the compiled kernels.
         report: receives one line per combination.
 
     Returns:
-        number of kernels compiled now.
+        number of newly compiled kernels.
 
     Raises:
-        PrecompileError: flash-attn-4 is not installed, or imported already, so that it no longer reads its settings;
-            a head size, dtype or target is not supported.
+        PrecompileError: flash-attn-4 is not installed, or already imported, so that it no longer reads its settings;
+            or a head size, dtype or target is not supported.
     """
     _check(head_sizes, dtypes)
     os.environ.update(cache_environment(arch, cache))
@@ -111,8 +110,8 @@ def compiled_kernels(cache: Path) -> Iterator[Path]:
 
 
 def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> None:
-    """Forward and backward of two key heads, of a forest and of rows; without autograd, which would start a device."""
-    # Reads the settings above when first imported.
+    """Compile for two key heads, for a forest and for leaf rows; without autograd, which would initialise a device."""
+    # Imported late, because flash-attn-4 reads the environment variables on import.
     from tree_kernels.tree_attention.fa4 import calls
 
     layout = TreeLayout.from_subtree_end(torch.arange(1, TOKENS + 1, dtype=torch.int32))
@@ -136,9 +135,9 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
 
 
 def _without_data(plan: Any) -> Any:
-    """A plan, or a part of one, with CUDA tensors of the same layout that hold no data.
+    """A plan, or a part of one, with CUDA tensors of the same layout without data.
 
-    They are made directly: a torch without CUDA computes nothing with them.
+    They are created directly, because torch without CUDA cannot convert tensors to CUDA.
     """
     changes: dict[str, Any] = {}
     for field in fields(plan):

@@ -1,4 +1,4 @@
-"""`head_sections` as flash-attn-4 compiles it into the block-sparse backward; imported only where that package is."""
+"""Lets flash-attn-4 compile `head_sections` into the block-sparse backward; imported only if it is installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from tree_kernels.tree_attention.fa4.head_sections import tile_at
 
 
 class SectionScheduler(SingleTileScheduler):
-    """One tile per program, as its base; the device starts programs by block, then by head."""
+    """One tile per program, like its base class; the device starts programs by block, then by head."""
 
     @staticmethod
     def create(params, ctx=None, *, loc=None, ip=None):  # type: ignore[no-untyped-def]
-        """As the base."""
+        """Create the scheduler of this program."""
         return SectionScheduler(params, cute.arch.block_idx())
 
     def get_current_work(self, *, loc=None, ip=None):  # type: ignore[no-untyped-def]
-        """The tile of this program."""
+        """The tile of this program; FA4 calls this."""
         column, row, batch = self._blk_coord
         blocks, heads = self.params.num_block, self.params.num_head
         block, head = tile_at(column + blocks * row, blocks=blocks, heads=heads, smaller=cutlass.min)
@@ -35,14 +35,14 @@ class SectionScheduler(SingleTileScheduler):
 
 @contextmanager
 def heads_in_sections() -> Iterator[None]:
-    """Backward kernels compiled inside take their tiles in sections.
+    """Backward kernels that are compiled in this context take their tiles in sections.
 
-    flash-attn-4 offers no such choice, so its scheduler is exchanged while it compiles. Should another thread compile a
-    kernel of its own meanwhile, that one computes the same in another order.
+    flash-attn-4 has no option for this, so its scheduler is replaced while it compiles. A kernel that another thread
+    compiles meanwhile computes the same in another order.
     """
-    own = flash_bwd_sm90.SingleTileScheduler
+    stock = flash_bwd_sm90.SingleTileScheduler
     flash_bwd_sm90.SingleTileScheduler = SectionScheduler
     try:
         yield
     finally:
-        flash_bwd_sm90.SingleTileScheduler = own
+        flash_bwd_sm90.SingleTileScheduler = stock

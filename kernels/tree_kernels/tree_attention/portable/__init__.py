@@ -1,1 +1,1 @@
-"""Attention by torch alone: query blocks on any device, FlexAttention on CUDA."""
+"""Attention in plain torch: query blocks on any device, FlexAttention on CUDA."""

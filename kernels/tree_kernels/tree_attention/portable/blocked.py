@@ -1,8 +1,8 @@
-"""Tree attention in query blocks, for any device and dtype: no [N, N] tensor, backward recomputes each block.
+"""Tree attention in query blocks, for any device and dtype, without an [N, N] tensor; the backward recomputes blocks.
 
 A block of consecutive DFS tokens reads the past, the ancestors of its first token and itself, so the cost is that of
-the visible pairs plus half a block per token. Legend: N unique tokens, P past tokens, B tokens of a block,
-M keys of a block, H query heads, K key heads, G = H / K, D head size.
+the visible pairs plus half a block per token. Legend: N unique tokens, P past tokens, B tokens of a block, M keys of a
+block, H query heads, K key heads, R = H / K * B rows of a key head, D head size.
 """
 
 from typing import Any
@@ -29,14 +29,9 @@ def blocked_attention(
     *,
     block_tokens: int | None = None,
 ) -> torch.Tensor:
-    """Attention block by block, inside a block by torch's fused attention where the score rule allows it.
+    """Output [N, Hq, D] in q's dtype, block by block, with torch's fused attention if the score rule allows it.
 
-    Args:
-        q_NHD: and the others: as in `reference_attention`.
-        block_tokens: query tokens per block; None picks by device.
-
-    Returns:
-        output [N, Hq, D] in q's dtype.
+    Arguments as in `reference_attention`; `block_tokens` are the queries per block, None chooses by device.
     """
     if rule.softcap is not None or sinks_H is not None:
         return explicit_blocked_attention(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, block_tokens=block_tokens)[0]
@@ -55,10 +50,9 @@ def explicit_blocked_attention(
     *,
     block_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention block by block with the softmax written out; arguments as in `blocked_attention`.
+    """Output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
 
-    Returns:
-        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
+    Block by block with an explicit softmax; arguments as in `blocked_attention`.
     """
     size = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
     blocks = query_blocks(layout, size, rule.window)
@@ -68,7 +62,7 @@ def explicit_blocked_attention(
 def _fused_block(
     q_BHD: torch.Tensor, k_MKD: torch.Tensor, v_MKD: torch.Tensor, block: QueryBlock, rule: ScoreRule
 ) -> torch.Tensor:
-    """Output [B, Hq, D] of one block by torch's scaled dot product attention."""
+    """Output [B, Hq, D] of one block with torch's scaled dot product attention."""
     out_1HBD = scaled_dot_product_attention(
         q_BHD.transpose(0, 1)[None],
         k_MKD.transpose(0, 1)[None],
@@ -81,7 +75,7 @@ def _fused_block(
 
 
 class _FusedBlocks(torch.autograd.Function):
-    """Plain softmax attention; each block is recomputed in the backward, so only q, k, v stay alive."""
+    """Plain softmax attention; the backward recomputes each block, so only q, k, v are saved."""
 
     @staticmethod
     def forward(
@@ -92,7 +86,6 @@ class _FusedBlocks(torch.autograd.Function):
         blocks: tuple[QueryBlock, ...],
         rule: ScoreRule,
     ) -> torch.Tensor:
-        """Output [N, Hq, D] in q's dtype."""
         out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
         for block in blocks:
             out_NHD[block.start : block.stop] = _fused_block(
@@ -105,7 +98,6 @@ class _FusedBlocks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NHD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k and v."""
         q_NHD, k_MKD, v_MKD = ctx.saved_tensors
         dtype = accumulation_dtype(q_NHD.dtype)
         dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
@@ -124,7 +116,7 @@ class _FusedBlocks(torch.autograd.Function):
 
 
 def _by_key_head(t_BHD: torch.Tensor, key_heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """[B, Hq, D] as [Hkv, G * B, D], so that the query heads of a key head share one matrix product."""
+    """[B, Hq, D] as [Hkv, R, D], so that the query heads of a key head share one matrix product."""
     return t_BHD.to(dtype).transpose(0, 1).reshape(key_heads, -1, t_BHD.shape[-1])
 
 
@@ -136,7 +128,7 @@ def _by_token(t_KRD: torch.Tensor, size_B: int) -> torch.Tensor:
 def _block_scores(
     q_KRD: torch.Tensor, k_KMD: torch.Tensor, block: QueryBlock, rule: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scores [Hq, B, M] with -inf where unseen, and tanh(score / softcap) if there is a cap."""
+    """Scores [Hq, B, M], -inf if invisible, and tanh(score / softcap) if there is a cap."""
     size_B, size_M = block.stop - block.start, k_KMD.shape[1]
     scores = torch.matmul(q_KRD, k_KMD.transpose(1, 2)).view(-1, size_B, size_M).mul_(rule.scale)
     tanh = None
@@ -148,7 +140,7 @@ def _block_scores(
 
 
 class _ExplicitBlocks(torch.autograd.Function):
-    """Softmax written out: soft cap, sinks and a differentiable log-sum-exp."""
+    """Explicit softmax, for soft cap, sinks and a differentiable log-sum-exp."""
 
     @staticmethod
     def forward(
@@ -160,7 +152,6 @@ class _ExplicitBlocks(torch.autograd.Function):
         blocks: tuple[QueryBlock, ...],
         rule: ScoreRule,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq]."""
         dtype, key_heads = accumulation_dtype(q_NHD.dtype), k_MKD.shape[1]
         out_NHD = torch.empty(q_NHD.shape, dtype=dtype, device=q_NHD.device)
         lse_NH = torch.empty(q_NHD.shape[:2], dtype=dtype, device=q_NHD.device)
@@ -182,11 +173,10 @@ class _ExplicitBlocks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NHD: torch.Tensor, grad_lse_NH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k, v and sinks."""
         q_NHD, k_MKD, v_MKD, sinks_H, out_NHD, lse_NH = ctx.saved_tensors
         rule, dtype, key_heads = ctx.rule, out_NHD.dtype, k_MKD.shape[1]
         grad_NHD = grad_NHD.to(dtype)
-        # d score = weight * (d weight - offset): the softmax and the log-sum-exp share one row term.
+        # d score = weight * (d weight - offset), where the offset of a row includes the gradient of its log-sum-exp.
         offset_NH = (grad_NHD * out_NHD).sum(-1) - grad_lse_NH.to(dtype)
         dq_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
         dk_MKD = torch.zeros(k_MKD.shape, dtype=dtype, device=k_MKD.device)

@@ -1,4 +1,4 @@
-"""Tree attention by torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
+"""Tree attention with torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
 
 Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size.
 """
@@ -70,26 +70,18 @@ def flex_attention_of_tree(
 
 @kept
 def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
-    """The BlockMask of a layout, built at the first call and kept with it.
-
-    A padding query sees the last real key only, so that no row is empty.
-
-    Args:
-        layout: the forest and the length of its past.
-        window: attention window in tokens of depth, or None.
-    """
+    """The BlockMask of a layout; cached with it. Padding queries see the last real key, so that no row is empty."""
     num_keys = layout.past_length + layout.num_tokens
     end_M, depth_M = key_ends(layout).clone(), key_depths(layout)
     end_M[num_keys - 1] = FOREVER
-    # Padding queries count as deep as the last key, so the window hides it from none of them.
+    # Padding queries get the depth of the last key, so that no window hides it from them.
     depth_N = torch.cat([layout.depth, layout.depth[-1].expand(-layout.num_tokens % BLOCK)])
-    # Padding queries are dropped, so it does no harm that they see all of a fully visible block.
+    # Padding queries are dropped, so they may see all of a fully visible block.
     lists = listed(*block_relations(layout, BLOCK, BLOCK, window, whole_queries=False))
-    # A tensor, since a captured int would be compiled in and every new past length would compile again.
+    # A tensor, because a captured int would be a constant and every new past length would compile again.
     offset = torch.tensor(layout.past_length, dtype=torch.int32, device=layout.device)
 
     def sees(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        """Whether a key is the query or an ancestor of it."""
         return (kv <= q + offset) & (q + offset < end_M[kv])
 
     return BlockMask.from_kv_blocks(
@@ -105,8 +97,8 @@ def tree_block_mask(layout: TreeLayout, window: int | None = None) -> BlockMask:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    """One compiled function for all lengths; each mix of dtype, head layout and options is one variant of it."""
-    # Past torch's limit of 8 variants a full graph raises, and without it the dense fallback would run unnoticed.
+    """One compiled function for all lengths, with one variant per combination of dtype, head layout and options."""
+    # Beyond torch's limit of 8 variants, fullgraph raises; without fullgraph the dense fallback would run silently.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
@@ -115,11 +107,10 @@ def _compiled_flex() -> Callable[..., Any]:
 def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., torch.Tensor] | None:
     if softcap is None:
         return None
-    # A tensor, since torch 2.11 cannot compile a captured float with dynamic shapes.
+    # A tensor, because torch 2.11 cannot compile a captured float with dynamic shapes.
     cap = torch.tensor(softcap, dtype=torch.float32, device=device)
 
     def capped(score: torch.Tensor, b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        """The soft cap of one score."""
         return cap * torch.tanh(score / cap)
 
     return capped
@@ -127,14 +118,13 @@ def _softcap_mod(softcap: float | None, device: torch.device) -> Callable[..., t
 
 def _window_mod(depth_N: torch.Tensor, depth_M: torch.Tensor, window: int) -> Callable[..., torch.Tensor]:
     def is_near(b: Any, h: Any, q: Any, kv: Any) -> torch.Tensor:
-        """Whether a key is inside the window of a query."""
         return depth_N[q] - depth_M[kv] < window
 
     return is_near
 
 
 def _padded(t_NHD: torch.Tensor) -> torch.Tensor:
-    """[1, H, padded N, D] with D padded to a power of two of at least 16, zeros behind."""
+    """[1, H, N, D], zero-padded: N to whole blocks, D to a power of two of at least 16."""
     length, _, size_D = t_NHD.shape
     wide_D = max(16, 1 << (size_D - 1).bit_length())
     t_1HND = t_NHD.transpose(0, 1)[None]

@@ -1,8 +1,8 @@
-"""Which keys a block of consecutive DFS tokens reads, built once per layout on the host.
+"""The keys that a block of consecutive DFS tokens reads, planned once per layout on the host.
 
-Keys visible to the first token of a block are its ancestors, in order of depth; their subtree ends fall with depth,
-so those seen by the whole block come first. Keys and queries are counted with the past in front.
-Legend: N unique tokens, P past tokens, B tokens of a block, M its keys, R keys that some of its queries do not see.
+The keys before a block are the ancestors of its first token, by depth. Their subtree ends decrease with depth, so the
+keys that the whole block sees come first. Indices of keys and queries include the past.
+Legend: B tokens of a block, M its keys, R keys that some of its queries do not see.
 """
 
 import functools
@@ -23,46 +23,46 @@ class QueryBlock:
     """Consecutive queries and the keys they read."""
 
     start: int
-    """first token of the block"""
+    """First token of the block."""
     stop: int
-    """first token after the block"""
+    """First token after the block."""
     runs: tuple[tuple[int, int], ...]
-    """contiguous key ranges [first, last), together the M keys"""
+    """Ranges [first, last) that together contain the M keys."""
     key_index: torch.Tensor | None
-    """int64 [M], all keys where the runs are too many to slice; None: slice the runs"""
+    """int64 [M], all keys, if there are too many runs to slice; else None."""
     masked_from: int
-    """number of leading keys seen by every query of the block; the R others follow"""
+    """Number of leading keys that every query of the block sees; the R others follow."""
     query: torch.Tensor
-    """int32 [B, 1], the queries"""
+    """int32 [B, 1], indices of the queries."""
     masked_key: torch.Tensor
-    """int32 [R]"""
+    """int32 [R], keys that need a mask."""
     masked_end: torch.Tensor
-    """int32 [R], first query past those that see the key"""
+    """int32 [R], subtree end of each masked key."""
     depths: tuple[torch.Tensor, torch.Tensor] | None
-    """int32 [B, 1] depth of each query and int32 [R] of each key; None without a window"""
+    """int32 [B, 1] depth of each query and int32 [R] of each masked key; None without a window."""
     window: int | None
-    """a query at depth d sees keys of depth > d - window only"""
+    """Attention window, as in `tree_attention`."""
 
     @property
     def num_keys(self) -> int:
-        """Number M of keys."""
+        """M, number of keys."""
         return self.masked_from + self.masked_key.shape[0]
 
     def visible(self) -> torch.Tensor:
-        """bool [B, R]: which of the remaining keys each query sees."""
+        """bool [B, R]: which of the masked keys each query sees."""
         seen = (self.masked_key <= self.query) & (self.query < self.masked_end)
         if self.depths is not None and self.window is not None:
             seen &= self.depths[0] - self.depths[1] < self.window
         return seen
 
     def bias(self, dtype: torch.dtype) -> torch.Tensor:
-        """[B, M] of 0 and -inf, to be added to the scores."""
+        """Additive mask [B, M] of 0 and -inf."""
         bias = torch.zeros(self.stop - self.start, self.num_keys, dtype=dtype, device=self.masked_key.device)
         bias[:, self.masked_from :].masked_fill_(~self.visible(), float("-inf"))
         return bias
 
     def gather(self, t_MKD: torch.Tensor) -> torch.Tensor:
-        """Rows of the block's keys, a view where they are one range."""
+        """Rows of the block's keys; a view if they are one run."""
         if self.key_index is not None:
             return t_MKD.index_select(0, self.key_index)
         if len(self.runs) == 1:
@@ -70,7 +70,7 @@ class QueryBlock:
         return torch.cat([t_MKD[first:last] for first, last in self.runs])
 
     def scatter_add(self, into_MKD: torch.Tensor, rows: torch.Tensor) -> None:
-        """Add the block's rows to `into_MKD` in place: the transpose of `gather`."""
+        """Add rows of the block's keys to `into_MKD` in place: the transpose of `gather`."""
         if self.key_index is not None:
             into_MKD.index_add_(0, self.key_index, rows)
             return
@@ -82,13 +82,7 @@ class QueryBlock:
 
 @kept
 def query_blocks(layout: TreeLayout, block_tokens: int, window: int | None) -> tuple[QueryBlock, ...]:
-    """The blocks of a layout, built at the first call and kept with it.
-
-    Args:
-        layout: the forest and the length of its past.
-        block_tokens: tokens per block.
-        window: attention window in tokens of depth, or None.
-    """
+    """The query blocks of a layout; cached with it."""
     end, depth = key_ends(layout).cpu().numpy(), key_depths(layout).cpu().numpy()
     starts = range(0, layout.num_tokens, block_tokens)
     bounds = ((start, min(start + block_tokens, layout.num_tokens)) for start in starts)

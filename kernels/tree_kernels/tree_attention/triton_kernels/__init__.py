@@ -1,1 +1,1 @@
-"""Attention by our Triton kernels."""
+"""Attention with our Triton kernels."""

@@ -1,4 +1,4 @@
-"""Tree attention by our Triton kernels: any length without recompilation, deterministic forward and backward.
+"""Tree attention with our Triton kernels: any length without recompilation, deterministic forward and backward.
 
 Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
 """
@@ -31,14 +31,12 @@ def triton_attention(
     *,
     tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq], sinks included, over the visible blocks only.
+    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq], sinks included.
 
-    Args:
-        q_NHD: and the others: as in `reference_attention`.
-        tiles: tile sizes; None picks by head size, dtype and architecture.
+    Arguments as in `reference_attention`; `tiles` None chooses by head size, dtype and architecture.
     """
     if rule.scale <= 0:
-        # The forward kernel takes the largest product before it scales.
+        # The forward kernel takes the maximum before it scales, which is right for positive scales only.
         q_NHD = -q_NHD if rule.scale < 0 else q_NHD * 0
         rule = replace(rule, scale=-rule.scale if rule.scale < 0 else 1.0)
     if q_NHD.shape[0] == 0:
@@ -49,7 +47,7 @@ def triton_attention(
 
 
 class _TritonAttention(torch.autograd.Function):
-    """Keeps q, k, v, the output and one number per row; the backward recomputes the weights."""
+    """Saves q, k, v, the output and its log-sum-exp; the backward recomputes the weights."""
 
     @staticmethod
     def forward(
@@ -62,8 +60,7 @@ class _TritonAttention(torch.autograd.Function):
         rule: ScoreRule,
         tiles: Tiles,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [N, Hq, D] and log-sum-exp [N, Hq]."""
-        # An unused log-sum-exp keeps its gradient None instead of zeros to subtract.
+        # The gradient of an unused log-sum-exp is then None instead of zeros.
         ctx.set_materialize_grads(False)
         q_NHD, k_MKD, v_MKD = readable(q_NHD), readable(k_MKD), readable(v_MKD)
         out_NHD, lse_HN = forward(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, tiles.forward)
@@ -76,7 +73,6 @@ class _TritonAttention(torch.autograd.Function):
     def backward(
         ctx: Any, grad_NHD: torch.Tensor | None, grad_lse_NH: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k, v and sinks."""
         q_NHD, k_MKD, v_MKD, sinks_H, out_NHD, lse_HN = ctx.saved_tensors
         grad_NHD = torch.zeros_like(out_NHD) if grad_NHD is None else readable(grad_NHD)
         row_term_HN = row_term(out_NHD, grad_NHD, grad_lse_NH)

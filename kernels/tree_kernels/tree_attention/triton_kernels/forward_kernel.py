@@ -1,7 +1,7 @@
 """The forward kernel: one program per tile of queries, online softmax over the key blocks that the tile sees.
 
-A block's product with the values is issued in the round of the next block, so that it runs while that block's softmax
-does. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C keys of a tile, D padded head size.
+A block's product with the values is issued in the iteration of the next block, so that it overlaps with that block's
+softmax. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C keys of a tile, D padded head size.
 """
 
 import triton
@@ -19,7 +19,7 @@ from tree_kernels.tree_attention.triton_kernels.tile import (
     to_bits,
 )
 
-# Finite, so that a row that has seen no key yet needs no special case: 2 ** (-inf - LOWEST) is 0.
+# Finite, so that rows without a visible key so far need no special case: 2 ** (-inf - LOWEST) is 0.
 LOWEST = tl.constexpr(-1.0e30)
 
 
@@ -49,7 +49,7 @@ def _attend(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Add the pending block to the output, and make the block at `first_key` the pending one."""
+    """Add the pending block to the output; the block at `first_key` becomes the pending block."""
     k_CD = load_block(k_blocks, first_key, key_head)
     score_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)
     v_CD = load_block(v_blocks, pending_key, key_head)
@@ -65,7 +65,7 @@ def _attend(
         new_top_R = tl.maximum(top_R, tl.max(score_RC, 1))
         weight_RC = tl.math.exp2(score_RC - new_top_R[:, None])
     else:
-        # The scale is positive, so it can follow the maximum and join the subtraction in one instruction.
+        # The scale is positive, so it can be applied after the maximum and fused with the subtraction.
         new_top_R = tl.maximum(top_R, tl.max(score_RC, 1) * scale_log2)
         weight_RC = tl.math.exp2(score_RC * scale_log2 - new_top_R[:, None])
     shrink_R = tl.math.exp2(top_R - new_top_R)
@@ -130,7 +130,7 @@ def forward_kernel(
     acc_RD = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
     top_R = tl.full([ROWS], LOWEST, tl.float32)
     total_R = tl.zeros([ROWS], tl.float32)
-    # No block is pending yet: one that the tile sees stands in, with weights of 0.
+    # Initially a visible block with weights of 0 is pending.
     shrink_R = tl.full([ROWS], 1.0, tl.float32)
     weight_bits_RC = to_bits(tl.zeros([ROWS, KEYS], q_RD.dtype))
     pending_key = tl.where(full_count > 0, tl.load(full_list), tl.load(partial_list)) * KEYS
@@ -155,7 +155,7 @@ def forward_kernel(
         total_R = total_R * tl.math.exp2(top_R - new_top_R) + tl.math.exp2(sink_R - new_top_R)
         acc_RD = acc_RD * tl.math.exp2(top_R - new_top_R)[:, None]
         top_R = new_top_R
-    # A row of padding may have seen nothing; 1 keeps its unused quotient finite.
+    # Padding rows may have a total of 0; 1 keeps their unused quotient finite.
     total_R = tl.where(exists_R, total_R, 1.0)
     out_offset_R = token_R.to(tl.int64) * out_stride_token + head_R * HEAD_SIZE
     store_rows(out_pointer, out_offset_R, acc_RD / total_R[:, None], exists_R, HEAD_SIZE, PADDED_SIZE)

@@ -1,9 +1,9 @@
-"""The backward kernels of keys and values: a program per piece of a key block's queries, then the sum of the pieces.
+"""The backward kernels of keys and values: one program per piece of a key block's query list, then a sum over pieces.
 
-A key block's gradient stays in registers over all query heads of its key head; the blocks that many queries see are
-cut into pieces whose sums are added in a fixed order. No atomics, so the same bits come out at every call.
-Scores are computed transposed, as K Q^T: feeding the transpose of an accumulator to another product is miscompiled on
-Hopper by Triton 3.4 to 3.7.0. Legend: N queries, M keys, R queries of a tile, C keys of a tile, D padded head size.
+A key block's gradient stays in registers over all query heads of its key head. Blocks that many queries see are cut
+into pieces, whose sums are added in a fixed order without atomics, so results are deterministic.
+Scores are computed transposed, as K Q^T, because Triton 3.4 to 3.7.0 miscompiles the transpose of an accumulator as a
+product's operand on Hopper. Legend: N queries, M keys, R queries of a tile, C keys of a tile, D padded head size.
 """
 
 import triton
@@ -48,9 +48,9 @@ def _add_key_gradients(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Add what one block of queries of one head gives to the gradients of keys (without the scale) and values.
+    """Add the contribution of one head's query block to the gradients of keys (without the scale) and values.
 
-    Queries of padding are zeros with a zero gradient and a zero row term, and so add nothing.
+    Padding queries add nothing, because they, their gradients and their row terms are zeros.
     """
     token_R = first_token + tl.arange(0, ROWS)
     q_RD = load_block(q_blocks, first_token, head)
@@ -125,7 +125,7 @@ def key_gradient_kernel(
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
 ) -> None:
-    """Gradients [M, Hkv, D] of keys and values, or the sums [Hkv, slots, 2, C, D] of the pieces of cut blocks.
+    """Gradients [M, Hkv, D] of keys and values, or partial sums [Hkv, slots, 2, C, D] for blocks cut into pieces.
 
     Grid: (pieces, key heads). Early keys have the most descendants and start first.
     """
@@ -199,7 +199,7 @@ def sum_pieces_kernel(
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
 ) -> None:
-    """Gradients of the keys and values of cut blocks, piece after piece. Grid: (ROWS of the keys, key heads)."""
+    """Sum the pieces of each cut block in order. Grid: (ROWS of the keys, key heads)."""
     key_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key_head = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * ROWS // KEYS

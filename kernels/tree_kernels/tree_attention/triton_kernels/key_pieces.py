@@ -1,5 +1,5 @@
-"""Long lists of query blocks cut into pieces, so that a root seen by a whole forest does not keep one program busy
-after all others are done. Cut on the layout's device without waiting for it: only bounds on the numbers are known.
+"""Cuts long lists of query blocks into pieces, so that the program of a root that the whole forest sees does not run
+long after all others. Computed on the layout's device without synchronisation, so the host knows only upper bounds.
 
 Legend: B key blocks, X pieces (an upper bound), one program each.
 """
@@ -12,38 +12,34 @@ from tree_kernels.tree_attention.block_lists import BlockLists
 from tree_kernels.tree_layout import TreeLayout
 
 PIECES_PER_PROGRAM = 4
-"""A piece is at most this fraction of an even share: what the last program to finish can be late by."""
+"""A piece is at most an even share of the work divided by this; it bounds the delay of the last program."""
 SHORTEST_PIECE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeyPieces:
-    """Which part of which key block's query blocks (full ones first, then partial ones) each program works off."""
+    """The part of a key block's list of query blocks (full blocks, then partial blocks) that each program handles."""
 
     block: torch.Tensor
-    """int32 [X], key block of each piece; B: no piece"""
+    """int32 [X], key block of each piece; B if there is no such piece."""
     first_item: torch.Tensor
-    """int32 [X]"""
+    """int32 [X], first query block of the piece in the list."""
     stop_item: torch.Tensor
-    """int32 [X]"""
+    """int32 [X], end of the piece in the list."""
     slot: torch.Tensor
-    """int32 [X], where a piece of a cut block leaves its sum; -1: the block is whole and its gradient final"""
+    """int32 [X], slot for the piece's sum; -1 if the block is not cut."""
     first_slot: torch.Tensor
-    """int32 [B]"""
+    """int32 [B], first of the consecutive slots of a cut block."""
     slot_count: torch.Tensor
-    """int32 [B], pieces of a cut block in consecutive slots; 0: not cut"""
+    """int32 [B], slots of a cut block; 0 if it is not cut."""
     num_slots: int
-    """upper bound on the slots of one key head"""
+    """Upper bound on the slots of one key head."""
 
 
 def key_pieces(layout: TreeLayout, lists: BlockLists, *, key_heads: int, programs: int) -> KeyPieces:
-    """The pieces of a layout's lists, cut at the first call and kept with it.
+    """The pieces of a layout's lists by key; cached with the layout.
 
-    Args:
-        layout: the forest, which keeps the pieces.
-        lists: its lists by key.
-        key_heads: number of key heads, each of which goes through all pieces.
-        programs: programs that the device runs at a time.
+    Each of `key_heads` runs all pieces; the device runs `programs` programs at a time.
     """
     most_cuts = -(-programs * PIECES_PER_PROGRAM // key_heads)
     key = ("key_pieces", lists, most_cuts)
@@ -51,7 +47,7 @@ def key_pieces(layout: TreeLayout, lists: BlockLists, *, key_heads: int, program
 
 
 def cut(items_B: torch.Tensor, most_cuts: int) -> KeyPieces:
-    """Pieces of at most 1 / `most_cuts` of all items, which are as many as blocks and cuts at most."""
+    """Cut lists of given lengths into pieces of at most 1 / `most_cuts` of all items: at most B + most_cuts pieces."""
     device, blocks = items_B.device, items_B.shape[0]
     longest = (items_B.sum() + most_cuts - 1).div(most_cuts, rounding_mode="floor").clamp(min=SHORTEST_PIECE)
     pieces_B = ((items_B + longest - 1).div(longest, rounding_mode="floor")).clamp(min=1)
@@ -72,6 +68,6 @@ def cut(items_B: torch.Tensor, most_cuts: int) -> KeyPieces:
         slot=slot_X.int(),
         first_slot=first_slot_B.int(),
         slot_count=slot_count_B.int(),
-        # A block of p > 1 pieces has p - 1 cuts, so there are at most two slots to a cut.
+        # A block of p > 1 pieces has p slots and p - 1 cuts, so there are at most two slots per cut.
         num_slots=2 * most_cuts,
     )

@@ -1,4 +1,4 @@
-"""Launching the Triton kernels: grids, lists, strides and constants of one call.
+"""Launches the Triton kernels with their grids, lists, strides and constants.
 
 Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
 """
@@ -22,7 +22,7 @@ from tree_kernels.triton_support import launch_device
 
 LOG2_E = 1 / math.log(2)
 ROW_MULTIPLE = 128
-"""Vectors of one number per row are padded to this, so that kernels read whole tiles of them."""
+"""Per-row vectors are padded to a multiple of this, so that kernels can read whole tiles."""
 ROW_TERM_ROWS = 64
 SUM_ROWS = 16
 PROGRAMS_PER_PROCESSOR = 2
@@ -37,7 +37,7 @@ def forward(
     rule: ScoreRule,
     tile: Tile,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, Hq, D] and log-sum-exp [Hq, N padded]; what stands behind the last token is 0."""
+    """Output [N, Hq, D] and log-sum-exp [Hq, N padded with zeros]."""
     num_tokens, heads, _ = q_NHD.shape
     out_NHD = torch.empty(q_NHD.shape, dtype=q_NHD.dtype, device=q_NHD.device)
     lse_HN = q_NHD.new_zeros((heads, num_tokens + -num_tokens % ROW_MULTIPLE), dtype=torch.float32)
@@ -55,7 +55,7 @@ def forward(
 
 
 def row_term(out_NHD: torch.Tensor, grad_NHD: torch.Tensor, grad_lse_NH: torch.Tensor | None) -> torch.Tensor:
-    """Row term [Hq, N padded] of the softmax gradient: out . grad - grad_lse; 0 behind the last token."""
+    """Row term of the softmax gradient, out . grad - grad_lse: [Hq, N padded with zeros]."""
     num_tokens, heads, size = out_NHD.shape
     padded = num_tokens + -num_tokens % ROW_MULTIPLE
     row_term_HN = torch.empty((heads, padded), dtype=torch.float32, device=out_NHD.device)
@@ -70,20 +70,20 @@ def row_term(out_NHD: torch.Tensor, grad_NHD: torch.Tensor, grad_lse_NH: torch.T
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BackwardInputs:
-    """What all kernels of the backward read."""
+    """Inputs of the backward kernels."""
 
     q_NHD: torch.Tensor
-    """[N, Hq, D]"""
+    """[N, Hq, D]."""
     k_MKD: torch.Tensor
-    """[P + N, Hkv, D]"""
+    """[P + N, Hkv, D]."""
     v_MKD: torch.Tensor
-    """[P + N, Hkv, D]"""
+    """[P + N, Hkv, D]."""
     grad_NHD: torch.Tensor
-    """[N, Hq, D], gradient of the output"""
+    """[N, Hq, D], gradient of the output."""
     lse_HN: torch.Tensor
-    """float32 [Hq, N padded]"""
+    """float32 [Hq, N padded]."""
     row_term_HN: torch.Tensor
-    """float32 [Hq, N padded], from `row_term`"""
+    """float32 [Hq, N padded], from `row_term`."""
     layout: TreeLayout
     rule: ScoreRule
 
@@ -107,7 +107,7 @@ def query_gradient(given: BackwardInputs, tile: Tile) -> torch.Tensor:
 
 
 def key_gradients(given: BackwardInputs, tiles: tuple[Tile, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients [P + N, Hkv, D] of keys and values: by one tile together, or by one tile each."""
+    """Gradients [P + N, Hkv, D] of keys and values, by one kernel with one tile, or by one kernel each with two."""
     k_MKD = given.k_MKD
     grads = k_MKD.new_empty(k_MKD.shape), k_MKD.new_empty(k_MKD.shape)
     together = len(tiles) == 1
@@ -146,9 +146,9 @@ def _launch_key_gradients(
 
 
 def readable(t: torch.Tensor) -> torch.Tensor:
-    """`t` with strides that block reads take: numbers of a head side by side, rows and heads at multiples of 16 bytes.
+    """`t`, copied if needed for block reads: a head is contiguous, tokens and heads start at multiples of 16 bytes.
 
-    Strides of tokens and heads are free otherwise, so that head-major tensors are read where they lie.
+    Otherwise strides are free, so that head-major tensors are not copied.
     """
     step = 16 // t.element_size()
     rows, heads, size = t.shape
@@ -160,12 +160,12 @@ def readable(t: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(t: torch.Tensor, rows: int) -> TensorDescriptor:
-    """How a kernel reads blocks of `rows` rows of one head; rows and columns outside of `t` read as 0."""
+    """Descriptor for reading blocks of `rows` rows of one head; rows and columns outside of `t` read as 0."""
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, 1, padded_size(t.shape[2])])
 
 
 def _query_tiles(tile: Tile, group: int, layout: TreeLayout, rule: ScoreRule) -> tuple[int, int, BlockLists]:
-    """Query heads and tokens that share a tile, and the key blocks that each tile sees."""
+    """Query heads per tile, tokens per tile, and the key blocks that each tile sees."""
     pack = group if tile.packed and group <= tile.rows else 1
     tokens = tile.rows // pack
     lists = block_lists(layout, query_block=tokens, key_block=tile.keys, by="query", window=rule.window)
@@ -173,14 +173,14 @@ def _query_tiles(tile: Tile, group: int, layout: TreeLayout, rule: ScoreRule) ->
 
 
 def _programs(device: torch.device) -> int:
-    """Programs that the device runs at a time; few in the interpreter, so that its tests cut lists too."""
+    """Programs that the device runs at a time; few in the interpreter, so that its tests also cut lists."""
     if device.type != "cuda":
         return PROGRAMS_PER_PROCESSOR
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _log2_factors(rule: ScoreRule) -> tuple[float, float]:
-    """Factors before and behind the cap; without a cap the first alone brings a product to units of log 2."""
+    """Factors before and after the cap that convert to units of log 2; without a cap only the first is used."""
     if rule.softcap is None:
         return rule.scale * LOG2_E, 0.0
     return 2 * rule.scale / rule.softcap * LOG2_E, rule.softcap * LOG2_E

@@ -1,7 +1,7 @@
-"""The backward kernel of queries, and the row term that all of the backward shares.
+"""The backward kernel of queries, and the row term that all backward kernels read.
 
-The weights are recomputed from the log-sum-exp. Legend: N queries, M keys, R rows of a tile (pairs of token and head),
-C keys of a tile, D padded head size.
+Weights are recomputed from the log-sum-exp. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C
+keys of a tile, D padded head size.
 """
 
 import triton
@@ -38,7 +38,7 @@ def row_term_kernel(
 ) -> None:
     """Row term [Hq, row_stride] = out . grad - grad of the log-sum-exp: d score = weight (d weight - row term).
 
-    Grid: (tiles of tokens up to row_stride, query heads). Rows behind the last token get 0.
+    Grid: (tiles of tokens up to row_stride, query heads). Padding rows get 0.
     """
     head = tl.program_id(1).to(tl.int64)
     token_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -78,7 +78,7 @@ def _add_query_gradient(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tl.tensor:
-    """Add what one key block gives to the gradient of the queries, without the scale."""
+    """Add the contribution of one key block to the gradient of the queries, without the scale."""
     k_CD = load_block(k_blocks, first_key, key_head)
     v_CD = load_block(v_blocks, first_key, key_head)
     raw_RC = tl.dot(q_RD, tl.trans(k_CD), input_precision=PRECISION)

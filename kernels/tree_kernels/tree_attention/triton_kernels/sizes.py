@@ -1,4 +1,4 @@
-"""At which head sizes the Triton kernels run, and their tile sizes. This file does not import Triton."""
+"""Supported head sizes and tile sizes of the Triton kernels. This file does not import Triton."""
 
 from dataclasses import dataclass, replace
 
@@ -12,32 +12,31 @@ MAX_HEAD_SIZE = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """Shape of one kernel's tile and the launch options it was measured with."""
+    """Tile shape and launch options of one kernel."""
 
     rows: int
-    """query rows"""
+    """Query rows."""
     keys: int
-    """keys"""
     warps: int
-    """warps per program"""
+    """Warps per program."""
     stages: int
-    """depth of the load pipeline"""
+    """Depth of the load pipeline."""
     packed: bool = False
-    """rows are pairs of token and query head of one key head, so that these heads share each read of the keys"""
+    """Rows are pairs of token and query head, so that all query heads of a key head share each read of the keys."""
     in_registers: bool = False
-    """what stays for the whole program is kept in registers rather than in shared memory"""
+    """Operands that stay for the whole program are kept in registers instead of shared memory."""
     precision: str = "ieee"
-    """how float32 products are computed; of no effect on half precision"""
+    """Precision of float32 products; no effect on half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Tiles of the kernels."""
+    """Tiles of all kernels."""
 
     forward: Tile
     query_gradient: Tile
     key_gradients: tuple[Tile, ...]
-    """one tile for keys and values together, or one for the keys and one for the values"""
+    """One tile for keys and values together, or one for the keys and one for the values."""
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -54,12 +53,12 @@ def padded_size(head_size: int) -> int:
 
 
 def measured_on(device: torch.device) -> bool:
-    """Whether the tiles were measured on this kind of device: Hopper. Elsewhere they are merely sure to fit."""
+    """True on Hopper, where the tiles were measured; elsewhere they are only known to fit."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] == HOPPER
 
 
 def tiles_for(head_size: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    """Tiles by head size, dtype and architecture; those of Hopper are the fastest of a sweep on an H200."""
+    """Tiles by head size, dtype and architecture; for Hopper the fastest of a sweep on an H200."""
     size = padded_size(head_size)
     if dtype == torch.float32:
         return _float32_tiles(size, device)
@@ -70,18 +69,18 @@ def tiles_for(head_size: int, dtype: torch.dtype, device: torch.device) -> Tiles
         return Tiles(forward=replace(tile, packed=True), query_gradient=tile, key_gradients=(replace(tile, rows=128),))
     if size == 128:
         tile = Tile(rows=64, keys=64, warps=4, stages=2)
-        # Tiles of 128 x 128 are 2 to 10 % faster forward on trees of large segments, 20 % slower on small ones.
+        # Forward tiles of 128 x 128 are 2 to 10 % faster on trees of large segments and 20 % slower on small ones.
         return Tiles(forward=replace(tile, stages=5, packed=True), query_gradient=tile, key_gradients=(tile,))
     return Tiles(
         forward=Tile(rows=128, keys=64, warps=8, stages=2, packed=True),
         query_gradient=Tile(rows=128, keys=32, warps=8, stages=2, packed=True),
-        # Two accumulators of this size do not fit the registers.
+        # Two accumulators of this size do not fit into the registers, so keys and values have separate kernels.
         key_gradients=(Tile(rows=64, keys=64, warps=4, stages=2), Tile(rows=64, keys=128, warps=8, stages=2)),
     )
 
 
 def _portable_tiles(size: int) -> Tiles:
-    """At most 75 KiB of shared memory on every architecture, and registers spilled little on Ampere and Ada."""
+    """Tiles with at most 75 KiB of shared memory on every architecture and few register spills on Ampere and Ada."""
     if size <= 128:
         tile = Tile(rows=64, keys=32, warps=8, stages=2)
         return Tiles(forward=replace(tile, packed=True), query_gradient=tile, key_gradients=(tile,))
@@ -90,7 +89,7 @@ def _portable_tiles(size: int) -> Tiles:
 
 
 def _float32_tiles(size: int, device: torch.device) -> Tiles:
-    """Products of three tf32 products each: as exact as float32 products, and 7 times as fast (both measured)."""
+    """Each product is three tf32 products: as accurate as float32 and 7 times as fast (both measured)."""
     small = Tile(rows=32, keys=32, warps=4, stages=1, precision="tf32x3")
     if size <= 64:
         tile = replace(small, rows=64)

@@ -1,6 +1,6 @@
-"""What the forward and the backward kernels share: reading tiles, scores, and the mask of a pair of blocks.
+"""Functions that the forward and backward kernels share: reading tiles, scores, and the mask of a pair of blocks.
 
-Scores are kept in units of log 2, since the hardware computes powers of 2: exp(x) = 2 ** (x * LOG2_E).
+Scores are in units of log 2, because the hardware computes powers of 2: exp(x) = 2 ** (x * LOG2_E).
 Legend: R query rows of a tile (tokens, or pairs of token and head), C keys of a tile, D head size padded to a power of
 two.
 """
@@ -27,9 +27,9 @@ def load_rows(
     PADDED_SIZE: tl.constexpr,
     IN_REGISTERS: tl.constexpr,
 ) -> tl.tensor:
-    """Rows [R, D] at any offsets, zeros where a row or a column does not exist; meant to stay for a whole program.
+    """Rows [R, D] at any offsets; rows and columns that do not exist are zeros.
 
-    A product reads what comes straight from memory out of shared memory, and anything else out of registers.
+    For a product Triton puts operands that come directly from memory into shared memory. IN_REGISTERS prevents that.
     """
     column_D = tl.arange(0, PADDED_SIZE)
     exists_RD = exists_R[:, None] & (column_D < HEAD_SIZE)[None, :]
@@ -48,7 +48,7 @@ def store_rows(
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
 ) -> None:
-    """Write the rows and columns that exist, in the dtype behind the pointer."""
+    """Write the rows and columns that exist, in the pointer's dtype."""
     column_D = tl.arange(0, PADDED_SIZE)
     exists_RD = exists_R[:, None] & (column_D < HEAD_SIZE)[None, :]
     tl.store(pointer + offset_R[:, None] + column_D[None, :], value_RD.to(pointer.dtype.element_ty), mask=exists_RD)
@@ -58,8 +58,8 @@ def store_rows(
 def to_bits(x: tl.tensor) -> tl.tensor:
     """The bits of `x` as integers of its width.
 
-    What a loop hands on to its next round as integers stays in registers; as floats, a product would first send it
-    through shared memory and then wait for itself.
+    A loop carries integers to its next iteration in registers. Floats that are a product's operand would go through
+    shared memory, and the product would wait for them.
     """
     if x.dtype.primitive_bitwidth == 32:
         return x.to(tl.int32, bitcast=True)
@@ -75,7 +75,7 @@ def from_bits(bits: tl.tensor, like: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def tanh_of_half_log2(x: tl.tensor) -> tl.tensor:
-    """tanh(y) of x = 2 y LOG2_E; at both ends the power runs into 0 or infinity and the quotient stays right."""
+    """tanh(y), given x = 2 y LOG2_E; correct also if the power underflows to 0 or overflows to infinity."""
     return 1.0 - 2.0 / (tl.math.exp2(x) + 1.0)
 
 
@@ -83,7 +83,7 @@ def tanh_of_half_log2(x: tl.tensor) -> tl.tensor:
 def softmax_weights(
     raw: tl.tensor, lse_log2: tl.tensor, scale_log2: tl.tensor, cap_log2: tl.tensor, CAPPED: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Weights of raw products, and the slope of the cap at each (of no use without a cap)."""
+    """Softmax weights of raw products, and the slope of the cap (meaningless without a cap)."""
     if CAPPED:
         tanh = tanh_of_half_log2(raw * scale_log2)
         slope = 1.0 - tanh * tanh
@@ -104,7 +104,7 @@ def pairs_visible(
     window: tl.tensor,
     WINDOWED: tl.constexpr,
 ) -> tl.tensor:
-    """Which pairs are visible, by coordinates that broadcast against each other: [R, 1] with [1, C] or the reverse."""
+    """Which pairs are visible; query and key arguments are [R, 1] and [1, C], or the reverse."""
     visible = (key <= query) & (query < key_end)
     if WINDOWED:
         visible = visible & (query_depth - key_depth < window)
@@ -137,9 +137,9 @@ def key_block_visible(
 def row_token_and_head(
     tile: tl.tensor, head: tl.tensor, ROWS: tl.constexpr, TOKENS: tl.constexpr, PACK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Token, query head and existence inside the tile of each row; PACK > 1 puts a key head's queries side by side.
+    """Token, query head and validity of each row of a tile; with PACK > 1 the tile has PACK query heads per token.
 
-    A group that does not divide ROWS leaves the last rows unused.
+    If PACK does not divide ROWS, the last rows are unused.
     """
     row = tl.arange(0, ROWS)
     return tile * TOKENS + row // PACK, head * PACK + row % PACK, row < TOKENS * PACK

@@ -1,1 +1,1 @@
-"""The convolution by torch alone, on any device."""
+"""The convolution in plain torch, on any device."""

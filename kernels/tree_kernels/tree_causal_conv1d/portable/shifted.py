@@ -1,6 +1,6 @@
-"""The convolution as K shifted products of the whole forest; the few tokens near a jump are computed from a gather.
+"""The convolution as K shifted products of the whole forest; only tokens after a jump to another branch use a gather.
 
-Legend: N unique tokens, C channels, K taps, R tokens near a jump.
+Legend: N unique tokens, C channels, K taps, R tokens after a jump.
 """
 
 import torch
@@ -16,7 +16,7 @@ def shifted_conv1d(
     windows: Windows,
     context_KC: torch.Tensor,
 ) -> torch.Tensor:
-    """Convolution [N, C] before the activation, in the dtype of the sums; arguments as in `reference_conv1d`."""
+    """Convolution [N, C] before the activation, in the accumulation dtype; arguments as in `reference_conv1d`."""
     dtype = accumulation_dtype(x_NC.dtype)
     num_tokens, taps = x_NC.shape[0], weight_CK.shape[1]
     weight_KC = weight_CK.T.to(dtype)

@@ -1,1 +1,1 @@
-"""The convolution by our Triton kernels."""
+"""The convolution with our Triton kernels."""

@@ -1,4 +1,4 @@
-"""The convolution by Triton kernels. Legend: N unique tokens, C channels, K taps, M = K - 1 + N inputs."""
+"""The convolution with Triton kernels. Legend: N unique tokens, C channels, K taps, M = K - 1 + N inputs."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def triton_conv1d(
     context_KC: torch.Tensor,
     is_silu: bool,
 ) -> torch.Tensor:
-    """Convolution [N, C] in x's dtype, its activation included; arguments as in `reference_conv1d`."""
+    """Convolution [N, C] in x's dtype, activation included; arguments as in `reference_conv1d`."""
     lists = window_lists(layout, weight_CK.shape[1])
     out_NC: torch.Tensor = _TritonConv1d.apply(x_NC, weight_CK, bias_C, context_KC, lists, is_silu)
     return out_NC
@@ -39,7 +39,6 @@ class _TritonConv1d(torch.autograd.Function):
         lists: WindowLists,
         is_silu: bool,
     ) -> torch.Tensor:
-        """Outputs [N, C]."""
         x_NC, weight_CK, context_KC = x_NC.contiguous(), weight_CK.contiguous(), context_KC.contiguous()
         out_NC = torch.empty_like(x_NC)
         forward_kernel[_grid(x_NC)](
@@ -53,7 +52,6 @@ class _TritonConv1d(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out_NC: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of x, weight, bias and context."""
         x_NC, weight_CK, bias_C, context_KC = ctx.saved_tensors
         (channels, taps), lists = weight_CK.shape, ctx.lists
         d_out_NC = d_out_NC.contiguous()

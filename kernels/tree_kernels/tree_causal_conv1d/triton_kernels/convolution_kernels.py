@@ -1,6 +1,6 @@
-"""The convolution and its gradients by Triton: every window through its index, every sum in a fixed order.
+"""Triton kernels of the convolution and its gradients. Windows are read through an index; sums have a fixed order.
 
-Inputs are numbered with the context in front, as in `windows`. Legend: N unique tokens, C channels, K taps.
+Inputs are numbered as in `windows`: context first. Legend: N unique tokens, C channels, K taps.
 """
 
 import triton
@@ -107,7 +107,7 @@ def sum_gradients_kernel(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Gradients of the sums [N, C], and of weights and bias in parts [token blocks, K + 1, C] float32.
+    """Gradients of the sums [N, C], and partial gradients of weights and bias [token blocks, K + 1, C] float32.
 
     Grid: (channel blocks, token blocks).
     """
@@ -146,7 +146,7 @@ def input_gradients_kernel(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Gradients of context and tokens [K - 1 + N, C], each summed over its readers. Grid: (channel, input blocks)."""
+    """Gradients of context and tokens [K - 1 + N, C], summed over their readers. Grid: (channel, input blocks)."""
     at = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     exists = at < num_inputs

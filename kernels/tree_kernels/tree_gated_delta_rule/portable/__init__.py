@@ -1,1 +1,1 @@
-"""The gated delta rule by torch alone, on any device."""
+"""The gated delta rule in plain torch, on any device."""

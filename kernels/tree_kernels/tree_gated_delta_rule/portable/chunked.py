@@ -1,13 +1,13 @@
-"""The gated delta rule tile by tile: dense products inside all tiles at once, then states down the tree of tiles.
+"""The gated delta rule in tiles: dense products inside all tiles at once, then states down the tree of tiles.
 
-Inside a tile with entry state S, path decay G_i = sum of g over the ancestors of i in the tile and i itself, and
-D_ij = exp(G_i - G_j) where j is i or an ancestor of it, else 0 (the chunked form of Gated DeltaNet, Yang et al. 2024,
-with the tree's mask instead of the causal one):
+This is the chunked form of Gated DeltaNet (Yang et al. 2024) with the tree's mask instead of the causal one. In a tile
+with entry state S, let G_i be the sum of g over i and its ancestors in the tile, and D_ij = exp(G_i - G_j) if j is i or
+an ancestor of i, else 0:
 
     (I + beta_i D_ij k_i.k_j) U = beta (V - exp(G) K S),   O = exp(G) Q S + (D * Q K^T) U,
-    S_p = exp(G_p) S + sum_j D_pj k_j u_j^T   for every token p where a state leaves.
+    S_p = exp(G_p) S + sum_j D_pj k_j u_j^T   for every token p after which a state leaves the tile.
 
-Legend: N unique tokens, T tiles, C tokens of a tile, W tiles of one depth, X states that leave it, H value heads.
+Legend: N unique tokens, T tiles, C tokens of a tile, W tiles of one depth, X states that leave them, H value heads.
 """
 
 from collections.abc import Callable
@@ -27,36 +27,36 @@ TILE_TOKENS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wave:
-    """Tiles of one depth: what they need has left the tiles of the depth before."""
+    """Tiles of one depth; their entry states come from the previous wave."""
 
     first: int
-    """its first tile"""
+    """First tile."""
     last: int
-    """the tile after its last"""
+    """Tile after the last one."""
     entry_W: torch.Tensor | None
-    """int64 [W], state among those that left the wave before; None at the roots"""
+    """int64 [W], index among the states that leave the previous wave; None at the roots."""
     exit_tile_X: torch.Tensor
-    """int64 [X], tile of each state that leaves, counted from `first`"""
+    """int64 [X], tile of each state that leaves, relative to `first`."""
     exit_row_X: torch.Tensor
-    """int64 [X], its row in the tile"""
+    """int64 [X], row in the tile of each state that leaves."""
     wanted: torch.Tensor
-    """int64, states among the X that the caller reads"""
+    """int64, indices among the X of the states that the caller requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileTensors:
-    """A tile plan on the device of the tensors."""
+    """A tile plan on the layout's device."""
 
     token_TC: torch.Tensor
-    """int64 [T, C], N behind a tile's last token"""
+    """int64 [T, C], tokens of each tile, padded with N."""
     place_N: torch.Tensor
-    """int64 [N], tile * C + row"""
+    """int64 [N], tile * C + row of each token."""
     visible_TCC: torch.Tensor
-    """bool [T, C, C], whether row j is row i or an ancestor of it"""
+    """bool [T, C, C], True if row j is row i or an ancestor of row i."""
     waves: tuple[Wave, ...]
-    """from the roots down"""
+    """Waves from the roots down."""
     wanted_order: torch.Tensor
-    """int64, place of each wanted state among those that the waves collect"""
+    """int64, index of each wanted state among those that the waves collect."""
 
 
 def chunked_delta_rule(
@@ -72,14 +72,9 @@ def chunked_delta_rule(
     *,
     tile_tokens: int = TILE_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [N, Hv, V] in v's dtype and the states after the wanted tokens, in the dtype of the sums.
+    """Outputs [N, Hv, V] in v's dtype and the states after the `wanted` tokens, in the accumulation dtype.
 
-    Gradients come from autograd.
-
-    Args:
-        q_NHK: and the others: as in `reference_delta_rule`.
-        wanted: tokens whose states are returned.
-        tile_tokens: most tokens C of a tile.
+    Gradients come from autograd. Other arguments are as in `reference_delta_rule`.
     """
     tiles = tile_tensors(layout, tile_tokens, wanted)
     dtype = accumulation_dtype(v_NHV.dtype)
@@ -96,7 +91,6 @@ def chunked_delta_rule(
     written = []
 
     def write(span: slice, entry_WHKV: torch.Tensor) -> torch.Tensor:
-        """What a range of tiles writes, given the states that enter them."""
         written.append(own_THCV[span] - reads_THCK[span] @ entry_WHKV)
         return written[-1]
 
@@ -107,14 +101,11 @@ def chunked_delta_rule(
 
 
 def path_decays(g_NH: torch.Tensor, tiles: TileTensors, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decay between the rows of each tile [T, H, C, C], 0 where row i does not see j, and from its entry [T, H, C, 1].
+    """Decay between the rows of each tile [T, H, C, C], 0 if row i does not see j, and from its entry [T, H, C, 1].
 
-    Args:
-        g_NH: [N, H], natural log of the decay.
-        tiles: of the layout.
-        dtype: of the results.
+    `g_NH` is the natural logarithm of the decay, `dtype` that of the results.
     """
-    # Path sums in float64: their differences decide the decay between tokens, and their gradients nearly cancel.
+    # Path sums in float64, because only their differences matter and their gradients nearly cancel.
     g_THC1 = tiled(g_NH.double().unsqueeze(-1), tiles)
     path_THC = (tiles.visible_TCC.double().unsqueeze(1) @ g_THC1).squeeze(-1)
     between_THCC = (path_THC.unsqueeze(-1) - path_THC.unsqueeze(-2)).to(dtype)
@@ -133,12 +124,12 @@ def states_down(
     """States that enter the tiles [T, H, K, V], and the wanted states in the caller's order.
 
     Args:
-        tiles: of the layout.
-        k_THCK: keys that written values are stored under.
-        decay_THCC: from `path_decays`, like the next.
-        entry_decay_THC1: decay from the entry to each row.
+        tiles: tiles of the layout.
+        k_THCK: keys of the written values.
+        decay_THCC: decay between rows, from `path_decays`.
+        entry_decay_THC1: decay from the entry to each row, from `path_decays`.
         initial_state_HKV: state before the roots.
-        write: what a range of W tiles writes, [W, H, C, V], given the states that enter them, [W, H, K, V].
+        write: maps a range of W tiles and their entry states [W, H, K, V] to the values they write [W, H, C, V].
     """
     entries, states = [], [initial_state_HKV.new_zeros(0, *initial_state_HKV.shape)]
     left_XHKV = initial_state_HKV.unsqueeze(0)
@@ -159,15 +150,14 @@ def states_down(
 
 @kept
 def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> TileTensors:
-    """The tiles of a layout on its device, built at the first call and kept with it."""
+    """The tiles of a layout on its device; cached with it."""
     plan = tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
-        """int64 on the layout's device."""
         return to_device(values.astype(np.int64), layout.device)
 
     token_TC = tensor(plan.token)
-    # Behind the last token: neither seen by a row (N is later than all) nor seeing one (its end is 0).
+    # Padding rows are not seen by other rows, because their token N is later than all and their end is 0.
     end_M = functional.pad(layout.subtree_end.long(), (0, 1))
     visible_TCC = (token_TC.unsqueeze(1) <= token_TC.unsqueeze(2)) & (
         token_TC.unsqueeze(2) < end_M[token_TC].unsqueeze(1)
@@ -202,10 +192,10 @@ def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) 
 
 
 def tiled(t_NHD: torch.Tensor, tiles: TileTensors) -> torch.Tensor:
-    """[T, H, C, D], zeros behind a tile's last token."""
+    """Gather tokens [N, H, D] into tiles [T, H, C, D], padded with zeros."""
     return functional.pad(t_NHD, (0, 0, 0, 0, 0, 1))[tiles.token_TC].transpose(1, 2)
 
 
 def untiled(t_THCD: torch.Tensor, tiles: TileTensors) -> torch.Tensor:
-    """[N, H, D], the inverse of `tiled`."""
+    """The inverse of `tiled`, [N, H, D]."""
     return t_THCD.transpose(1, 2).flatten(0, 1)[tiles.place_N]

@@ -1,1 +1,1 @@
-"""The gated delta rule by our Triton kernels."""
+"""The gated delta rule with our Triton kernels."""

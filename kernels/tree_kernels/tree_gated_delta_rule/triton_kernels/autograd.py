@@ -1,6 +1,6 @@
-"""The gated delta rule by Triton kernels: tiles at once, states along heavy chains, gradients summed in a fixed order.
+"""The gated delta rule with Triton kernels: tiles in parallel, states along chains, gradients summed in a fixed order.
 
-Only the inputs, their decays and the inverses of the tiles wait for the backward; it walks the states again.
+Only the inputs, their decays and the inverses of the tiles are saved; the backward recomputes the states.
 Legend: N unique tokens, Hk key heads, H value heads, K and V state sizes.
 """
 
@@ -33,13 +33,7 @@ def triton_delta_rule(
     *,
     tile_tokens: int = TILE_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [N, Hv, V] in v's dtype and the float32 states after the wanted tokens.
-
-    Args:
-        q_NHK: and the others: as in `reference_delta_rule`.
-        wanted: tokens whose states are returned.
-        tile_tokens: tokens C of a tile.
-    """
+    """Outputs [N, Hv, V] in v's dtype and the float32 states after the `wanted` tokens, as `chunked_delta_rule`."""
     plan = device_plan(layout, tile_tokens, wanted)
     inputs = (q_NHK, k_NHK, v_NHV, g_NH.float(), beta_NH.float(), initial_state_HKV)
     out_NHV, states = _TritonDeltaRule.apply(*inputs, plan, scale, tile_tokens)
@@ -49,7 +43,6 @@ def triton_delta_rule(
 class _TritonDeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs and wanted states."""
         problem = _problem(arguments)
         decays, inverse = prepare(problem)
         reads, written = products(problem, decays, inverse)
@@ -63,7 +56,6 @@ class _TritonDeltaRule(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k, v, g, beta and the initial state."""
         *tensors, path, from_entry, to_exit, kept, inverse = ctx.saved_tensors
         problem = _problem((*tensors, *ctx.rest))
         decays = Decays(path=path, from_entry=from_entry, to_exit=to_exit, kept=kept)

@@ -1,4 +1,4 @@
-"""A chain plan on the device of the tensors, and what the launches of its levels need on the host.
+"""A chain plan on the layout's device, and the ranges on the host that the launches of its levels need.
 
 Legend: T tiles, C rows of a tile, L chains, X side exits, J joints.
 """
@@ -16,24 +16,24 @@ from tree_kernels.tree_layout import TreeLayout, kept
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """Chains that start at once."""
+    """Chains that run in parallel."""
 
     chains: range
-    """its chains"""
+    """Chains of the level."""
     sides: range
-    """side exits of its tiles"""
+    """Side exits of the level's tiles."""
     joints: range
-    """its tiles that other chains branch from"""
+    """Joints of the level: tiles from which other chains start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DevicePlan:
-    """Everything int32 on the device unless said otherwise; what has no docstring is as in `ChainPlan`."""
+    """Tensors are int32 on the device unless said otherwise; fields without docstring are as in `ChainPlan`."""
 
     num_slots: int
-    """slots of stored states, the first of them the initial state's"""
+    """Slots of stored states; the first is the initial state's."""
     levels: tuple[Level, ...]
-    """from the roots down"""
+    """Levels from the roots down."""
     token: torch.Tensor
     row_end: torch.Tensor
     main_row: torch.Tensor
@@ -46,24 +46,24 @@ class DevicePlan:
     source_start: torch.Tensor
     source: torch.Tensor
     stored_slot: torch.Tensor
-    """[T], slot that the walk writes on entering the tile, or NONE"""
+    """[T], slot that the walk writes on entering the tile, or NONE."""
     side_tile: torch.Tensor
-    """[X], tile of each side exit"""
+    """[X], tile of each side exit."""
     joint: torch.Tensor
-    """[T], joint of the tile or NONE"""
+    """[T], joint number of the tile, or NONE."""
     joint_tile: torch.Tensor
-    """[J]"""
+    """[J], tile of each joint."""
     joint_slot: torch.Tensor
-    """[J], slot of the state that enters the joint in the middle of its chain, or NONE"""
+    """[J], slot of the joint's entry state if other chains start from it, or NONE."""
     wanted_slot: torch.Tensor
-    """int64, slot of each state that the caller asked for"""
+    """int64, slot of each state that the caller requested."""
     root_sources: torch.Tensor
-    """int64, chains that start from the initial state, and wanted states that are it (none)"""
+    """int64, chains that start from the initial state."""
 
 
 @kept
 def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> DevicePlan:
-    """The chains of a layout on its device, built at the first call and kept with it."""
+    """The chains of a layout on its device; cached with it."""
     plan = plan_chains(tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted))
     padding = ((0, 0), (0, tile_tokens - plan.token.shape[1]))
     side_tile = np.repeat(np.arange(plan.num_tiles), np.diff(plan.side_start))

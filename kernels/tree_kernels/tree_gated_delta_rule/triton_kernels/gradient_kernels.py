@@ -1,12 +1,12 @@
-"""Gradients of queries, of what tiles read and write, and of gates, all tiles at once.
+"""Gradients of queries, of W (see `products_kernel`), of U, and of gates, all tiles in parallel.
 
-With P = scale D * Q K^T, U what a tile writes, S the state that enters:
+With P = scale D * Q K^T, U the values that a tile writes, S its entry state:
 
     dP = dO U^T,   dU of the tile itself = P^T dO,   dQ = scale exp(G) (dO S^T) + scale (D * dP) K,   dW = -dU S^T.
 
-Each gradient of a decay D_ij adds to G_i and leaves G_j. A product needed in both orders is stored in one and read in
-the other by a later kernel, since a transposed register operand is miscompiled on Hopper. Loops over blocks are not
-unrolled: loads of all blocks at once would spill registers.
+The gradient of a decay D_ij is added to dG_i and subtracted from dG_j. A matrix that is needed transposed is stored and
+read in the other order by a later kernel, because a transposed register operand is miscompiled on Hopper. Loops over
+blocks are not unrolled, because loading all blocks at once would spill registers.
 Legend: T tiles, C rows, Hk key heads, H value heads, K and V state sizes.
 """
 
@@ -52,7 +52,7 @@ def score_gradients_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """What outputs of the tile itself leave for dU [T, H, C, V], scale (D * dP)^T [T, H, C, C], and two parts of dG.
+    """The outputs' part of dU [T, H, C, V], scale (D * dP)^T [T, H, C, C], and two parts of dG.
 
     Grid: (T, H).
     """
@@ -164,7 +164,7 @@ def gate_gradients_kernel(
     for part in tl.static_range(PARTS):
         place = ((part * num_tiles + tile).to(tl.int64) * HEADS + head) * C + row
         d_path += tl.load(d_path_pointer + place)
-    # The gate of a token adds to the path sum of every row below it.
+    # The gate of a token is part of the path sums of its descendants.
     sees = visible_rows(row[:, None], row[None, :], end[None, :])
     d_g = tl.sum(tl.where(sees, d_path[:, None], 0.0), 0)
     tl.store(d_g_pointer + token.to(tl.int64) * HEADS + head, d_g, mask=token < num_tokens)

@@ -1,7 +1,7 @@
-"""Gradients of keys, values and write strengths, all tiles at once.
+"""Gradients of keys, values and write strengths, all tiles in parallel.
 
-With A the inverse, R = A^T dX for each of its products X = A Y, U what a tile writes, S' a state that leaves after row
-p, and dO the gradient of the overlaps K K^T of keys:
+With A the inverse, R = A^T dX for each of its products X = A Y, U the values that a tile writes, S' a state that leaves
+after row p, and dO the gradient of the overlaps K K^T of keys:
 
     dY = R,   dL = -sum of R X^T,
     dK = sum over p of D_pj U_j dS'^T + beta exp(G) R + scale (D * dP)^T Q + (dO + dO^T) K.
@@ -124,7 +124,7 @@ def _through_exit(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """What a state that leaves adds to BK columns of dK, [C, BK], and, from those columns, to dG, [C]."""
+    """What one state that leaves the tile adds to BK columns of dK, [C, BK], and through these columns to dG, [C]."""
     d_k = tl.zeros([C, BK], tl.float32)
     overlap = 0.0
     written_rows = row_offsets(tile, head, HEADS, C, V)
@@ -168,9 +168,9 @@ def exit_gradients_kernel(
     C: tl.constexpr,
     SIDES: tl.constexpr,
 ) -> None:
-    """What states that leave tiles add to dK [N, Hk, K], and K / BK parts of dG. Grid: (T, Hk).
+    """Contribution of states that leave tiles to dK [N, Hk, K], and K / BK parts of dG. Grid: (T, Hk).
 
-    SIDES is False where no tile has side exits.
+    SIDES is False if no tile has side exits.
     """
     tile, key_head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
@@ -230,7 +230,7 @@ def key_gradients_kernel(
     BK: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """The rest of dK, summed over the value heads of a key head. Grid: (T, Hk)."""
+    """Add the rest of dK, summed over the value heads of a key head. Grid: (T, Hk)."""
     tile, key_head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)

@@ -1,7 +1,7 @@
-"""Launches the kernels in their order, forward and backward; the backward calls `products` and `walk` again.
+"""Launches the kernels of forward and backward; the backward calls `products` and `walk` again.
 
-Legend: N unique tokens, T tiles, C rows of a tile, Hk key heads, H value heads, K and V state sizes, X side exits,
-S slots of stored states, L chains.
+Legend: N unique tokens, T tiles, C rows of a tile, H value heads, K and V state sizes, X side exits, S slots of stored
+states, L chains.
 """
 
 import torch
@@ -31,7 +31,7 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.state_kernels import (
 
 
 def prepare(problem: Problem) -> tuple[Decays, torch.Tensor]:
-    """Decays in tiles, and the inverses of the tiles [T, H, C, C]."""
+    """Decays and inverses [T, H, C, C] of all tiles."""
     plan, tile = problem.plan, problem.tile_tokens
     decays = Decays(
         path=problem.g.new_empty(2, *problem.of_value_heads, tile),
@@ -50,7 +50,7 @@ def prepare(problem: Problem) -> tuple[Decays, torch.Tensor]:
 
 
 def products(problem: Problem, decays: Decays, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What tiles read of their entry state [T, H, C, K], and what they write without one [T, H, C, V]."""
+    """The matrices W [T, H, C, K], which multiply entry states, and the tiles' own part of U [T, H, C, V]."""
     plan, tile = problem.plan, problem.tile_tokens
     reads, own = problem.of_tiles(tile, problem.k.shape[2]), problem.of_tiles(tile, problem.v.shape[2])
     products_kernel[problem.of_value_heads](
@@ -63,8 +63,7 @@ def products(problem: Problem, decays: Decays, inverse: torch.Tensor) -> tuple[t
 def walk(
     problem: Problem, decays: Decays, reads: torch.Tensor, own: torch.Tensor, written: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """States that enter tiles [T, H, K, V] and float32 slots [S, H, K, V]; `written`, which may be `own`, becomes
-    what tiles write."""
+    """Entry states of tiles [T, H, K, V] and float32 slots [S, H, K, V]; writes U to `written`, which may be `own`."""
     plan, (heads, keys, values) = problem.plan, problem.initial_state.shape
     entry = problem.of_tiles(keys, values)
     slots = problem.initial_state.new_empty(plan.num_slots, heads, keys, values)
@@ -100,7 +99,7 @@ def outputs(problem: Problem, decays: Decays, written: torch.Tensor, entry: torc
 def gradients(
     problem: Problem, decays: Decays, inverse: torch.Tensor, d_out: torch.Tensor, d_states: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of q, k, v, g and beta, and of the state each chain started from, [L + wanted, H, K, V] float32."""
+    """Gradients of q, k, v, g, beta, and of the start state of each chain, then `d_states` [L + wanted, H, K, V]."""
     plan, launches, keys = problem.plan, problem.launches, problem.k.shape[2]
     reads, own = products(problem, decays, inverse)
     written = torch.empty_like(own)
@@ -127,7 +126,7 @@ def gradients(
         plan.row_end, d_v, d_beta, d_overlap, parts_of_inverse, *problem.counts,
         **problem.constants(launches.inverse_gradients, inverse_gradients_kernel),
     )  # fmt: skip
-    # One part of dK, then the rest added to it.
+    # This kernel writes one part of dK, the next one adds the rest.
     exit_gradients_kernel[problem.of_key_heads](
         problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
         plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
@@ -152,8 +151,8 @@ def _walk_back(
     d_written: torch.Tensor,
     d_states: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of the states that leave tiles [T, H, K, V], of side exits [X, H, K, V], and of each chain's start
-    (float32, the wanted states' behind them); `d_written` becomes whole."""
+    """Gradients of the states that leave tiles along chains [T, H, K, V], of side exits [X, H, K, V], and of the start
+    state of each chain, then `d_states` (float32); completes `d_written`."""
     plan, (heads, keys, values) = problem.plan, problem.initial_state.shape
     d_main = problem.of_tiles(keys, values)
     d_side = problem.v.new_empty(len(plan.side_row), heads, keys, values)

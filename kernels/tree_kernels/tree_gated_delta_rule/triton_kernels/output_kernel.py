@@ -1,4 +1,4 @@
-"""Outputs of all tiles at once from the states that enter them.
+"""Outputs of all tiles in parallel from their entry states.
 
 O = scale (exp(G) Q S + (D * Q K^T) U). Legend: T tiles, C rows of a tile, H value heads, K and V state sizes.
 """

@@ -1,8 +1,8 @@
-"""Inside every tile at once: path sums and decays of the gates, the inverse of I + L, products with keys and values.
+"""For all tiles in parallel: path sums and decays of gates, the inverse of I + L, its products with keys and values.
 
-L_ij = beta_i exp(G_i - G_j) k_i.k_j for strict ancestors j of i. Forward substitution, by rows or by blocks of rows:
-powers of L would cancel where keys repeat. Legend: C rows of a tile, R rows of a block, H value heads, K and V state
-sizes.
+L_ij = beta_i exp(G_i - G_j) k_i.k_j for strict ancestors j of i. The inverse is computed by forward substitution,
+because a series in powers of L would cancel if keys repeat. Legend: C rows of a tile, R rows of a block, H value heads,
+K and V state sizes.
 """
 
 import triton
@@ -44,9 +44,9 @@ def prepare_kernel(
 ) -> None:
     """Decays of tiles, float32, and inverses [T, H, C, C]. Grid: (T, H).
 
-    Without R row by row in float32. With R, for bfloat16, all diagonal blocks of R rows at once, row by row in float32,
-    then block rows from the first to the last by products in tf32, whose lost bits are fewer than those of the stored
-    inverse.
+    Without R, forward substitution is row by row in float32. With R, for bfloat16, the diagonal blocks of R rows are
+    solved in parallel, row by row in float32, and then joined block row by block row with tf32 products, whose rounding
+    is finer than that of the stored inverse.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
@@ -65,7 +65,7 @@ def prepare_kernel(
     tl.store(path_pointer + place, high)
     tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
     tl.store(from_entry_pointer + place, tl.exp(high + low))
-    # The walks go from tile to tile, and would wait for what they look up.
+    # Precomputed, because the walks go from tile to tile and would wait for these lookups.
     main_row = tl.load(main_row_pointer + tile)
     exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
     exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
@@ -79,7 +79,7 @@ def prepare_kernel(
         k = load_rows(k_pointer, key_rows, exists, block * BK, BK)
         overlap = tl.dot(k, tl.trans(k), overlap, input_precision="ieee")
     if R is None:
-        # Transposed, rows j and columns i: the coefficients of one row then come by a sum along the columns.
+        # Transposed (rows j, columns i), so that a sum along the columns gives the coefficients of one row.
         seen = visible_rows(row[None, :], row[:, None], end[:, None]) & (row[:, None] < row[None, :])
         decay = decay_between(seen, high[None, :], low[None, :], high[:, None], low[:, None])
         lower_ji = overlap * decay * beta[None, :]
@@ -97,7 +97,7 @@ def prepare_kernel(
         block_of = row // R
         outside = tl.where(block_of[:, None] == block_of[None, :], 0.0, lower)
         number, small = tl.arange(0, BLOCKS), tl.arange(0, R)
-        # [block, row, block, column]: only the blocks on the diagonal.
+        # The blocks on the diagonal of [block, row, block, column].
         same = number[:, None, None, None] == number[None, None, :, None]
         diagonal = tl.sum(tl.where(same, tl.reshape(lower, [BLOCKS, R, BLOCKS, R]), 0.0), 2)
         unit = tl.where(small[:, None] == small[None, :], 1.0, 0.0)

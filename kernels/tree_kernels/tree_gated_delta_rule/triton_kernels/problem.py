@@ -1,4 +1,4 @@
-"""Inputs of one call of the Triton kernels and the sizes that all of them share.
+"""Inputs of one call of the Triton kernels and sizes that the kernels share.
 
 Legend: N unique tokens, T tiles, C rows of a tile, Hk key heads, H value heads, K and V state sizes.
 """
@@ -14,26 +14,26 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, Laun
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Problem:
-    """Inputs, contiguous, and how to launch."""
+    """Contiguous inputs and launch options."""
 
     q: torch.Tensor
-    """[N, Hk, K]"""
+    """[N, Hk, K]."""
     k: torch.Tensor
-    """[N, Hk, K]"""
+    """[N, Hk, K]."""
     v: torch.Tensor
-    """[N, H, V]"""
+    """[N, H, V]."""
     g: torch.Tensor
-    """[N, H] float32"""
+    """[N, H] float32."""
     beta: torch.Tensor
-    """[N, H] float32"""
+    """[N, H] float32."""
     initial_state: torch.Tensor
-    """[H, K, V] float32"""
+    """[H, K, V] float32."""
     plan: DevicePlan
     scale: float
     tile_tokens: int
     launches: Launches
     processors: int
-    """programs of a walk that run at once"""
+    """Programs of a walk that run in parallel."""
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -42,25 +42,25 @@ class Problem:
 
     @property
     def of_value_heads(self) -> tuple[int, int]:
-        """Grid of a program for each tile and value head."""
+        """Grid with one program per tile and value head."""
         return len(self.plan.token), self.v.shape[1]
 
     @property
     def of_key_heads(self) -> tuple[int, int]:
-        """Grid of a program for each tile and key head."""
+        """Grid with one program per tile and key head."""
         return len(self.plan.token), self.k.shape[1]
 
     def of_tiles(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Unwritten [T, H, ...]."""
+        """Uninitialised [T, H, ...]."""
         return self.v.new_empty(*self.of_value_heads, *shape, dtype=dtype)
 
     def walk_launch(self, num_chains: int, few: Launch, many: Launch) -> Launch:
-        """The launch for few chains where all programs of a level then run at once, else the one for many."""
+        """`few` if all programs of a level then run in parallel, else `many`."""
         _, heads, values = self.v.shape
         return few if num_chains * heads * (values // few.values) <= self.processors else many
 
     def constants(self, launch: Launch, kernel: Any) -> dict[str, Any]:
-        """Launch options, and those of the compile-time sizes that the kernel takes."""
+        """Launch options and the compile-time sizes that the kernel takes."""
         (_, key_heads, keys), (_, heads, values) = self.k.shape, self.v.shape
         sizes = {"HEADS": heads, "GROUP": heads // key_heads, "K": keys, "V": values, "C": self.tile_tokens}
         sizes |= {"BK": launch.keys, "BV": launch.values}
@@ -70,13 +70,13 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Decays:
-    """Path sums of the gates in tiles, and what follows from them; all float32."""
+    """Path sums of the gates in tiles, and decays; all float32."""
 
     path: torch.Tensor
-    """[2, T, H, C], high and low part"""
+    """[2, T, H, C], path sums as a high and a low part."""
     from_entry: torch.Tensor
-    """[T, H, C], from the state that enters the tile to each row"""
+    """[T, H, C], decay from the entry state to each row."""
     to_exit: torch.Tensor
-    """[T, H, C], from each row to the state with which the chain goes on; 0 where it does not"""
+    """[T, H, C], decay from each row to the state that continues the chain; 0 without one."""
     kept: torch.Tensor
-    """[T, H], from the state that enters to the one that goes on; 0 where the chain ends"""
+    """[T, H], decay from the entry state to the state that continues the chain; 0 without one."""

@@ -1,4 +1,4 @@
-"""At which state sizes the Triton kernels run, and their block sizes. This file does not import Triton."""
+"""Supported state sizes and launch options of the Triton kernels. This file does not import Triton."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,26 +10,26 @@ from tree_kernels import triton_support
 TILE_TOKENS = 64
 SIZES = (16, 32, 64, 128, 256)
 ON_CPU = 2
-"""Programs at once in the interpreter, where it only decides which launch a test runs."""
+"""Parallel programs in the interpreter, where it only decides which launch a test runs."""
 KIBI = 1024
 HOPPERS_SHARED_MEMORY = frozenset({(9, 0), (10, 0)})
-"""Compute capabilities of 227 KiB of shared memory a program; all others that can run have 99 at least."""
+"""Compute capabilities with 227 KiB of shared memory per program; all other supported ones have at least 99 KiB."""
 PROVEN_SIZES = frozenset({(64, 64), (128, 128)})
-"""State sizes (keys, values) at which compiled kernels were held against float64 on a GPU; see kernels/README.md."""
+"""State sizes (keys, values) for which compiled kernels were compared with float64 on a GPU; see kernels/README.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Block and launch options of one kernel."""
+    """Block sizes and launch options of one kernel."""
 
     keys: int
-    """columns of keys at a time"""
+    """Columns of keys per block."""
     values: int
-    """columns of values at a time"""
+    """Columns of values per block."""
     warps: int
-    """warps per program"""
+    """Warps per program."""
     stages: int
-    """depth of the load pipeline"""
+    """Depth of the load pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Launches:
     products: Launch
     walk: Launch
     walk_of_few: Launch
-    """of a level whose programs all run at once, so that the pace of one is all that counts"""
+    """Walk of a level whose programs all run in parallel, so that the speed of a single program counts."""
     side_states: Launch
     output: Launch
     score_gradients: Launch
@@ -52,7 +52,7 @@ class Launches:
     exit_gradients: Launch
     key_gradients: Launch
     inverse_block_rows: int | None
-    """rows of the blocks that `prepare` solves at once and joins by products in tf32; None: row by row in float32"""
+    """Rows of the blocks that `prepare` solves in parallel and joins with tf32 products; None: row by row, float32."""
 
 
 def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str | None:
@@ -80,26 +80,26 @@ AT_128 = Launches(
     key_gradients=Launch(keys=128, values=64, warps=4, stages=1),
     inverse_block_rows=8,
 )
-"""The fastest in bfloat16 at state size 128 x 128 on an H200 (docs/log.md); 202 KiB of shared memory at most."""
+"""Fastest options for bfloat16 at 128 x 128 on an H200 (docs/log.md); at most 202 KiB of shared memory."""
 OF_STATES = ("walk", "walk_of_few", "side_states", "joint_gradients", "walk_back", "walk_back_of_few")
-"""Kernels that hold blocks of states with all their keys."""
+"""Kernels that hold blocks of states with all keys."""
 SHALLOW_WALK_BACK = Launch(keys=64, values=32, warps=4, stages=2)
 
 
 def processors_of(device: torch.device) -> int:
-    """How many programs of a walk run at once."""
+    """Number of programs of a walk that run in parallel."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else ON_CPU
 
 
 def shared_memory_of(device: torch.device) -> int:
-    """Bytes that a program can have at least."""
+    """Lower bound on the bytes of shared memory of a program."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) not in HOPPERS_SHARED_MEMORY:
         return 99 * KIBI
     return 227 * KIBI
 
 
 def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memory: int = 227 * KIBI) -> Launches:
-    """Options by dtype and state size: measured at 128 x 128 in half precision, merely sure to fit elsewhere."""
+    """Options by dtype and state size: measured at 128 x 128 in half precision, else only known to fit."""
     if dtype != torch.float32 and (key_size, value_size) == (128, 128):
         launches = AT_128
         if shared_memory < 227 * KIBI:
@@ -107,7 +107,7 @@ def launches_for(dtype: torch.dtype, key_size: int, value_size: int, shared_memo
             launches = replace(AT_128, walk_of_few=AT_128.walk, walk_back=shallow, walk_back_of_few=shallow)
         if dtype == torch.bfloat16:
             return launches
-        # tf32 cuts operands to float16's bits without rounding them, and gradients of gates would show it.
+        # tf32 truncates operands to float16's precision, which would be visible in the gradients of gates.
         return replace(launches, prepare=Launch(keys=128, values=64, warps=1, stages=1), inverse_block_rows=None)
     widest = 32 if dtype == torch.float32 else 64
     keys, values = min(widest, key_size), min(widest, value_size)

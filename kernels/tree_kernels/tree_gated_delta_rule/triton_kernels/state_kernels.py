@@ -1,4 +1,4 @@
-"""The states: one program walks a heavy chain of tiles with its state in registers, forward and backward.
+"""Kernels of the states: one program walks a chain of tiles with the state in registers, forward and backward.
 
 Legend: T tiles, C rows of a tile, H value heads, K and V state sizes, S slots of stored float32 states.
 """
@@ -41,10 +41,10 @@ def walk_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Walk the chains of one level down. Grid: (V / BV, chains * H).
+    """Walk down the chains of one level. Grid: (V / BV, chains * H).
 
-    `written` [T, H, C, V] receives U from `own`, each tile's own part, and may be it; `entry` [T, H, K, V] receives the
-    state that enters each tile; slots receive it in float32 where `stored_slot` is not negative.
+    Writes U to `written` [T, H, C, V], which may be `own`, the tile's own part of U; entry states to `entry` [T, H, K,
+    V]; and, where `stored_slot` is not negative, entry states in float32 to slots.
     """
     first = tl.program_id(0) * BV
     chain, head = first_chain + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -57,7 +57,7 @@ def walk_kernel(
     slot = tl.load(stored_slot_pointer + start)
     for step in range(stop - start):
         tile = start + step
-        # What the next tile needs is on its way while this one computes.
+        # Load the next tile's factors while this tile computes.
         following = tl.minimum(tile + 1, stop - 1)
         of_tile = following.to(tl.int64) * HEADS + head
         next_weight, next_kept = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)
@@ -102,7 +102,7 @@ def side_states_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """States that leave a tile beside its chain's own. Grid: (V / BV, side exits of the level * H)."""
+    """States at side exits. Grid: (V / BV, side exits of the level * H)."""
     first = tl.program_id(0) * BV
     side, head = first_side + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     tile = tl.load(side_tile_pointer + side)
@@ -147,10 +147,10 @@ def joint_gradients_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """What flows into a tile from other chains, before its own chain is walked back. Grid: (V / BV, joints * H).
+    """Gradients that flow into a tile from other chains, before its own chain is walked up. Grid: (V / BV, joints * H).
 
-    Gradients are summed from lists, in their order. A joint is a tile that others branch from: at its entry, whose
-    sources are those of `joint_slot`, or at side exits.
+    A joint is a tile from which other chains start, at its entry state (`joint_slot`) or at side exits. Gradients are
+    summed in the fixed order of `source`.
     """
     first = tl.program_id(0) * BV
     joint, head = first_joint + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -210,10 +210,10 @@ def walk_back_kernel(
     BV: tl.constexpr,
     C: tl.constexpr,
 ) -> None:
-    """Walk the chains of one level up with the gradient of the state. Grid: (V / BV, chains * H).
+    """Walk up the chains of one level with the gradient of the state. Grid: (V / BV, chains * H).
 
-    `d_written` [T, H, C, V] holds what outputs and side exits left and receives the whole; `d_main` [T, H, K, V]
-    receives the gradient of the state that leaves each tile; `d_source` that of the state the chain started from.
+    `d_written` [T, H, C, V] contains the parts from outputs and side exits and is completed. Writes the gradient of
+    the state that leaves each tile along the chain to `d_main` [T, H, K, V], that of the start state to `d_source`.
     """
     first = tl.program_id(0) * BV
     chain, head = first_chain + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -226,7 +226,7 @@ def walk_back_kernel(
     joint = tl.load(joint_pointer + stop - 1)
     for step in range(stop - start):
         tile = stop - 1 - step
-        # What the next tile needs is on its way while this one computes.
+        # Load the next tile's factors while this tile computes.
         following = tl.maximum(tile - 1, start)
         of_tile = following.to(tl.int64) * HEADS + head
         next_weight, next_kept = tl.load(to_exit_pointer + of_tile * C + row), tl.load(kept_pointer + of_tile)

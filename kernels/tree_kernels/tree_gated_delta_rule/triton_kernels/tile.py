@@ -1,7 +1,7 @@
-"""What the kernels of one tile share: its rows, who sees whom, the decay between rows, and reading by rows or columns.
+"""Functions that the kernels share: visibility, decay between rows, and reading a tile by rows or columns.
 
-The decay of a path in the tile is kept as two float32 numbers, high and low: differences of large sums would otherwise
-lose what decides the decay between two tokens. State sizes are powers of two, so columns need no mask.
+Path sums are stored as two float32 numbers, high and low, because differences of large float32 sums would be too
+inaccurate. State sizes are powers of two, so columns need no mask.
 Legend: C rows of a tile, D columns of a block, H value heads.
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def visible_rows(i: tl.tensor, j: tl.tensor, end_j: tl.tensor) -> tl.tensor:
-    """Whether row j is row i or an ancestor of it; operands broadcast against each other."""
+    """True if row j is row i or an ancestor of row i; operands broadcast."""
     return (j <= i) & (i < end_j)
 
 
@@ -19,7 +19,7 @@ def visible_rows(i: tl.tensor, j: tl.tensor, end_j: tl.tensor) -> tl.tensor:
 def decay_between(
     visible: tl.tensor, high_i: tl.tensor, low_i: tl.tensor, high_j: tl.tensor, low_j: tl.tensor
 ) -> tl.tensor:
-    """exp(G_i - G_j) where row i sees row j, else 0; operands broadcast against each other."""
+    """exp(G_i - G_j) if row i sees row j, else 0; operands broadcast."""
     difference = (high_i - high_j) + (low_i - low_j)
     return tl.exp(tl.where(visible, difference, float("-inf")))
 
@@ -50,7 +50,7 @@ def exit_decays(
     HEADS: tl.constexpr,
     C: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Decay from each row [C], and from the entry, to the state after `exit_row`; all 0 where that is -1."""
+    """Decay from each row [C], and from the entry, to the state after `exit_row`; all 0 if that is -1."""
     row = tl.arange(0, C)
     high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
     end = tl.load(row_end_pointer + tile * C + row)
@@ -69,7 +69,7 @@ def token_offsets(token: tl.tensor, head: tl.tensor, HEADS: tl.constexpr, SIZE: 
 
 @triton.jit
 def load_rows(pointer: tl.tensor, offset_C: tl.tensor, exists_C: tl.tensor, first: int, D: tl.constexpr) -> tl.tensor:
-    """D columns from `first` on, as [C, D]; zeros where a row does not exist."""
+    """D columns from `first` on, as [C, D]; rows that do not exist are zeros."""
     column = first + tl.arange(0, D)
     return tl.load(pointer + offset_C[:, None] + column[None, :], mask=exists_C[:, None], other=0.0)
 
@@ -78,7 +78,7 @@ def load_rows(pointer: tl.tensor, offset_C: tl.tensor, exists_C: tl.tensor, firs
 def load_columns(
     pointer: tl.tensor, offset_C: tl.tensor, exists_C: tl.tensor, first: int, D: tl.constexpr
 ) -> tl.tensor:
-    """The same as [D, C]: read in that shape, since a transposed register operand is miscompiled on Hopper."""
+    """`load_rows` as [D, C], read in that shape because a transposed register operand is miscompiled on Hopper."""
     column = first + tl.arange(0, D)
     return tl.load(pointer + offset_C[None, :] + column[:, None], mask=exists_C[None, :], other=0.0)
 
@@ -87,7 +87,7 @@ def load_columns(
 def store_rows(
     pointer: tl.tensor, value: tl.tensor, offset_C: tl.tensor, exists_C: tl.tensor, first: int, D: tl.constexpr
 ) -> None:
-    """Write [C, D] where rows exist."""
+    """Write the rows of [C, D] that exist."""
     column = first + tl.arange(0, D)
     place = pointer + offset_C[:, None] + column[None, :]
     tl.store(place, value.to(pointer.dtype.element_ty), mask=exists_C[:, None])
@@ -109,7 +109,7 @@ def load_matrix(pointer: tl.tensor, offset_R: tl.tensor, first: int, D: tl.const
 
 @triton.jit
 def load_matrix_columns(pointer: tl.tensor, offset_R: tl.tensor, first: int, D: tl.constexpr) -> tl.tensor:
-    """The same as [D, R]."""
+    """`load_matrix` as [D, R]."""
     return tl.load(pointer + offset_R[None, :] + (first + tl.arange(0, D))[:, None])
 
 
@@ -134,7 +134,7 @@ def load_state(
     BV: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ) -> tl.tensor:
-    """Block [BK, BV] of one state in [*, HEADS, K, V], or the same block read as [BV, BK]."""
+    """Block [BK, BV] of one state in [*, HEADS, K, V]; [BV, BK] if TRANSPOSED."""
     start = (index.to(tl.int64) * HEADS + head) * (K * V) + first_row * V + first_column
     if TRANSPOSED:
         return tl.load(pointer + start + tl.arange(0, BK)[None, :] * V + tl.arange(0, BV)[:, None])

@@ -1,1 +1,1 @@
-"""The recurrence of Mamba 2 by torch alone, on any device."""
+"""The recurrence of Mamba 2 in plain torch, on any device."""

@@ -1,8 +1,8 @@
-"""The recurrence of Mamba 2 tile by tile, on the tiles of the gated delta rule: dense products inside all tiles at
-once, then states down the tree of tiles.
+"""The recurrence of Mamba 2 on the tiles of the gated delta rule: dense products inside all tiles at once, then states
+down the tree of tiles.
 
-Inside a tile with entry state S, path decay G_i and D_ij as in the gated delta rule (`path_decays`), with the tree's
-mask in place of the causal one of Dao and Gu (2024), section 6:
+This is the chunked form of Dao and Gu (2024), section 6, with the tree's mask instead of the causal one. In a tile with
+entry state S, and G_i and D_ij as in the gated delta rule (`path_decays`):
 
     O = exp(G) C S + (D * C B^T) (dt X),   S_p = exp(G_p) S + sum_j D_pj b_j (dt_j x_j)^T.
 
@@ -35,14 +35,9 @@ def chunked_state_space(
     *,
     tile_tokens: int = TILE_TOKENS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [N, H, P] in x's dtype and the states after the wanted tokens, in the dtype of the sums.
+    """Outputs [N, H, P] in x's dtype and the states after the `wanted` tokens, in the accumulation dtype.
 
-    Gradients come from autograd.
-
-    Args:
-        x_NHP: and the others: as in `reference_state_space`.
-        wanted: tokens whose states are returned.
-        tile_tokens: most tokens Q of a tile.
+    Gradients come from autograd. Other arguments are as in `reference_state_space`.
     """
     tiles = tile_tensors(layout, tile_tokens, wanted)
     dtype = accumulation_dtype(x_NHP.dtype)

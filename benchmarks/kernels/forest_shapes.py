@@ -1,4 +1,4 @@
-"""The registry of benchmark trees and head layouts. Every tree is laid out by the planner, heaviest subtree first.
+"""The forests of the benchmarks. Every tree is laid out by the planner, heaviest subtree first.
 
 Legend: S segments, N unique tokens, B rows.
 """
@@ -20,31 +20,6 @@ TINY_SEGMENT = (10, 101)
 """Tokens of a tiny segment: at least, below."""
 GOES_ON = 0.7
 """Chance that a tiny segment continues the last one instead of a random one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadLayout:
-    """Attention heads of a model."""
-
-    heads: int
-    """Query heads."""
-    kv_heads: int
-    """Key and value heads."""
-    head_size: int
-    """D."""
-
-
-TINY_HEADS = "tiny"
-"""The layout that is no model's: for a CPU."""
-HEAD_LAYOUTS = {
-    "qwen3-8b": HeadLayout(heads=32, kv_heads=8, head_size=128),
-    "qwen3-0.6b": HeadLayout(heads=16, kv_heads=8, head_size=128),
-    "qwen3-32b": HeadLayout(heads=64, kv_heads=8, head_size=128),
-    "qwen3-30b-a3b": HeadLayout(heads=32, kv_heads=4, head_size=128),
-    "llama-3-8b": HeadLayout(heads=32, kv_heads=8, head_size=128),
-    "llama-3.2-1b": HeadLayout(heads=32, kv_heads=8, head_size=64),
-    TINY_HEADS: HeadLayout(heads=4, kv_heads=2, head_size=16),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

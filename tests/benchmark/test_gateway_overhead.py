@@ -1,0 +1,19 @@
+"""The gateway's benchmark runs small: clients of its own, records that are what the model gave, a row of figures."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tree_rl.benchmark.results import read_csv
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_load_is_timed(tmp_path: Path) -> None:
+    tokenizer, table = tmp_path / "qwen", tmp_path / "gateway.csv"
+    subprocess.run([sys.executable, str(ROOT / "examples" / "write_qwen_tokenizer.py"), str(tokenizer)], check=True)
+    command = [sys.executable, str(ROOT / "benchmarks" / "gateway_overhead.py"), str(tokenizer), "--csv", str(table)]
+    subprocess.run([*command, "--load", "2x3", "--share-cores"], check=True, timeout=200)
+    (row,) = read_csv(table)
+    assert (row["sessions"], row["calls"]) == ("2", "6") and int(row["longest prompt"]) > 1_000
+    assert 0 < float(row["gateway ms"]) <= float(row["gateway ms p90"]) and float(row["longest callback ms"]) > 0
