@@ -10,14 +10,14 @@ def edge_problem(
 ) -> dict[str, torch.Tensor]:
     """Hidden states, head weight and bias in the dtype; sources, targets, temperatures and weights of the edges."""
     generator = torch.Generator().manual_seed(seed + edges * 1000 + vocabulary)
+    exact = dtype if dtype == torch.float64 else torch.float32
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+        return torch.randn(*shape, generator=generator, dtype=exact).to(device, dtype)
 
     def choose(most: int) -> torch.Tensor:
         return torch.randint(0, most, (edges,), generator=generator).to(device)
 
-    exact = dtype if dtype == torch.float64 else torch.float32
     return {
         "hidden": draw(TOKENS, HIDDEN),
         "weight": draw(vocabulary, HIDDEN),
