@@ -8,9 +8,7 @@ import sys
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiled_kernels import SHARED_MEMORY, shared_memory
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels import (
     gradient_kernels,
@@ -19,10 +17,8 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels import (
     prepare_kernels,
     state_kernels,
 )
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import KIBI, TILE_TOKENS, Launch, Launches, launches_for
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS, Launch, Launches, launches_for
 
-SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}
-"""99 KiB: Ada and the smaller Ampere."""
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FLOATS = (
     "g", "beta", "slot", "path", "from_entry", "to_exit", "kept", "d_source", "d_joint", "d_path", "d_beta", "d_g",
@@ -53,38 +49,27 @@ def kernels_of(launches: Launches) -> dict[str, tuple[Any, Launch]]:
     }
 
 
-def shared_memory(kernel: Any, launch: Launch, dtype: torch.dtype, capability: int, constants: dict[str, Any]) -> int:
-    """Bytes that one compiled kernel takes."""
-    sizes = constants | {"BK": launch.keys, "BV": launch.values}
+def shared_memory_of(kernel: Any, launch: Launch, dtype: torch.dtype, capability: int, sizes: dict[str, Any]) -> int:
+    sizes = sizes | {"BK": launch.keys, "BV": launch.values}
     sizes = {name: value for name, value in sizes.items() if name in kernel.arg_names}
-    types, aligned = {}, {}
-    for index, name in enumerate(kernel.arg_names):
+    types = {}
+    for name in kernel.arg_names:
+        named = name.removesuffix("_pointer")
         if name in sizes:
             types[name] = "constexpr"
         elif name.endswith("_pointer"):
-            named = name.removesuffix("_pointer")
             types[name] = "*fp32" if named in FLOATS else "*i32" if named in INTEGERS else f"*{SHORT[dtype]}"
-            aligned[(index,)] = [["tt.divisibility", 16]]
         else:
             types[name] = "fp32" if name == "scale" else "i32"
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    source = ASTSource(kernel, types, sizes, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+    return shared_memory(kernel, types, sizes, capability, warps=launch.warps, stages=launch.stages)
 
 
 def main(capability: int, dtype: torch.dtype, size: int = 128) -> None:
     launches = launches_for(dtype, size, size, SHARED_MEMORY[capability])
-    constants = {
-        "HEADS": 32,
-        "GROUP": 2,
-        "K": size,
-        "V": size,
-        "C": TILE_TOKENS,
-        "R": launches.inverse_block_rows,
-        "SIDES": True,
-    }
+    constants = {"HEADS": 32, "GROUP": 2, "K": size, "V": size, "C": TILE_TOKENS, "SIDES": True}
+    constants["R"] = launches.inverse_block_rows
     shared = {
-        name: shared_memory(kernel, launch, dtype, capability, constants)
+        name: shared_memory_of(kernel, launch, dtype, capability, constants)
         for name, (kernel, launch) in kernels_of(launches).items()
     }
     print(json.dumps(shared))

@@ -8,9 +8,7 @@ import sys
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiled_kernels import shared_memory
 
 from tree_kernels.tree_attention.triton_kernels import sizes
 from tree_kernels.tree_attention.triton_kernels.forward_kernel import forward_kernel
@@ -19,23 +17,13 @@ from tree_kernels.tree_attention.triton_kernels.query_gradient_kernels import qu
 from tree_kernels.tree_attention.triton_kernels.sizes import Tile, padded_size, tiles_for
 
 GROUP = 4
-INTEGER_VECTORS = (
-    "full_",
-    "partial_",
-    "key_end",
-    "key_depth",
-    "piece_block",
-    "piece_first",
-    "piece_stop",
-    "piece_slot",
-)
+INTEGER_VECTORS = ("full_", "partial_", "key_", "piece_block", "piece_first", "piece_stop", "piece_slot")
 FLOAT_VECTORS = ("lse_", "row_term_", "grad_lse_", "piece_sum")
 
 
-def signature_of(kernel: Any, constants: dict[str, Any]) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]:
-    """Types of a kernel's arguments as a launch finds them, and which are multiples of 16."""
-    types, aligned = {}, {}
-    for index, name in enumerate(kernel.arg_names):
+def shared_memory_of(kernel: Any, tile: Tile, capability: int, constants: dict[str, Any]) -> int:
+    types = {}
+    for name in kernel.arg_names:
         if name in constants:
             types[name] = "constexpr"
         elif name.endswith("_blocks"):
@@ -44,17 +32,9 @@ def signature_of(kernel: Any, constants: dict[str, Any]) -> tuple[dict[str, str]
         elif name.endswith("_pointer"):
             types[name] = "*i32" if name.startswith(INTEGER_VECTORS) else "*bf16"
             types[name] = "*fp32" if name.startswith(FLOAT_VECTORS) else types[name]
-            aligned[(index,)] = [["tt.divisibility", 16]]
         else:
             types[name] = "fp32" if name in ("scale", "scale_log2", "cap_log2") else "i32"
-    return types, aligned
-
-
-def shared_memory(kernel: Any, tile: Tile, capability: int, constants: dict[str, Any]) -> int:
-    types, aligned = signature_of(kernel, constants)
-    source = ASTSource(kernel, types, constants, aligned)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+    return shared_memory(kernel, types, constants, capability, warps=tile.warps, stages=tile.stages)
 
 
 def main(capability: int, head_size: int) -> None:
@@ -72,9 +52,9 @@ def main(capability: int, head_size: int) -> None:
 
     forward, queries = tiles.forward, tiles.query_gradient
     shared = {
-        "forward": shared_memory(forward_kernel, forward, capability, packed(forward) | {"SINKS": True}),
-        "query_gradient": shared_memory(query_gradient_kernel, queries, capability, packed(queries)),
-        "row_term": shared_memory(
+        "forward": shared_memory_of(forward_kernel, forward, capability, packed(forward) | {"SINKS": True}),
+        "query_gradient": shared_memory_of(query_gradient_kernel, queries, capability, packed(queries)),
+        "row_term": shared_memory_of(
             row_term_kernel,
             Tile(rows=64, keys=0, warps=4, stages=3),
             capability,
@@ -84,7 +64,7 @@ def main(capability: int, head_size: int) -> None:
     together = len(tiles.key_gradients) == 1
     for index, tile in enumerate(tiles.key_gradients):
         of = {"OF_KEYS": index == 0, "OF_VALUES": together or index == 1}
-        shared[f"key_gradient {index}"] = shared_memory(key_gradient_kernel, tile, capability, constants(tile) | of)
+        shared[f"key_gradient {index}"] = shared_memory_of(key_gradient_kernel, tile, capability, constants(tile) | of)
     print(json.dumps(shared))
 
 

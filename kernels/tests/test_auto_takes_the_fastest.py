@@ -100,14 +100,20 @@ def test_a_layout_keeps_its_share_on_the_way_to_a_device() -> None:
         TreeLayout.from_subtree_end(torch.tensor([1]), partial_share=12.0)
 
 
-def test_attention_tells_auto_what_the_layout_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float | None] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """The shares that selection was told."""
+    shares: list[float | None] = []
 
     def chosen(*, partial_share: float | None, **wanted: object) -> str:
-        asked.append(partial_share)
+        shares.append(partial_share)
         return "sdpa"
 
     monkeypatch.setattr(api, "chosen_implementation", chosen)
+    return shares
+
+
+def test_attention_tells_auto_what_the_layout_knows(asked: list[float | None]) -> None:
     q = torch.zeros(3, 2, 16)
     layout = TreeLayout.from_subtree_end(torch.tensor([3, 2, 3]), partial_share=0.75)
     api.tree_attention(q, q, q, layout)
@@ -116,20 +122,11 @@ def test_attention_tells_auto_what_the_layout_knows(monkeypatch: pytest.MonkeyPa
     assert asked == [0.75, None]
 
 
-@pytest.mark.parametrize(("past", "is_asked"), [(0, None), (1, 0.75)])
+@pytest.mark.parametrize(("past", "share"), [(0, None), (1, 0.75)])
 def test_rows_that_share_nothing_visit_no_partial_blocks(
-    past: int, is_asked: float | None, monkeypatch: pytest.MonkeyPatch
+    past: int, share: float | None, asked: list[float | None]
 ) -> None:
-    asked: list[float | None] = []
-
-    def chosen(*, partial_share: float | None, **wanted: object) -> str:
-        asked.append(partial_share)
-        return "sdpa"
-
-    monkeypatch.setattr(api, "chosen_implementation", chosen)
-    size = 200
-    q, behind = torch.zeros(size, 2, 16), torch.zeros(past, 2, 16)
-    end = torch.arange(1, size + 1)
-    layout = TreeLayout.from_subtree_end(end, past_length=past, partial_share=0.75)
+    q, behind = torch.zeros(200, 2, 16), torch.zeros(past, 2, 16)
+    layout = TreeLayout.from_subtree_end(torch.arange(1, 201), past_length=past, partial_share=0.75)
     api.tree_attention(q, q, q, layout, past_k=behind if past else None, past_v=behind if past else None)
-    assert asked == [is_asked]
+    assert asked == [share]

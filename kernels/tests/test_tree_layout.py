@@ -16,7 +16,7 @@ def depths_of(parent: list[int]) -> list[int]:
     return depth
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 64, 1000])
+@pytest.mark.parametrize("size", [0, 1, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_position_is_depth(shape: str, size: int) -> None:
     parent = SHAPES[shape](size)

@@ -107,20 +107,19 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"), [*((shape, 65) for shape in SHAPES), *(("forest", size) for size in (1, 3, 63, 64, 129))]
+    ("shape", "size"), [*((shape, 65) for shape in SHAPES), *(("forest", size) for size in (1, 64, 129))]
 )
 def test_every_shape_and_size(shape: str, size: int) -> None:
     check(SHAPES[shape](size))
 
 
-@pytest.mark.parametrize(("shape", "size"), [("comb", 65), ("trunk_and_stubs", 65), ("forest", 65), ("forest", 1)])
+@pytest.mark.parametrize(("shape", "size"), [("trunk_and_stubs", 65), ("forest", 33)])
 def test_everything_at_once(shape: str, size: int) -> None:
     check(SHAPES[shape](size), **EVERYTHING)
     check(SHAPES[shape](size), tiles=same_tiles(64, 16, packed=True), heads=(4, 2), **EVERYTHING)
 
 
-@pytest.mark.parametrize("past", [1, 64, 77])
-@pytest.mark.parametrize("window", [None, 1, 33])
+@pytest.mark.parametrize(("past", "window"), [(1, None), (64, 1), (77, 33), (64, None)])
 def test_every_past_and_window(past: int, window: int | None) -> None:
     check(SHAPES["random_trie"](70), past=past, window=window)
 
@@ -128,14 +127,14 @@ def test_every_past_and_window(past: int, window: int | None) -> None:
 @pytest.mark.parametrize(
     ("heads", "packed"),
     [
-        *(((1, 1), True), ((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True), ((8, 1), False)),
+        *(((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True)),
     ],
 )
 def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
     check(SHAPES["random_trie"](40), heads=heads, past=5, tiles=same_tiles(32, 32, packed=packed))
 
 
-@pytest.mark.parametrize("head_size", [8, 24, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_size", [8, 80, 256])
 def test_every_head_size(head_size: int) -> None:
     check(SHAPES["bushy_trie"](33), head_size=head_size, past=3)
 
@@ -150,7 +149,7 @@ def test_every_option_alone(option: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("tile", "packed"),
     [
-        *(((16, 64), True), ((64, 16), False), ((64, 128), True), ((128, 64), False), ((16, 16), True)),
+        *(((16, 64), True), ((64, 16), False), ((128, 64), True)),
     ],
 )
 def test_the_tile_changes_nothing(tile: tuple[int, int], packed: bool) -> None:
@@ -164,7 +163,6 @@ def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
     assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
     tiles = same_tiles(16, 16)
     check(parent, tiles=replace(tiles, key_gradients=tiles.key_gradients * 2))
-    check(parent, tiles=tiles, **EVERYTHING)
 
 
 @pytest.mark.parametrize("option", [{}, EVERYTHING])
@@ -172,7 +170,7 @@ def test_float16(option: dict[str, Any]) -> None:
     check(SHAPES["forest"](129), dtype=torch.float16, head_size=32, **option)
 
 
-@settings(max_examples=10, deadline=None, database=None, derandomize=True)
+@settings(max_examples=5, deadline=None, database=None, derandomize=True)
 @given(
     size=st.integers(1, 50),
     seed=st.integers(0, 10**6),

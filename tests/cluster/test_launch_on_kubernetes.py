@@ -66,16 +66,8 @@ def test_one_number_makes_the_cluster(tmp_path: Path, nodes: int) -> None:
         "IMAGE": "registry.example/tree_rl@sha256:" + "0" * 64,
         "NAMESPACE": "lab",
     }
-    command = [
-        "bash",
-        str(SCRIPTS / "kubernetes.sh"),
-        str(nodes),
-        "--",
-        "env",
-        "STEPS=3",
-        "bash",
-        "recipes/grpo/run.sh",
-    ]
+    recipe = ["env", "STEPS=3", "bash", "recipes/grpo/run.sh"]
+    command = ["bash", str(SCRIPTS / "kubernetes.sh"), str(nodes), "--", *recipe]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     applied = yaml.safe_load((tmp_path / "applied").read_text())
     (workers,) = applied["spec"]["workerGroupSpecs"]

@@ -98,20 +98,10 @@ def run_in_slurm(folder: Path, command: str) -> str:
     for name in ("upper", "work", "merged"):
         (folder / name).mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PYTEST"))}
+    script = INSTALL + SLURM_UP + command
     try:
         done = subprocess.run(
-            [
-                "unshare",
-                "--mount",
-                "--pid",
-                "--fork",
-                "bash",
-                "-c",
-                ENTER,
-                "enter",
-                str(folder),
-                INSTALL + SLURM_UP + command,
-            ],
+            [*("unshare", "--mount", "--pid", "--fork", "bash", "-c"), ENTER, "enter", str(folder), script],
             env=own | {"VERL_PLATFORM": "cpu"},
             capture_output=True,
             text=True,

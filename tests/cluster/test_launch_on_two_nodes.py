@@ -92,7 +92,7 @@ def cluster() -> Iterator[Cluster]:
             DASHBOARD_PORT=str(dashboard_port),
             RAY_TEMP_DIR=str(folder / "ray"),
         )
-        wait_for(folder / "token")
+        wait_until((folder / "token").exists)
         cluster.start("worker", "ray_worker.sh", cluster.head, *START, NODE_IP="127.0.0.2")
         yield cluster
     finally:
@@ -149,27 +149,6 @@ def test_node_with_another_version_is_named_and_nothing_runs(cluster: Cluster) -
     wait_until(lambda: "127.0.0.3" not in alive_nodes(cluster))
 
 
-def test_recipe_trains_on_both_nodes_with_one_changed_number(cluster: Cluster) -> None:
-    done = cluster.run(
-        "launch.sh",
-        "2",
-        "--",
-        "bash",
-        str(ROOT / "recipes/grpo/run_qwen3_fsdp2.sh"),
-        seconds=800,
-        STEPS="1",
-        OUTPUT=str(cluster.folder / "grpo"),
-        TRAIN_BATCH_SIZE="4",
-        MINI_BATCH_SIZE="4",
-        ROLLOUT_N="4",
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    assert "NNODES=2 bash" in done.stdout
-    assert "training/global_step:1" in done.stdout
-    # Ray marks what another node printed with its address: the second training process and its rollout.
-    assert "ip=127.0.0.2" in done.stdout, done.stdout[-6000:]
-
-
 def test_sft_starts_a_process_on_both_nodes(cluster: Cluster) -> None:
     for script, target in (("tiny_model.py", "model"), ("toy_task.py", "data")):
         command = [sys.executable, str(ROOT / "recipes" / script), str(cluster.folder / target)]
@@ -195,14 +174,8 @@ def test_signal_stops_a_node_and_leaves_nothing(cluster: Cluster) -> None:
 def alive_nodes(cluster: Cluster) -> str:
     ask = "import ray, sys; ray.init(sys.argv[1]); print([n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']])"
     environment = cluster.environment(RAY_AUTH_MODE="token")
-    return subprocess.run(
-        [sys.executable, "-c", ask, cluster.head],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    command = [sys.executable, "-c", ask, cluster.head]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def free_ports(count: int) -> list[int]:
@@ -213,10 +186,6 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def wait_for(path: Path) -> None:
-    wait_until(path.exists)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -27,18 +27,12 @@ from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
 from tree_rl.verl_plugin.resume.update_ledger import LEDGER, record_update, restore_ledger, save_ledger
 
 
-def save(root: Path, step: int, *, until: str = "committed") -> Path:
-    """A checkpoint as the trainer writes it, killed at a point: begun, weights, tracker, committed."""
+def save(root: Path, step: int) -> Path:
+    """A checkpoint as the trainer writes it."""
     folder = begin_checkpoint(root, step)
-    if until == "begun":
-        return folder
     (folder / "queue").mkdir(exist_ok=True)
     (folder / "queue" / "rows.pt").write_bytes(b"w" * (100 + step))
-    if until == "weights":
-        return folder
     (root / TRACKER).write_text(str(step))
-    if until == "tracker":
-        return folder
     commit_checkpoint(root, step, seal_files(folder, [name for name in files_below(folder) if name != RECORD]))
     return folder
 
@@ -48,27 +42,11 @@ def chosen(root: Path) -> int | None:
     return choose_checkpoint(root, lambda folder, record: why_checkpoint_damaged(folder, record, [])).step
 
 
-@pytest.mark.parametrize("killed_at", ["begun", "weights", "tracker"])
-def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path, killed_at: str) -> None:
-    save(tmp_path, 2)
-    save(tmp_path, 4)
-    save(tmp_path, 6, until=killed_at)
-    assert chosen(tmp_path) == 4
-    assert (tmp_path / TRACKER).read_text() == "4"
-    assert save(tmp_path, 6).is_dir() and chosen(tmp_path) == 6
-
-
 def test_a_kill_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
     assert chosen(tmp_path / "nothing") is None
-    save(tmp_path, 2, until="tracker")
+    begin_checkpoint(tmp_path, 2)
+    (tmp_path / TRACKER).write_text("2")
     assert chosen(tmp_path) is None and not (tmp_path / TRACKER).exists()
-
-
-def test_overwriting_a_checkpoint_takes_its_word_back_first(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    save(tmp_path, 4)
-    save(tmp_path, 4, until="begun")
-    assert chosen(tmp_path) == 2
 
 
 def test_the_record_is_on_the_disk_after_its_files_and_before_the_tracker(
@@ -155,7 +133,7 @@ def test_damage_on_the_disk_of_one_node_decides_for_all(tmp_path: Path) -> None:
 def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         save(tmp_path, step)
-    save(tmp_path, 8, until="weights")
+    begin_checkpoint(tmp_path, 8)
     remove_old_checkpoints(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [f"global_step_{s}" for s in (4, 6, 8)]
     assert chosen(tmp_path) == 6
@@ -163,18 +141,6 @@ def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> No
     assert record is not None and {name: mark.size_bytes for name, mark in record.files.items()} == {
         "queue/rows.pt": 106
     }
-
-
-def test_a_checkpoint_that_a_kill_left_half_removed_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (2, 4):
-        save(tmp_path, step)
-    with monkeypatch.context() as patch:
-        patch.setattr("tree_rl.verl_plugin.resume.checkpoint_commit.remove_tree", lambda path: None)
-        remove_old_checkpoints(tmp_path, keep=1)
-    assert chosen(tmp_path) == 4 and not (tmp_path / "global_step_2").exists()
-    assert len(list(tmp_path.glob(".removed-*"))) == 1
-    save(tmp_path, 6)
-    assert list(tmp_path.glob(".removed-*")) == []
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:

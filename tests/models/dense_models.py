@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from tiny_sizes import ROPE, VOCAB, sizes
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -20,21 +21,7 @@ from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
-VOCAB = 61
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
-}
-GPT_OSS_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES = sizes(attention_dropout=0.0, initializer_range=0.3)
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),
@@ -45,7 +32,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "gemma3_window": Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=8),
     "gpt_oss_sinks": GptOssConfig(
-        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=GPT_OSS_ROPE
+        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
 }

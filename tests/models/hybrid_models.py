@@ -7,28 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_sizes import DELTA_NET, VOCAB, sizes
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3NextConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-VOCAB = 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "initializer_range": 0.06,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+SIZES: dict[str, Any] = sizes(
+    num_hidden_layers=4, max_position_embeddings=512, attention_dropout=0.0, initializer_range=0.06, **DELTA_NET
+)
 EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
 from transformers import (
     AutoModelForCausalLM,
     Glm4MoeConfig,
@@ -20,25 +21,16 @@ from transformers import (
 )
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-VOCAB, LAYERS, EXPERTS, PER_TOKEN = 61, 3, 5, 2
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "attention_dropout": 0.0,
-    # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
-    "initializer_range": 0.2,
-    "num_experts_per_tok": PER_TOKEN,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LAYERS, EXPERTS, PER_TOKEN = 3, 5, 2
+# With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
+SIZES = sizes(
+    intermediate_size=24,
+    num_hidden_layers=LAYERS,
+    attention_dropout=0.0,
+    num_experts_per_tok=PER_TOKEN,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 SPARSE = {"num_experts": EXPERTS, "moe_intermediate_size": 16}
 HYBRID = {
     **SIZES,
@@ -46,10 +38,7 @@ HYBRID = {
     "shared_expert_intermediate_size": 16,
     "initializer_range": 0.1,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    **DELTA_NET,
 }
 FAMILIES: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **SPARSE, norm_topk_prob=True),

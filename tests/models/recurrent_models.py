@@ -2,28 +2,12 @@
 
 from typing import Any
 
-from hybrid_models import VOCAB
+from tiny_sizes import MAMBA as ONE_GROUP
+from tiny_sizes import sizes
 from transformers import BambaConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, PretrainedConfig
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "initializer_range": 0.1,
-}
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 8,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 16,
-}
+SIZES: dict[str, Any] = sizes(max_position_embeddings=512, initializer_range=0.1, num_hidden_layers=None, head_dim=None)
+MAMBA = ONE_GROUP | {"mamba_n_groups": 2, "mamba_d_conv": 4}
 CONV = {
     "num_hidden_layers": 4,
     "conv_L_cache": 3,

@@ -78,8 +78,7 @@ def prepared(family: str) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("checkpointing", (False, True))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
 def test_auxiliary_loss_is_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
     expected = stock_auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
     model = prepared(family)
@@ -116,7 +115,7 @@ def test_both_forms_in_float64_are_exact_to_rounding(form: BalanceForm) -> None:
     assert_equal_gradients(gradients(model, got), gradients(stock, expected), 1e-10)
 
 
-@pytest.mark.parametrize("family", ("qwen3_moe", "qwen3_next", "mixtral", "gpt_oss"))
+@pytest.mark.parametrize("family", ("qwen3_next", "gpt_oss"))
 def test_switch_form_is_that_of_rows_alone(family: str) -> None:
     stock, model = build(FAMILIES[family]), prepared(family)
     expected = per_layer_loss(row_probabilities(stock, ROWS))
@@ -163,8 +162,7 @@ def test_shares_of_forests_add_up_to_the_global_loss() -> None:
     assert_equal_gradients(gradients(model, got), gradients(stock, expected))
 
 
-@pytest.mark.parametrize("capacity", (1, 8, 1000))
-@pytest.mark.parametrize("family", ("qwen3_moe_dense_layer", "gpt_oss"))
+@pytest.mark.parametrize("family, capacity", (("qwen3_moe_dense_layer", 8), ("gpt_oss", 1)))
 def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     model, forest = prepared(family), Forest.from_rows(ROWS)
     plan = plan_partitions(forest, capacity, solver="heuristic")

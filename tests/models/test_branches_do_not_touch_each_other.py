@@ -23,18 +23,16 @@ from tree_rl.tree.forest import Forest
 CHANGED, TRUNK = 1, 21
 MODELS: dict[str, tuple[PretrainedConfig, str]] = {
     "qwen3": (DENSE["qwen3"], "sdpa"),
-    "gemma3_window": (DENSE["gemma3_window"], "sdpa"),
     "qwen3_5": (HYBRIDS["qwen3_5"], "sdpa"),
     "lfm2": (RECURRENT["lfm2"], "sdpa"),
     "bamba": (RECURRENT["bamba"], "sdpa"),
     "qwen3_moe": (FAMILIES["qwen3_moe"], "sdpa"),
-    "mixtral": (FAMILIES["mixtral"], "sdpa"),
     "gpt_oss": (FAMILIES["gpt_oss"], "eager"),
     "qwen3_next_moe": (HYBRIDS["qwen3_next"], "sdpa"),
 }
 
 
-EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_next_moe")
+EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next_moe")
 
 
 def rows(seed: int) -> list[np.ndarray]:

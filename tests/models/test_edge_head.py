@@ -84,7 +84,7 @@ def test_every_family_gives_what_its_logits_give(family: str, monkeypatch: pytes
     assert [len(answer) for answer in watched.answers] == [3], "the head answered with values, not with logits"
 
 
-def test_a_head_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_with_a_bias() -> None:
     model = build(FAMILIES["llama"])
     use_tree_attention(model)
     model.lm_head = nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"], bias=True).double()
@@ -112,8 +112,7 @@ def test_no_tensor_of_rows_by_vocabulary_is_saved(monkeypatch: pytest.MonkeyPatc
     assert largest == [True, False]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "granite_scale", "gpt_neox"])
-@pytest.mark.parametrize("head_answers", [True, False])
+@pytest.mark.parametrize(("family", "head_answers"), [("qwen3", True), ("granite_scale", True), ("gpt_neox", False)])
 def test_edges_planned_late_give_the_same(family: str, head_answers: bool) -> None:
     model = build(ALL[family])
     use_tree_attention(model)
@@ -176,28 +175,18 @@ def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
 def test_whatever_works_on_the_answer_is_noticed() -> None:
     forest, edges = forest_and_edges()
     kwargs = TreeInputs.from_forest(forest).model_kwargs()
-    for change, error in (
-        (lambda answer: answer[0] * 2, RuntimeError),
-        (lambda answer: answer / 2, TypeError),
-        (lambda answer: answer[:, -1:], TypeError),
-        (lambda answer: answer.float(), AttributeError),
+    for family, change, error in (
+        ("qwen3", lambda answer: answer[0] * 2, RuntimeError),
+        ("qwen3", lambda answer: answer[:, -1:], TypeError),
+        ("qwen3", lambda answer: answer.float(), AttributeError),
+        ("granite_scale", torch.exp, TypeError),
     ):
-        model = build(QWEN3)
+        model = build(ALL[family])
         use_tree_attention(model)
         assert use_edge_head(model) is None
         model.lm_head.register_forward_hook(lambda module, inputs, output, change=change: change(output))
         with pytest.raises(error):
             edge_values(model, kwargs, edges.request)
-
-
-def test_a_model_that_only_scales_may_do_nothing_else() -> None:
-    model = build(SCALED["granite_scale"])
-    use_tree_attention(model)
-    assert use_edge_head(model) is None
-    model.lm_head.register_forward_hook(lambda module, inputs, output: torch.exp(output))
-    forest, edges = forest_and_edges()
-    with pytest.raises(TypeError, match="only scales or caps"):
-        edge_values(model, TreeInputs.from_forest(forest).model_kwargs(), edges.request)
 
 
 def with_forward(model: Any, change: Any) -> Any:
@@ -236,7 +225,6 @@ def with_another_head(model: Any) -> Any:
     ("change", "reason"),
     [
         (lambda model: with_forward(model, lambda logits: logits - 1), "by more than a factor or a soft cap"),
-        (lambda model: with_forward(model, lambda logits: -logits), "by more than a factor or a soft cap"),
         (lambda model: with_forward(model, lambda logits: 3 * torch.tanh(logits / 3)), "by more than a factor"),
         (lambda model: with_forward(model, lambda logits: logits.float()), "converts the head's output"),
         (lambda model: with_forward(model, lambda logits: logits[..., :-1]), "changes the shape"),
@@ -263,15 +251,6 @@ def test_lora_on_the_head_trains_through_its_logits() -> None:
     expected = evaluate(model)
     assert use_edge_head(model) is not None
     assert_same(evaluate(model), expected)
-
-
-def test_lora_elsewhere_leaves_the_head_to_answer() -> None:
-    model = build(FAMILIES["llama"])
-    use_tree_attention(model)
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
-    expected = evaluate(wrapped)
-    assert use_edge_head(model) is None
-    assert_same(evaluate(wrapped), expected)
 
 
 def test_the_probe_touches_no_weight_and_puts_everything_back() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_sizes import sizes
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
 
@@ -20,6 +21,7 @@ from tree_rl.models.attention import skip_mask
 
 ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
 CALLS: list[list[int]] = []
+UNSET = dict.fromkeys(("pad_token_id", "initializer_range", "max_position_embeddings"))
 
 
 def varlen(
@@ -58,15 +60,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(modeling_flash_attention_utils, "is_flash_attn_2_available", lambda: True)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
+    config = Qwen3Config(**sizes(vocab_size=32, hidden_size=16, intermediate_size=32, **UNSET))
     built = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     CALLS.clear()
     return built

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fused_models import ALL, smaller
+from tiny_sizes import DELTA_NET, sizes
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tree_rl.models import use_tree_attention
@@ -22,22 +23,17 @@ pytestmark = [
 ]
 CUDA = torch.device("cuda")
 VOCAB = 500
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "initializer_range": 0.05,
-    "max_position_embeddings": 2048,
-}
-LINEAR = {
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-}
+SIZES = sizes(
+    vocab_size=VOCAB,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=None,
+    head_dim=64,
+    initializer_range=0.05,
+    max_position_embeddings=2048,
+    pad_token_id=None,
+)
+LINEAR = DELTA_NET | {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 SEEDS = 5
 
 

@@ -17,7 +17,6 @@ from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ROWS = rows_with_prefix(65)
-FAMILIES = ("qwen3_next", "qwen3_5")
 
 
 def model_with_decay(family: str, decay: float, dtype: torch.dtype, *, seed: int = 0) -> Any:
@@ -43,19 +42,16 @@ def tree(family: str, decay: float, dtype: torch.dtype) -> Result:
     return gradients(model, forest_log_probs(model, Forest.from_rows(ROWS)))
 
 
-@pytest.mark.parametrize(
-    ("family", "decay"), (("qwen3_5", 0.2), ("qwen3_5", 2.0), ("qwen3_5", 20.0), ("qwen3_next", 20.0))
-)
+@pytest.mark.parametrize(("family", "decay"), (("qwen3_5", 0.2), ("qwen3_next", 20.0)))
 def test_float32_is_right_to_rounding(family: str, decay: float) -> None:
     with float64_throughout():
         expected = stock(family, decay, torch.float64)
     assert_same(tree(family, decay, torch.float32), expected, FLOAT32_TOLERANCE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_float32_equals_stock_float32_where_decays_are_slow(family: str) -> None:
-    expected = stock(family, 0.02, torch.float32)
-    assert_same(tree(family, 0.02, torch.float32), (expected[0].double(), expected[1]), FLOAT32_TOLERANCE)
+def test_float32_equals_stock_float32_where_decays_are_slow() -> None:
+    expected = stock("qwen3_5", 0.02, torch.float32)
+    assert_same(tree("qwen3_5", 0.02, torch.float32), (expected[0].double(), expected[1]), FLOAT32_TOLERANCE)
 
 
 def squared_errors(family: str, seed: int) -> tuple[float, float]:

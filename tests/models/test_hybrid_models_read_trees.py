@@ -11,8 +11,7 @@ import pytest
 import torch
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
 from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, stock_rows_in_float64, tree
-from recurrent_models import RECURRENT
-from transformers import AutoModelForCausalLM, JambaConfig, Mamba2Config, MiniMaxConfig
+from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.whole import forest_log_probs
@@ -29,7 +28,7 @@ def test_forest_in_float64_equals_rows_alone(family: str) -> None:
     assert_same(got, stock_rows_in_float64(family, 65), 1e-10)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ("qwen3_5_moe", "lfm2_moe", "granite_4"))
 def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> None:
     got = tree(family, 65, torch.float32, checkpointing=True)
     assert_same(got, stock_rows_in_float64(family, 65), FLOAT32_TOLERANCE)
@@ -38,16 +37,16 @@ def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> 
 @pytest.mark.parametrize(
     ("family", "prefix"),
     (
-        *(("qwen3_next", prefix) for prefix in PREFIXES),
+        *(("qwen3_next", prefix) for prefix in (1, 3, 64)),
         *(pytest.param("qwen3_5", prefix, marks=pytest.mark.slow) for prefix in PREFIXES),
-        *((family, prefix) for family in ("lfm2", "bamba") for prefix in (1, 2, 3, 64)),
+        *((family, prefix) for family in ("lfm2", "bamba") for prefix in (1, 3)),
     ),
 )
 def test_every_prefix_length(family: str, prefix: int) -> None:
     assert_same(tree(family, prefix, torch.float32), stock_rows_in_float64(family, prefix), FLOAT32_TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ("qwen3_next", *RECURRENT))
+@pytest.mark.parametrize("family", ("qwen3_next", "lfm2", "bamba"))
 def test_flat_calls_run_transformers_own_code(family: str) -> None:
     model = build(CONFIGS[family], torch.float32)
     ids = torch.from_numpy(rows_with_prefix(20)[1])[None]
@@ -73,15 +72,6 @@ def test_a_failing_layer_leaves_transformers_own_functions_in_place(monkeypatch:
 SMALL: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
 REFUSED = {
     "Mamba2Mixer": Mamba2Config(**SMALL, num_heads=4, head_dim=16, state_size=8, n_groups=1),
-    "JambaMambaMixer": JambaConfig(
-        **SMALL,
-        intermediate_size=40,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_layer_offset=1,
-        attn_layer_period=2,
-        use_mamba_kernels=False,
-    ),
     "MiniMaxLightningAttention": MiniMaxConfig(
         **SMALL,
         intermediate_size=40,

@@ -26,8 +26,8 @@ TWO_LAYERS = Qwen3NextConfig(
 @pytest.mark.parametrize(
     ("family", "capacity"),
     (
-        *(("qwen3_next", capacity) for capacity in (3, 5, 17, 64, 10_000)),
-        *((family, capacity) for family in ("lfm2", "granite_4") for capacity in (3, 17, 1000)),
+        *(("qwen3_next", capacity) for capacity in (3, 5, 17, 10_000)),
+        *(("lfm2", 3), ("lfm2", 17), ("granite_4", 3), ("granite_4", 17)),
     ),
 )
 def test_every_budget_in_float64(family: str, capacity: int) -> None:
@@ -54,24 +54,13 @@ def test_other_families_with_checkpointing_and_offloading(family: str, capacity:
 
 @pytest.fixture(scope="module")
 def two_layers() -> Any:
-    model = build(TWO_LAYERS, torch.float64)
-    return model
+    return build(TWO_LAYERS, torch.float64)
 
 
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 @given(rows=ROWS, capacity=st.integers(1, 30), seed=st.integers(0, 2**16))
 def test_any_rows_any_budget(two_layers: Any, rows: list[list[int]], capacity: int, seed: int) -> None:
     with float64_throughout():
         expected = row_gradients(two_layers, rows)
         use_tree_attention(two_layers)
         assert_same_gradients(partitioned_gradients(two_layers, rows, capacity, offload=seed % 2 == 0), expected)
-
-
-@pytest.mark.parametrize(("family", "capacity"), (("qwen3_next", 30), ("qwen3_next", 3), ("qwen3_5", 3)))
-def test_float32_partitions_equal_rows_in_float64(family: str, capacity: int) -> None:
-    rows = rows_with_prefix(65)
-    with float64_throughout():
-        expected = row_gradients(build(HYBRIDS[family], torch.float64), rows)
-    model = build(HYBRIDS[family], torch.float32)
-    use_tree_attention(model)
-    assert_same_gradients(partitioned_gradients(model, rows, capacity), expected, 2e-5)

@@ -42,12 +42,6 @@ def test_flat_calls_keep_their_attention() -> None:
     torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
 
 
-def test_dropout_is_refused_by_name() -> None:
-    model = build(LlamaConfig(**{**SIZES, "attention_dropout": 0.1}))
-    with pytest.raises(UnsupportedModelError, match=r"attention_dropout=0\.1"):
-        check_model(model)
-
-
 def test_length_dependent_rope_is_refused_by_name() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UnsupportedModelError, match="rope_type=dynamic"):

@@ -1,8 +1,7 @@
 """Routers whose tokens are scattered over ranks count, charge, record and replay as on one rank that has all rows."""
 
-import json
-import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from moe_models import SHAPES
 from scattered_routers import Case, Outcome, run
-from sharing_ranks import assert_equal_gradients, join, spawn
+from sharing_ranks import assert_equal_gradients, assert_no_failures, groups_of, join, note_failures, spawn
 
 BOTH, LONELY = ("branches", "comb"), ("identical_and_strict_prefix", "")
 CASES = {
@@ -68,16 +67,13 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
     """Run all cases and write what failed."""
     join(rank, world, port)
     expected = torch.load(f"{out}/expected.pt")
-    failures: dict[str, str] = {}
-    for size, cases in CASES.items():
-        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-        for case in cases:
-            try:
-                check(case, rank // size, shares[rank // size], expected[size, case.name])
-            except AssertionError:
-                failures[f"{size}: {case.name}"] = traceback.format_exc()
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    shares = {size: groups_of(rank, world, size) for size in CASES}
+    cases = [(size, case) for size, cases in CASES.items() for case in cases]
+    note_failures(
+        out,
+        rank,
+        ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n], expected[n, case.name])) for n, case in cases),
+    )
 
 
 @pytest.mark.slow
@@ -89,7 +85,4 @@ def test_scattered_routers_are_those_of_one_rank(tmp_path: Path) -> None:
     }
     torch.save(expected, tmp_path / "expected.pt")
     spawn(rank_main, WORLD, tmp_path)
-    failures: dict[str, str] = {}
-    for rank in range(WORLD):
-        failures |= json.loads((tmp_path / f"failures_{rank}.json").read_text())
-    assert not failures, "\n".join(f"{name}\n{text}" for name, text in failures.items())
+    assert_no_failures(tmp_path, WORLD)

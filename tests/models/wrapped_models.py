@@ -3,23 +3,13 @@
 from typing import Any
 
 import torch
+from tiny_sizes import DELTA_NET, HYBRID, sizes
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 VOCAB = 97
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+TEXT: dict[str, Any] = sizes(
+    vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, bos_token_id=1, eos_token_id=2
+)
 VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -39,50 +29,48 @@ QWEN_VISION: dict[str, Any] = {
     "out_hidden_size": 32,
     "num_position_embeddings": 16,
 }
-QWEN_TOKENS = {
-    "image_token_id": 90,
-    "video_token_id": 91,
-    "vision_start_token_id": 92,
-    "vision_end_token_id": 93,
-}
 AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-DELTA_NET = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+TOKENS = {"image_token_id": 90, "video_token_id": 91}
+QWEN_TOKENS = {**TOKENS, "vision_start_token_id": 92, "vision_end_token_id": 93}
+SIGLIP = {**VISION, "model_type": "siglip_vision_model"}
+PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 8}
+GLM_VISION = {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
+GLM_ROPE = {"rope_parameters": {**AXES, "partial_rotary_factor": 1.0}}
+HYBRID_TEXT = {
+    **DELTA_NET,
     "rope_parameters": {**AXES, "partial_rotary_factor": 1.0, "mrope_interleaved": True},
-    "layer_types": ["linear_attention", "full_attention"],
+    "layer_types": HYBRID,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+NO_EXTRA_INPUTS = {"global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 WRAPPED: dict[str, dict[str, Any]] = {
     "qwen3_5": {
-        "text_config": {**TEXT, **DELTA_NET},
+        "text_config": {**TEXT, **HYBRID_TEXT},
         "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": []},
         **QWEN_TOKENS,
     },
     "qwen3_5_moe": {
-        "text_config": {**TEXT, **DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
+        "text_config": {**TEXT, **HYBRID_TEXT, **EXPERTS, "shared_expert_intermediate_size": 16},
         "vision_config": QWEN_VISION,
         **QWEN_TOKENS,
     },
     "gemma3": {
         "text_config": {**TEXT, **WINDOWS, "query_pre_attn_scalar": 8},
-        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP,
         "mm_tokens_per_image": 4,
         "image_token_index": 95,
     },
     "mistral3": {
         "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
-        "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8},
+        "vision_config": PIXTRAL,
         "image_token_index": 95,
     },
     "ministral3": {
         "model_type": "mistral3",
         "text_config": {**TEXT, "model_type": "ministral3"},
-        "vision_config": {**VISION, "model_type": "pixtral", "head_dim": 8},
+        "vision_config": PIXTRAL,
         "image_token_index": 95,
     },
     "qwen2_vl": {
@@ -113,21 +101,19 @@ WRAPPED: dict[str, dict[str, Any]] = {
         **QWEN_TOKENS,
     },
     "glm4v": {
-        "text_config": {**TEXT, "rope_parameters": {**AXES, "partial_rotary_factor": 1.0}},
-        "vision_config": {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
-        "image_token_id": 90,
-        "video_token_id": 91,
+        "text_config": {**TEXT, **GLM_ROPE},
+        "vision_config": GLM_VISION,
+        **TOKENS,
     },
     "glm46v": {
-        "text_config": {**TEXT, "model_type": "glm4v_text", "rope_parameters": {**AXES, "partial_rotary_factor": 1.0}},
-        "vision_config": {**VISION, "model_type": "glm4v_vision", "depth": 1, "num_heads": 2, "out_hidden_size": 32},
-        "image_token_id": 90,
-        "video_token_id": 91,
+        "text_config": {**TEXT, "model_type": "glm4v_text", **GLM_ROPE},
+        "vision_config": {**GLM_VISION, "model_type": "glm4v_vision"},
+        **TOKENS,
     },
     "glm4v_moe": {
         "text_config": {
             **TEXT,
-            "rope_parameters": {**AXES, "partial_rotary_factor": 1.0},
+            **GLM_ROPE,
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,
@@ -135,9 +121,8 @@ WRAPPED: dict[str, dict[str, Any]] = {
             "topk_group": 1,
             "first_k_dense_replace": 1,
         },
-        "vision_config": {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
-        "image_token_id": 90,
-        "video_token_id": 91,
+        "vision_config": GLM_VISION,
+        **TOKENS,
     },
     "llava": {
         "text_config": {**TEXT, "model_type": "llama"},
@@ -151,7 +136,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     },
     "aya_vision": {
         "text_config": {**TEXT, "model_type": "cohere2", "logit_scale": 0.25, **WINDOWS},
-        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP,
         "image_token_index": 95,
     },
     "idefics3": {
@@ -170,13 +155,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "image_token_id": 95,
     },
     "gemma4": {
-        "text_config": {
-            **TEXT,
-            **WINDOWS,
-            "global_head_dim": 8,
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
-        },
+        "text_config": {**TEXT, **WINDOWS, **NO_EXTRA_INPUTS},
         "vision_config": VISION,
         "audio_config": None,
         "image_token_id": 95,
@@ -188,7 +167,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     },
     "paligemma": {
         "text_config": {**TEXT, "model_type": "gemma"},
-        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "vision_config": SIGLIP,
         "image_token_index": 95,
     },
     "mllama": {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_sizes import DELTA_NET, VOCAB, sizes
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -16,22 +17,11 @@ from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.planning.planner import StepPlan
 
-VOCAB, LAYERS, HIDDEN = 61, 4, 32
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
+LAYERS, HIDDEN = 4, 32
+SIZES: dict[str, Any] = sizes(
+    intermediate_size=48, num_hidden_layers=LAYERS, max_position_embeddings=512, attention_dropout=0.0
+)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-GATED = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 KINDS = ("dense", "experts", "gated_delta_net", "lora", "critic")
 
@@ -43,7 +33,7 @@ def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.f
     if kind == "experts":
         config = Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
     elif kind == "gated_delta_net":
-        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **GATED, rope_parameters=ROPE)
+        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=ROPE)
     if kind == "critic":
         config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
         model: Any = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa", dtype=dtype)

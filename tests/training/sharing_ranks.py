@@ -4,10 +4,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from rank_processes import free_port, start_ranks
+from tiny_sizes import ROPE, VOCAB, sizes
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
@@ -33,21 +34,7 @@ from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeSt
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 
-VOCAB = 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "attention_dropout": 0.0,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES: dict[str, Any] = sizes(num_attention_heads=8, attention_dropout=0.0)
 ONE_KEY_HEAD = {**SIZES, "num_key_value_heads": 1}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
@@ -250,19 +237,39 @@ def join(rank: int, world: int, port: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
 
 
+def note_failures(out: str, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
+    """Run named checks and write which failed; leave the group."""
+    failures = {}
+    for name, check_one in checks:
+        try:
+            check_one()
+        except AssertionError:
+            failures[name] = traceback.format_exc()
+    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
+    dist.destroy_process_group()
+
+
+def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
+    """On any rank, among checks whose names begin so."""
+    failures: dict[str, str] = {}
+    for rank in range(world):
+        failures |= json.loads((out / f"failures_{rank}.json").read_text())
+    own = [f"{name}\n{text}" for name, text in failures.items() if name.startswith(of)]
+    assert not own, "\n".join(own)
+
+
+def groups_of(rank: int, world: int, size: int) -> dist.ProcessGroup:
+    """The ranks that share tokens with this one, so many of them."""
+    return [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)][rank // size]
+
+
 def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
     """Run cases, by the number of ranks that share tokens, and write what failed."""
     join(rank, world, port)
-    failures = {}
-    for size, cases in deals:
-        shares = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-        for case in cases:
-            try:
-                check(case, rank // size, shares[rank // size])
-            except AssertionError:
-                failures[f"{size}:{case.name}"] = traceback.format_exc()
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    shares = {size: groups_of(rank, world, size) for size, _ in deals}
+    cases = [(size, case) for size, cases in deals for case in cases]
+    checks = ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)
+    note_failures(out, rank, checks)
 
 
 def spawn(main: Callable[..., None], world: int, out: Path, *args: Any) -> None:

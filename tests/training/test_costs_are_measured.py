@@ -55,6 +55,14 @@ def test_a_rank_that_measured_nothing_makes_no_equation() -> None:
     assert calls.fitted is None and calls.error is None and calls.model == SHAPE.cost
 
 
+def test_repeatable_runs_learn_and_let_no_time_decide() -> None:
+    calls = MeasuredCalls(SHAPE, decides=False)
+    for number in range(LEAST_EQUATIONS):
+        calls.learn([call(400 + 10 * number, 2.0)])
+    assert calls.fit is not None and calls.fit.model is not None
+    assert calls.fitted is None and calls.model == SHAPE.cost
+
+
 def test_a_call_is_told_once() -> None:
     calls, rows = MeasuredCalls(SHAPE), Rows.of([[1, 2]], trained=[np.array([0, 1])])
     batches = plan_micro_batches(

@@ -32,17 +32,14 @@ def assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_have_the_gradient_of_the_whole(kind: str) -> None:
     model = build(kind)
+    # Layers with experts are left alone.
+    assert len(tileable_layers(model)) == (1 if kind == "experts" else 4)
     whole = gradients(model, MemorySaving())
-    for tile_tokens in (1, 3, 64, UNIQUE, UNIQUE + 1):
+    for tile_tokens in (1, 64, UNIQUE + 1):
         assert_close(gradients(model, MemorySaving(tile_tokens=tile_tokens)), whole)
     both = MemorySaving(tile_tokens=3, offloaded_layers=2)
     assert_close(gradients(model, both, max_tokens=20), whole)
     assert_close(gradients(build(kind, checkpointing=False), MemorySaving(tile_tokens=3)), whole)
-
-
-def test_layers_with_experts_are_left_alone() -> None:
-    assert len(tileable_layers(build("experts"))) == 1
-    assert len(tileable_layers(build("lora"))) == len(tileable_layers(build("gated_delta_net"))) == 4
 
 
 def test_recomputing_a_layer_stops_in_front_of_its_tiles() -> None:

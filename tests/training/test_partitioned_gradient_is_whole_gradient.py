@@ -70,7 +70,7 @@ def row_gradients(model: PlainDecoder, rows: list[list[int]], loss: RowLoss) -> 
     return list(torch.autograd.grad(total, list(model.parameters()), allow_unused=True, materialize_grads=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=ROWS, capacity=st.integers(1, 40), seed=st.integers(0, 2**16))
 def test_any_rows_any_budget_any_token_separable_loss(rows: list[list[int]], capacity: int, seed: int) -> None:
     model = PlainDecoder(VOCAB)
@@ -85,7 +85,7 @@ def test_any_rows_any_budget_any_token_separable_loss(rows: list[list[int]], cap
     assert run.count.preview == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(rows=ROWS, capacity=st.integers(1, 40))
 def test_sequence_coupled_losses_take_one_preview_pass(rows: list[list[int]], capacity: int) -> None:
     model = PlainDecoder(VOCAB)

@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from sharing_ranks import CRITIC, LORA, MODELS, SHAPES, Case, build, join, prepare, rank_main, spawn, step
+from sharing_ranks import (
+    CRITIC,
+    LORA,
+    MODELS,
+    SHAPES,
+    Case,
+    assert_no_failures,
+    build,
+    join,
+    prepare,
+    rank_main,
+    spawn,
+    step,
+)
 
 FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in SHAPES),
@@ -28,24 +41,15 @@ TWO_SHARE = [
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What failed on any of four ranks, by case."""
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("ranks")
     spawn(rank_main, 4, out, [(4, FOUR_SHARE), (2, TWO_SHARE)])
-    return failures_of_ranks(out, 4)
-
-
-def failures_of_ranks(out: Path, ranks: int) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for rank in range(ranks):
-        found |= json.loads((out / f"failures_{rank}.json").read_text())
-    return found
+    return out
 
 
 @pytest.mark.parametrize("size", [4, 2])
-def test_ranks_that_share_tokens_train_as_rows_alone(failures: dict[str, str], size: int) -> None:
-    own = {name: text for name, text in failures.items() if name.startswith(f"{size}:")}
-    assert not own, "\n".join(f"{name}\n{text}" for name, text in own.items())
+def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: Path, size: int) -> None:
+    assert_no_failures(four_ranks, 4, of=f"{size}:")
 
 
 @pytest.mark.slow
@@ -53,7 +57,7 @@ def test_ranks_that_share_tokens_train_as_rows_alone(failures: dict[str, str], s
 def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
     # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
     spawn(rank_main, 8, tmp_path, [(8, FOUR_SHARE)])
-    assert not (failures := failures_of_ranks(tmp_path, 8)), failures
+    assert_no_failures(tmp_path, 8)
 
 
 def refused_main(rank: int, world: int, out: str, port: int) -> None:

@@ -3,14 +3,27 @@
 The allocator's error is raised by hand in the middle of a layer.
 """
 
-import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from failing_memory import fail_once
-from sharing_ranks import Case, alone, assert_equal_gradients, averaged, build, join, prepare, spawn, step
+from sharing_ranks import (
+    Case,
+    alone,
+    assert_equal_gradients,
+    assert_no_failures,
+    averaged,
+    build,
+    groups_of,
+    join,
+    note_failures,
+    prepare,
+    spawn,
+    step,
+)
 
 from tree_rl.cost.memory import budget
 
@@ -25,32 +38,35 @@ CASES = [
 """With one group of four ranks, and with two groups of two."""
 
 
+def check(case: Case, direction: str, passes: int, rank: int, failing: int, share: dist.ProcessGroup) -> None:
+    """One rank of a group fails at a point."""
+    expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+    model, size = prepare(build(case.model), is_sharded=case.is_sharded), dist.get_world_size(share)
+    left = fail_once(model, direction, passes)[0] if rank == failing % size else lambda: -1
+    tree_step, _ = step(case, model, rank // size, share, self_check=False)
+    assert_equal_gradients(averaged(model), expected)
+    was_hit = torch.tensor(float(left() < 0))
+    dist.all_reduce(was_hit, op=dist.ReduceOp.MIN)
+    assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
+
+
 def rank_main(rank: int, world: int, out: str, port: int) -> None:
     """Every case with one rank failing at every point."""
     join(rank, world, port)
     budget.GRANULARITY = 3
-    groups = {size: [dist.new_group([*range(i, i + size)]) for i in range(0, world, size)] for size in (2, 4)}
-    failures = {}
-    for number, case in enumerate(CASES):
-        size = world // len(case.shapes)
-        expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
-        for direction, passes in POINTS:
-            model = prepare(build(case.model), is_sharded=case.is_sharded)
-            left = fail_once(model, direction, passes)[0] if rank == number % size else lambda: -1
-            tree_step, _ = step(case, model, rank // size, groups[size][rank // size], self_check=False)
-            try:
-                assert_equal_gradients(averaged(model), expected)
-                was_hit = torch.tensor(float(left() < 0))
-                dist.all_reduce(was_hit, op=dist.ReduceOp.MIN)
-                assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
-            except AssertionError as error:
-                failures[f"{case.name} {direction} {passes}"] = str(error)
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    shares = {groups: groups_of(rank, world, world // groups) for groups in (1, 2)}
+    checks = (
+        (
+            f"{case.name} {direction} {passes}",
+            partial(check, case, direction, passes, rank, number, shares[len(case.shapes)]),
+        )
+        for number, case in enumerate(CASES)
+        for direction, passes in POINTS
+    )
+    note_failures(out, rank, checks)
 
 
 @pytest.mark.slow
 def test_all_ranks_repeat_the_step_together(tmp_path: Path) -> None:
     spawn(rank_main, 4, tmp_path)
-    for rank in range(4):
-        assert json.loads((tmp_path / f"failures_{rank}.json").read_text()) == {}
+    assert_no_failures(tmp_path, 4)

@@ -72,12 +72,12 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     expected, _ = run(step_of(model, None), model)
     memory = memory_of(model)
     chosen = set()
-    for offload, shares in (("auto", SHARES[1::2]), (True, (0.5,)), (False, (0.3,))):
-        for share in shares:
-            step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
-            found, result = run(step, model)
-            assert_close(found, expected)
-            chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
+    told = ((True, 0.5), (False, 0.3)) if kind == "dense" else ()
+    for offload, share in (*(("auto", share) for share in SHARES[1::2]), *told):
+        step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
+        found, result = run(step, model)
+        assert_close(found, expected)
+        chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
     cuts, offloads, _, on_host = (any(kind[place] for kind in chosen) for place in range(4))
     assert cuts and offloads and on_host, chosen
 
@@ -110,7 +110,7 @@ def test_a_smaller_budget_never_predicts_more() -> None:
     model = build("dense")
     memory = memory_of(model)
     peaks = []
-    for share in SHARES:
+    for share in SHARES[::2]:
         step = step_of(model, memory, max_tokens=tokens_for(memory, share))
         _, result = run(step, model)
         assert step.knowledge.memory is not None

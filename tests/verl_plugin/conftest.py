@@ -1,7 +1,12 @@
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Some train models that also read images.
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 
 @pytest.fixture
@@ -26,3 +31,27 @@ def stock(model_path: Path) -> Any:
     from engine_harness import build_engine
 
     return build_engine(model_path, tree=None)
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """What torchrun tells the only rank of a job, and its process group."""
+    from engine_harness import join_process_group
+
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.items():
+            patch.setenv(name, value)
+        join_process_group()
+        yield
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the recipes, and six conversations of four rows each."""
+    from toy_qwen import run_recipe_script
+
+    root = tmp_path_factory.mktemp("toy")
+    run_recipe_script("tiny_model.py", root / "model")
+    run_recipe_script("toy_task.py", root / "data", "--conversations", "6")
+    return root

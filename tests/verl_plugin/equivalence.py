@@ -8,9 +8,9 @@ import torch
 from engine_harness import Row, gradients, ppo_batch
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import FSDPActorConfig
+from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
 from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.losses import ppo_loss, value_loss
 from verl.workers.utils.padding import response_from_nested
 
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
@@ -44,6 +44,12 @@ def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True, entropy: float
         policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),
     )
     return partial(ppo_loss, config=config)
+
+
+def critic_loss(agg_mode: str = "token-mean", **options: Any) -> Any:
+    """verl's loss of values."""
+    shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
+    return partial(value_loss, config=FSDPCriticConfig(**shared, loss_agg_mode=agg_mode, **options))
 
 
 LOSS = actor_loss("vanilla", "token-mean")

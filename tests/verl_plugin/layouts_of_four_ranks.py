@@ -10,16 +10,13 @@ from engine_harness import Row, build_engine, gradients, nested, ppo_batch
 from equivalence import actor_loss
 from hostile_rows import SHAPES
 from rank_engines import empty_batch, join
-from routed_rows import move_weights
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPCriticConfig
-from verl.workers.config.engine import EngineRouterReplayConfig
-from verl.workers.utils.losses import sft_loss, value_loss
+from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-WORLD, COEF = 4, 0.3
+WORLD = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sp 2 x dp 2": {"ulysses_sequence_parallel_size": 2},
     "sp 4": {"ulysses_sequence_parallel_size": 4},
@@ -42,10 +39,6 @@ CASES = [
     *(("sp 2 x dp 2", loss, 13) for loss in ("gspo", SFT)),
     *((layout, "vanilla", budget) for layout in LAYOUTS for budget in BUDGETS),
 ]
-CRITIC_LOSS = partial(
-    value_loss,
-    config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean"),
-)
 SGD = {"optimizer": "SGD", "lr": 0.5, "weight_decay": 0.0, "override_optimizer_config": {"momentum": 0.9}}
 """Unlike Adam it does not blow up the rounding of gradients near 0."""
 
@@ -133,36 +126,10 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def run_critic(model: Path, layout: str) -> dict[str, Any]:
-    """Values, and the value loss."""
-    engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=13), value=True, engine=LAYOUTS[layout])
-    return {"outputs": infer(engine, share_of(engine)), **update(engine, share_of(engine), CRITIC_LOSS)}
-
-
-def run_experts(model: Path, layout: str, budget: int | None) -> dict[str, Any]:
-    """The auxiliary loss, then an update that repeats the experts which other weights have chosen."""
-    options = TreeConfig(max_tokens=budget, router_aux_loss_coef=COEF)
-    engine = build_engine(model, tree=options, engine=LAYOUTS[layout])
-    found = {"charged": update(engine, share_of(engine), LOSSES["vanilla"])}
-    replay = {"router_replay": EngineRouterReplayConfig(mode="R2"), **LAYOUTS[layout]}
-    engine = build_engine(model, tree=TreeConfig(max_tokens=budget), engine=replay)
-    data = share_of(engine)
-    found["recorded"] = infer(engine, data)
-    move_weights(engine)
-    data["routed_experts"] = found["recorded"]["routed_experts"]
-    return found | {"repeated": update(engine, data, LOSSES["vanilla"])}
-
-
 def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:
     """Everything on this rank, under every layout."""
     join(rank, world, port)
     folder = Path(out)
-    found: dict[str, Any] = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
-    found["critic"] = {layout: run_critic(folder / "critic", layout) for layout in SHARING[:2]}
-    found["experts"] = {budget: run_experts(folder / "experts", SHARING[0], budget) for budget in BUDGETS}
-    found["hybrid"] = {}
-    for budget in BUDGETS:
-        engine = build_engine(folder / "hybrid", tree=TreeConfig(max_tokens=budget), engine=LAYOUTS[SHARING[0]])
-        found["hybrid"][budget] = update(engine, share_of(engine), LOSSES["vanilla"])
+    found = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
     torch.save(found, f"{out}/rank_{rank}.pt")
     torch.distributed.destroy_process_group()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import verl.trainer.ppo.padding_utils as padding_utils
-from engine_harness import FLOAT32, join_process_group
+from engine_harness import FLOAT32, join_process_group, nested
+from equivalence import critic_loss
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
@@ -22,12 +23,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import (
     FSDPActorConfig,
-    FSDPCriticConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
     TrainingWorkerConfig,
 )
-from verl.workers.utils.losses import ppo_loss, value_loss
+from verl.workers.utils.losses import ppo_loss
 
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
@@ -60,7 +60,12 @@ class LocalQueue:
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
         names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
-        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+        data = list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+        for name, column in data.items():
+            # verl's own never stacks rows of one length.
+            if isinstance(column, torch.Tensor) and not column.is_nested and column.dim() > 1:
+                data[name] = nested(list(column.unbind()))
+        return data
 
 
 def _entry(column: Any, index: int) -> Any:
@@ -165,7 +170,6 @@ def build_worker(
     join_process_group()
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
-    is_value = "value" in model_type
     config = TrainingWorkerConfig(
         model_type=model_type,
         model_config=HFModelConfig(
@@ -188,12 +192,9 @@ def build_worker(
     )
     worker = TreeTrainingWorker(config)
     worker.reset()
-    shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
-    if is_value:
-        worker.set_loss_fn(partial(value_loss, config=FSDPCriticConfig(**shared)))
-    else:
-        actor = FSDPActorConfig(**shared, rollout_n=1, ppo_mini_batch_size=2, use_dynamic_bsz=True)
-        worker.set_loss_fn(partial(ppo_loss, config=actor))
+    sizes = {"ppo_micro_batch_size_per_gpu": 1, "rollout_n": 1, "ppo_mini_batch_size": 2, "use_dynamic_bsz": True}
+    actor = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp2", **sizes))
+    worker.set_loss_fn(critic_loss() if "value" in model_type else actor)
     return worker
 
 

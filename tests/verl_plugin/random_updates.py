@@ -34,30 +34,22 @@ from equivalence import (
     POLICY_LOSSES,
     actor_loss,
     assert_equal_gradients,
+    critic_loss,
 )
 from rank_engines import empty_batch, join, update
 from rank_processes import free_port, start_ranks
 from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
-from tiny_families import GATED_DELTA_NET, RECURRENT, ROPE, save_hybrid
+from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid
+from tiny_sizes import ROPE, sizes
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPCriticConfig
 from verl.workers.config.engine import EngineRouterReplayConfig
-from verl.workers.utils.losses import sft_loss, value_loss
+from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES: dict[str, Any] = {
-    **{name: getattr(tiny_qwen3(), name) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
-    "vocab_size": VOCAB,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
+SIZES = sizes(vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512)
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6}
 SOFT_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
 MODELS: dict[str, tuple[PretrainedConfig, str]] = {
@@ -112,9 +104,7 @@ class Update:
         """Train it."""
         name, aggregation = self.loss
         if name == VALUE:
-            scale = 17 if aggregation == "seq-mean-token-sum-norm" else None
-            shared = {"loss_agg_mode": aggregation, "loss_scale_factor": scale, "ppo_micro_batch_size_per_gpu": 1}
-            loss = partial(value_loss, config=FSDPCriticConfig(strategy="fsdp2", rollout_n=1, **shared))
+            loss = critic_loss(aggregation, loss_scale_factor=17 if aggregation == "seq-mean-token-sum-norm" else None)
         else:
             loss = partial(sft_loss, config=None) if name == SFT else actor_loss(name, aggregation, **self.terms)
         found = update(engine, data, loss)

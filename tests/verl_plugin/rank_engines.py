@@ -88,17 +88,18 @@ def one_rank(out: Path, deal: str) -> tuple[float, dict[str, torch.Tensor]]:
     return loss, gradient
 
 
-def assert_trains_as_one(results: Path, deal: str, budget: int) -> None:
+def assert_trains_as_one(results: Path, deal: str, name: str) -> None:
+    """What the ranks wrote under a name is what one rank finds for the deal."""
     loss, expected = one_rank(results, deal)
     world = len(DEALS[deal])
-    got = [torch.load(results / f"{deal}_{budget}_{rank}.pt") for rank in range(world)]
+    got = [torch.load(results / f"{name}_{rank}.pt") for rank in range(world)]
     # verl averages the losses of ranks, each multiplied by dp_size.
     assert sum(g["loss"] for g in got) / world == pytest.approx(loss, rel=1e-4)
     largest = max(g.norm() for g in expected.values())
-    for name, reference in expected.items():
-        error = (got[0]["gradients"][name] - reference).norm()
-        assert error <= 4e-5 * max(reference.norm(), 1e-3 * largest), name
-    metrics = [json.loads((results / f"{deal}_{budget}_{rank}.json").read_text()) for rank in range(world)]
+    for parameter, reference in expected.items():
+        error = (got[0]["gradients"][parameter] - reference).norm()
+        assert error <= 4e-5 * max(reference.norm(), 1e-3 * largest), parameter
+    metrics = [json.loads((results / f"{name}_{rank}.json").read_text()) for rank in range(world)]
     assert all(one == metrics[0] for one in metrics), "ranks must report metrics that verl can join"
 
 

@@ -22,22 +22,17 @@ Q, TOKENS = ["q_proj"], {"trainable_token_indices": sorted(set(ROWS[0].tokens[:3
 TRAINED: dict[str, tuple[bool, dict[str, Any], str]] = {
     # name: (tied, options of the adapter, part of a trained parameter's name)
     "embedding": (True, {"target_modules": [*Q, "embed_tokens"]}, "lora_embedding_A"),
-    "embedding alone, rslora": (True, {"target_modules": ["embed_tokens"], "use_rslora": True}, "lora_embedding_B"),
     "embedding and head": (True, {"target_modules": ["embed_tokens", "lm_head"]}, "lm_head.lora_A"),
-    "head": (True, {"target_modules": [*Q, "lm_head"]}, "lm_head.lora_B"),
-    "tokens": (False, {"target_modules": Q, **TOKENS}, "trainable_tokens_delta"),
     "tokens of embed_tokens": (
         False,
         {"target_modules": Q, "trainable_token_indices": {"embed_tokens": [0, ROWS[0].tokens[1]]}},
         "trainable_tokens_delta",
     ),
     "whole head": (False, {"target_modules": Q, "modules_to_save": ["lm_head"]}, "lm_head.modules_to_save"),
-    "whole tied head": (True, {"target_modules": Q, "modules_to_save": ["lm_head"]}, "lm_head.modules_to_save"),
     "whole embedding": (True, {"target_modules": Q, "modules_to_save": ["embed_tokens"]}, "embed_tokens.modules_to_"),
     "whole norms": (False, {"target_modules": Q, "modules_to_save": ["norm"]}, "norm.modules_to_save"),
     "dora": (False, {"target_modules": [*Q, "up_proj"], "use_dora": True}, "lora_magnitude_vector"),
     "dora of the embedding": (True, {"target_modules": ["embed_tokens"], "use_dora": True}, "lora_magnitude_vector"),
-    "dora of the head": (True, {"target_modules": ["lm_head"], "use_dora": True}, "lora_magnitude_vector"),
     "biases": (False, {"target_modules": Q, "bias": "all"}, "q_proj.base_layer.bias"),
     "bias of the factors": (True, {"target_modules": ["lm_head"], "lora_bias": True}, "lora_B.default.bias"),
 }
@@ -105,6 +100,5 @@ def test_gemma_3n_whose_layers_have_widths_of_their_own(tmp_path: Path) -> None:
     more = {"num_kv_shared_layers": 5, "activation_sparsity_pattern": [0.0] * 10, "max_position_embeddings": 512}
     path = save_model(tmp_path, AutoConfig.for_model("gemma3n_text", **sizes, **heads, **own, **more))
     stock = alone(build_engine(path, tree=None, attention="eager"), ROWS)
-    for budget in (20, 1000):
-        tree = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=budget), attention="eager")
-        assert_trains_as(stock, tree, ROWS)
+    tree = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=20), attention="eager")
+    assert_trains_as(stock, tree, ROWS)

@@ -34,8 +34,7 @@ def test_one_row_per_session_is_verl_bit_for_bit(name: str) -> None:
     assert torch.equal(our_returns, theirs.batch["returns"])
 
 
-@pytest.mark.parametrize("kl_in_reward", [False, True])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(("name", "kl_in_reward"), [(name, at % 2 == 0) for at, name in enumerate(ESTIMATORS)])
 def test_identical_branches_change_no_advantage(name: str, kl_in_reward: bool) -> None:
     copies = [3, 1, 2, 1, 1, 4]
     single, branched = make_batch([1] * 6), make_batch(copies)
@@ -50,7 +49,7 @@ def test_identical_branches_change_no_advantage(name: str, kl_in_reward: bool) -
         torch.testing.assert_close(got[mask], want[row_of_single][mask], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo", "gpg"])
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus_baseline", "gpg"])
 def test_stock_verl_counts_branches(name: str) -> None:
     """The law above is not idle: verl's own path breaks it."""
     copies = [3, 1, 2, 1, 1, 4]

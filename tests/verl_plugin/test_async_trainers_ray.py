@@ -13,39 +13,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPTS, SESSIONS = 4, 3
 STEPS = 4
-ENVIRONMENT = """
-from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
-
-from tree_rl.rollout.environments import ShellEnvironment
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-
-
-class LengthEnvironment(ShellEnvironment):
-    def __init__(self):
-        super().__init__(SandboxOptions(unconfined=True))
-
+SCORE = """
     async def score(self, outcome):
         return float(len(outcome.answer) % 3)
-
-
-class EagerBuffer(ReplayBufferAsync):
-    def __init__(self, **settings):
-        super().__init__(poll_interval=0.05, **settings)
 """
 
 
 def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, float]]:
     """Run `main_ppo` on branching sessions and return the metrics of every step, each of so many updates."""
-    (tmp_path / "toy_environment.py").write_text(ENVIRONMENT)
-    data = toy_qwen.save_prompts(
-        tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_tool_agent"
-    )
-    model, reward = toy_qwen.save_model(tmp_path / "model"), toy_qwen.save_reward(tmp_path / "reward.py")
     given = [
-        *toy_qwen.ppo_overrides(model, data, reward, tmp_path / "out"),
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
-        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.LengthEnvironment",
+        *toy_qwen.branching_overrides(tmp_path, "LengthEnvironment", SCORE),
         "algorithm.rollout_correction.rollout_is=token",
         f"trainer.total_training_steps={STEPS}",
         "trainer.total_epochs=100",

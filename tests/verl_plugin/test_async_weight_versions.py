@@ -53,52 +53,29 @@ class Correction:
     """False: the loss itself normalises over the rows of a micro-batch, so all rows go through one."""
 
 
+REJECT_ROWS = {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}
+REJECT_TOKENS = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}
+BOTH = {"rollout_is": "token", "rollout_rs": "token_k3,seq_max_k2", "rollout_rs_threshold": "0.4,0.9"}
+OF_ROWS = {"rollout_is": "sequence", "rollout_is_threshold": 50.0}
+BYPASS = {"bypass_mode": True, "loss_type": "reinforce"}
 CORRECTIONS = {
     "none": Correction(),
     "token IS": Correction(settings={"rollout_is": "token"}),
     "token IS that drops tokens": Correction(settings={"rollout_is": "token", "rollout_is_threshold": "0.6_1.6"}),
-    "sequence IS": Correction(settings={"rollout_is": "sequence", "rollout_is_threshold": 5.0}),
     "normalised sequence IS": Correction(
         settings={"rollout_is": "sequence", "rollout_is_batch_normalize": True}, agg_mode="seq-mean-token-mean"
     ),
-    "token rejection": Correction(settings={"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}),
-    "sequence rejection": Correction(settings={"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}),
-    "sequence rejection, seq-mean": Correction(
-        settings={"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}, agg_mode="seq-mean-token-sum"
-    ),
-    "IS and rejection": Correction(
-        settings={"rollout_is": "token", "rollout_rs": "token_k3,seq_max_k2", "rollout_rs_threshold": "0.4,0.9"}
-    ),
+    "token rejection": Correction(settings=REJECT_TOKENS),
+    "sequence rejection, seq-mean": Correction(settings=REJECT_ROWS, agg_mode="seq-mean-token-sum"),
+    "IS and rejection": Correction(settings=BOTH),
     "token IS, gspo": Correction(settings={"rollout_is": "token"}, loss_mode="gspo", agg_mode="seq-mean-token-mean"),
     "sequence IS, cispo": Correction(settings={"rollout_is": "sequence"}, loss_mode="cispo"),
     "token IS, geo_mean": Correction(settings={"rollout_is": "token"}, loss_mode="geo_mean", alone=False),
     "bypass": Correction(settings={"bypass_mode": True}),
-    "bypass, clip and rejection": Correction(
-        settings={"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"},
-        loss_mode="bypass_mode",
-    ),
-    "bypass, reinforce and token IS": Correction(
-        settings={"bypass_mode": True, "loss_type": "reinforce", "rollout_is": "token"}, loss_mode="bypass_mode"
-    ),
-    "bypass, reinforce and sequence IS": Correction(
-        settings={
-            "bypass_mode": True,
-            "loss_type": "reinforce",
-            "rollout_is": "sequence",
-            "rollout_is_threshold": 50.0,
-        },
-        loss_mode="bypass_mode",
-    ),
+    "bypass, clip and rejection": Correction(settings={"bypass_mode": True, **REJECT_TOKENS}, loss_mode="bypass_mode"),
+    "bypass, reinforce and sequence IS": Correction(settings=BYPASS | OF_ROWS, loss_mode="bypass_mode"),
     "bypass, reinforce, normalised IS": Correction(
-        settings={
-            "bypass_mode": True,
-            "loss_type": "reinforce",
-            "rollout_is": "sequence",
-            "rollout_is_threshold": 50.0,
-            "rollout_is_batch_normalize": True,
-        },
-        loss_mode="bypass_mode",
-        alone=False,
+        settings=BYPASS | OF_ROWS | {"rollout_is_batch_normalize": True}, loss_mode="bypass_mode", alone=False
     ),
 }
 
@@ -168,18 +145,18 @@ def loss_of(correction: Correction) -> Any:
     return partial(ppo_loss, config=config)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_update_equals_rows_alone(
-    stock: Any, tree_engines: dict[str, Any], current_log_probs: list[torch.Tensor], name: str, budget: str
+    stock: Any, tree_engines: dict[str, Any], current_log_probs: list[torch.Tensor], name: str
 ) -> None:
     correction, current = CORRECTIONS[name], current_log_probs
     flags = ALONE if correction.alone else {}
     expected = run(stock, corrected_batch(current, correction, **FLAGS, **flags), loss_of(correction))
-    got = run(tree_engines[budget], corrected_batch(current, correction, **FLAGS), loss_of(correction))
-    assert got["metrics"]["tree/unique_tokens"].aggregate() < sum(len(r.tokens) for r in ROWS)
-    assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (budget == "partitions")
-    assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+    for budget, engine in tree_engines.items():
+        got = run(engine, corrected_batch(current, correction, **FLAGS), loss_of(correction))
+        assert got["metrics"]["tree/unique_tokens"].aggregate() < sum(len(r.tokens) for r in ROWS)
+        assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (budget == "partitions")
+        assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
 
 
 def shared_trained(rows: list[Row], values: list[torch.Tensor], masks: list[torch.Tensor]) -> list[set[float]]:
@@ -207,7 +184,8 @@ def test_the_rows_do_disagree_on_tokens_they_share(current_log_probs: list[torch
 
 
 @pytest.mark.parametrize(
-    ("name", "whole_rows"), [("token rejection", False), ("sequence rejection", True), ("IS and rejection", True)]
+    ("name", "whole_rows"),
+    [("token rejection", False), ("sequence rejection, seq-mean", True), ("IS and rejection", True)],
 )
 def test_rejection_trains_a_shared_token_in_one_row_and_not_in_another(
     current_log_probs: list[torch.Tensor], name: str, whole_rows: bool

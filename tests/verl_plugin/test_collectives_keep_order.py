@@ -11,15 +11,13 @@ from equivalence import LOSS, run
 from hostile_rows import shapes
 from tiny_families import NO_GATED_DELTA_NET, RECURRENT
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from transformers import CohereConfig, Gemma2Config, GraniteConfig, PretrainedConfig, Qwen3Config
+from transformers import CohereConfig, Gemma2Config, PretrainedConfig
 
 from tree_rl.verl_plugin.options import TreeConfig
 
 SIZES: dict[str, Any] = {**NO_GATED_DELTA_NET, "num_hidden_layers": 2, "pad_token_id": 0, "tie_word_embeddings": False}
 MODELS: dict[str, PretrainedConfig] = {
-    "qwen3": Qwen3Config(**SIZES),
     "cohere, logits times a factor": CohereConfig(**SIZES, logit_scale=0.25),
-    "granite, logits over a factor": GraniteConfig(**SIZES, logits_scaling=4.0),
     "granite_4": RECURRENT["granite_4"],
     "gemma 2, soft cap": Gemma2Config(**SIZES, final_logit_softcapping=5.0, attn_logit_softcapping=None),
 }

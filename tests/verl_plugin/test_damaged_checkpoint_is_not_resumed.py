@@ -56,8 +56,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "changed": change_a_byte,
     "missing": lambda path: path.unlink(),
-    "garbage": lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
-    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "folder": replace_by_folder,
     "link": replace_by_link,
@@ -66,12 +64,12 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-# All files are sealed and judged alike: they share the damages, each of which meets several.
+# All files are sealed and judged alike: they share the damages.
 CASES = [
     (name, damage)
     for number, name in enumerate(FILES)
     for turn, damage in enumerate(DAMAGES)
-    if (number + turn) % 4 == 0
+    if (number + turn) % 8 == 0
 ]
 
 
@@ -106,6 +104,11 @@ def resumed(root: Path, engines: Any, **trainer: Any) -> Trainer:
     return again
 
 
+def said_of(path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Messages that name a file."""
+    return [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+
+
 def assert_state_of(trainer: Trainer, step: int) -> None:
     """Everything is as it was when that step was saved."""
     assert trainer.state() == (step, [step, step], step, step / 100, list(range(1, step + 1)))
@@ -132,51 +135,41 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
     path = root / f"global_step_{LAST}" / name
     DAMAGES[damage](path)
     assert_state_of(resumed(root, engines), 4)
-    named = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
-    assert len(named) == 1 and "\n" not in named[0] and f"step {LAST} is damaged" in named[0]
+    (named,) = said_of(path, caplog)
+    assert "\n" not in named and f"step {LAST} is damaged" in named
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", [TRACKER, LEDGER])
+@pytest.mark.parametrize(
+    ("name", "damage"), [((TRACKER, LEDGER)[turn % 2], damage) for turn, damage in enumerate(DAMAGES)]
+)
 def test_a_damaged_tracker_or_ledger_is_named_and_restored(
     root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     DAMAGES[damage](root / name)
     assert_state_of(resumed(root, engines), LAST)
-    named = [record for record in caplog.records if str(root / name) in record.getMessage()]
-    # What follows the updates until the checkpoint goes anyway.
-    assert len(named) == (0 if (name, damage) == (LEDGER, "longer") else 1)
+    assert len(said_of(root / name, caplog)) == 1
 
 
-@pytest.mark.parametrize("text", ["4", "5", "99", "0", "-6", "6.0", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])
+@pytest.mark.parametrize("text", ["4", "99", "-6", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])
 def test_a_tracker_that_names_something_else_is_named(
     root: Path, engines: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / TRACKER).write_text(text)
     assert_state_of(resumed(root, engines), LAST)
-    (named,) = [record.getMessage() for record in caplog.records if str(root / TRACKER) in record.getMessage()]
+    (named,) = said_of(root / TRACKER, caplog)
     assert len(named) < 500 and named.isprintable()
 
 
 RECORDS = {
-    "a list": "[]",
-    "null": "null",
     "a number": "7",
     "deep": "[" * 100_000,
     "a huge number": '{"is_whole": ' + "9" * 5000 + "}",
-    "wrong type of is_whole": '{"is_whole": "true", "files": {}}',
-    "no files": '{"is_whole": true}',
     "files are a list": '{"is_whole": true, "files": ["a"]}',
-    "empty files": '{"is_whole": true, "files": {}}',
-    "sizes are text": '{"is_whole": true, "files": {"data.pt": "7"}}',
     "sizes are negative": '{"is_whole": true, "files": {"data.pt": -1}}',
     "sizes are truths": '{"is_whole": true, "files": {"data.pt": true}}',
     "outside": '{"is_whole": true, "files": {"../../x": 1}}',
-    "absolute": '{"is_whole": true, "files": {"/etc/passwd": 1}}',
     "control characters": '{"is_whole": true, "files": {"a\\u001b[2J": 1}}',
-    "surrogates": '{"is_whole": true, "files": {"\\ud800": 1}}',
     "another version": '{"version": 3, "is_whole": true, "files": {}}',
-    "version is text": '{"version": "2", "is_whole": true, "files": {"data.pt": 1}}',
 }
 
 
@@ -187,7 +180,7 @@ def test_a_record_of_another_shape_is_named(
     path = root / f"global_step_{LAST}" / RECORD
     path.write_text(content)
     assert_state_of(resumed(root, engines), 4)
-    (named,) = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    (named,) = said_of(path, caplog)
     assert len(named) < 1000 and named.isprintable()
 
 
@@ -199,22 +192,10 @@ def test_a_record_cannot_lose_a_file_unnoticed(root: Path, engines: Any) -> None
     assert_state_of(resumed(root, engines), 4)
 
 
-def test_further_folders_and_files_change_nothing(root: Path, engines: Any) -> None:
-    folder = root / f"global_step_{LAST}"
-    (folder / "actor" / "/".join("d" * 200)).mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    (root / "global_step_x").mkdir()
-    (root / "global_step_007").mkdir()
-    again = resumed(root, engines)
-    assert_state_of(again, LAST)
-
-
-@pytest.mark.parametrize("damage", ["folder", "link", "pipe", "changed"])
-def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any, damage: str) -> None:
+def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any) -> None:
     path = root / f"global_step_{LAST}" / "actor" / "model_world_size_1_rank_0.pt"
-    DAMAGES[damage](path)
-    deep = path.parent
-    here = os.open(deep, os.O_RDONLY)
+    replace_by_folder(path)
+    here = os.open(path.parent, os.O_RDONLY)
     try:
         for _ in range(1500):
             os.mkdir("d" * 20, dir_fd=here)
@@ -232,7 +213,7 @@ def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any, d
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-@pytest.mark.parametrize("name", ["data.pt", RECORD, "actor/model_world_size_1_rank_0.pt", "actor", "."])
+@pytest.mark.parametrize("name", [RECORD, "actor/model_world_size_1_rank_0.pt", "."])
 def test_what_may_not_be_read_is_named(
     saved: Path, open_folder: Path, engines: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -312,13 +293,6 @@ def test_only_as_many_checkpoints_stay_as_asked(tmp_path: Path, engines: Any) ->
     assert trainer.config.trainer.max_actor_ckpt_to_keep == 1
 
 
-def test_two_damaged_checkpoints_are_two_lines(root: Path, engines: Any, caplog: pytest.LogCaptureFixture) -> None:
-    change_a_byte(root / "global_step_6" / "actor" / "optim_world_size_1_rank_0.pt")
-    (root / "global_step_4" / RECORD).write_text("")
-    assert_state_of(resumed(root, engines), 2)
-    assert sum("is damaged" in record.getMessage() for record in caplog.records) == 2
-
-
 def test_checkpoints_behind_links_are_resumed_and_written_beside(root: Path, engines: Any, tmp_path: Path) -> None:
     """Users move checkpoints to another disk, and the whole folder too."""
     elsewhere = tmp_path / "disk"
@@ -344,23 +318,17 @@ def copy_of_another(root: Path, name: str) -> None:
 MIXED: dict[str, Callable[[Path], Any]] = {
     "record of another step": lambda root: copy_of_another(root, RECORD),
     "weights of another step": lambda root: copy_of_another(root, "actor/model_world_size_1_rank_0.pt"),
-    "state of another step": lambda root: copy_of_another(root, STATE),
     "ledger of another step": lambda root: copy_of_another(root, LEDGER),
     "a whole step under the name of another": lambda root: (
         shutil.rmtree(root / "global_step_6"),
         shutil.copytree(root / "global_step_4", root / "global_step_6"),
     ),
-    "half deleted": lambda root: shutil.rmtree(root / "global_step_6" / "critic"),
     "critic and actor exchanged": lambda root: (
         (root / "global_step_6/actor").rename(root / "x"),
         (root / "global_step_6/critic").rename(root / "global_step_6/actor"),
         (root / "x").rename(root / "global_step_6/critic"),
     ),
     "another live job writes it": lambda root: (root / "global_step_6" / RECORD).write_text('{"is_whole": false}'),
-    "a dangling link": lambda root: (
-        shutil.rmtree(root / "global_step_6"),
-        (root / "global_step_6").symlink_to("nowhere"),
-    ),
     "a link to itself": lambda root: (
         shutil.rmtree(root / "global_step_6"),
         (root / "global_step_6").symlink_to("global_step_6"),
@@ -374,13 +342,7 @@ def test_what_was_mixed_with_something_else_is_not_resumed(
 ) -> None:
     mix(root)
     assert_state_of(resumed(root, engines), 4)
-    assert any("global_step_6" in record.getMessage() for record in caplog.records)
-
-
-def test_the_clock_decides_nothing(root: Path, engines: Any) -> None:
-    for seconds, path in enumerate(sorted(root.rglob("*"), reverse=True)):
-        os.utime(path, (seconds, seconds))
-    assert_state_of(resumed(root, engines), LAST)
+    assert said_of(Path("global_step_6"), caplog)
 
 
 def test_without_a_whole_checkpoint_nothing_trains(root: Path, engines: Any) -> None:
@@ -403,8 +365,7 @@ def test_a_tracker_without_any_checkpoint_is_no_fresh_start(root: Path, engines:
     assert resumed(root, engines, resume_mode="disable").global_steps == 0
 
 
-@pytest.mark.parametrize("damage", ("truncated", "missing", "changed", "pipe"))
-@pytest.mark.parametrize("name", [RECORD, "actor/model_world_size_1_rank_0.pt"])
+@pytest.mark.parametrize(("name", "damage"), [(RECORD, "missing"), ("actor/model_world_size_1_rank_0.pt", "changed")])
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(
     root: Path, engines: Any, name: str, damage: str
 ) -> None:
@@ -414,14 +375,11 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(
     with pytest.raises(ValueError, match=r"trainer.resume_from_path=.*expected a whole checkpoint") as refused:
         resumed(root, engines, **asked)
     assert str(folder / name) in str(refused.value)
-    assert_state_of_asked(resumed(root, engines, **{**asked, "resume_from_path": str(root / "global_step_4")}))
+    again = resumed(root, engines, **{**asked, "resume_from_path": str(root / "global_step_4")})
+    assert again.state() == (4, [4, 4], 4, 0.04, [1, 2, 3, 4])
 
 
-def assert_state_of_asked(trainer: Trainer) -> None:
-    assert trainer.state() == (4, [4, 4], 4, 0.04, [1, 2, 3, 4])
-
-
-@pytest.mark.parametrize("path", [None, "", "checkpoints", "global_step_x", "global_step_4/actor", 7])
+@pytest.mark.parametrize("path", [None, "global_step_x", "global_step_4/actor", 7])
 def test_a_path_that_names_no_checkpoint_is_refused(root: Path, engines: Any, path: Any) -> None:
     with pytest.raises(ValueError, match=r"trainer.resume_from_path=.*global_step_20"):
         resumed(root, engines, resume_mode="resume_path", resume_from_path=path)
@@ -453,6 +411,7 @@ def change_a_byte_of_content(path: Path) -> None:
 def as_stock_verl(root: Path) -> None:
     for path in [*root.rglob("tree_*.json"), *root.rglob(LEDGER)]:
         path.unlink()
+    (root / LEDGER).write_bytes(b"")
 
 
 @pytest.mark.parametrize("age", [as_before_checksums, as_stock_verl])
@@ -460,37 +419,29 @@ def test_older_checkpoints_load_with_a_warning(
     root: Path, engines: Any, age: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     age(root)
-    if age is as_stock_verl:
-        (root / LEDGER).write_bytes(b"")
     again = resumed(root, engines)
     assert again.state()[:3] == (LAST, [LAST, LAST], LAST)
     assert sum("only" in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("age", [as_before_checksums, as_stock_verl])
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("age", "name", "damage"),
     [
-        *(("actor/model_world_size_1_rank_0.pt", damage) for damage in ("empty", "truncated", "changed", "missing")),
-        *((name, "garbage") for name in ("data.pt", "critic/optim_world_size_1_rank_0.pt")),
+        (as_before_checksums, "actor/model_world_size_1_rank_0.pt", "truncated"),
+        (as_before_checksums, "data.pt", "zeros"),
+        (as_stock_verl, "actor/model_world_size_1_rank_0.pt", "changed"),
+        (as_stock_verl, "critic/optim_world_size_1_rank_0.pt", "missing"),
     ],
 )
 def test_damage_of_older_checkpoints_shows_too(
-    root: Path,
-    engines: Any,
-    age: Callable[[Path], None],
-    name: str,
-    damage: str,
-    caplog: pytest.LogCaptureFixture,
+    root: Path, engines: Any, age: Callable[[Path], None], name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     age(root)
-    if age is as_stock_verl:
-        (root / LEDGER).write_bytes(b"")
     path = root / f"global_step_{LAST}" / name
     (change_a_byte_of_content if damage == "changed" else DAMAGES[damage])(path)
     again = resumed(root, engines)
     assert again.state()[:3] == (4, [4, 4], 4)
-    assert any(str(path) in record.getMessage() for record in caplog.records)
+    assert said_of(path, caplog)
 
 
 def test_nothing_to_resume_from_is_a_fresh_start(tmp_path: Path, engines: Any) -> None:

@@ -1,7 +1,6 @@
 """The tree engine against stock verl's FSDP2 engine running every row alone: every loss and shape, whole and cut."""
 
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from equivalence import (
     alone,
     assert_equal_runs,
     assert_trains_as,
+    critic_loss,
     everywhere,
     run,
     wanted_positions,
@@ -24,8 +24,7 @@ from equivalence import (
 from hostile_rows import SHAPES
 from layouts_of_four_ranks import with_whole_masks
 from tensordict import TensorDict
-from verl.workers.config import CriticConfig
-from verl.workers.utils.losses import sft_loss, value_loss
+from verl.workers.utils.losses import sft_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -56,18 +55,18 @@ def critics(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_hostile_shape(engines: Engines, name: str) -> None:
     expected = alone(engines["stock"], SHAPES[name])
-    for how, tree in TREES.items():
+    for how in ("whole", ("cut", "token by token")[list(SHAPES).index(name) % 2]):
         metrics = assert_trains_as(expected, engines[how], SHAPES[name])["metrics"]
-        if tree.max_tokens is not None:
-            least = metrics["tree/unique_tokens"].aggregate() / tree.max_tokens
+        if TREES[how].max_tokens is not None:
+            least = metrics["tree/unique_tokens"].aggregate() / TREES[how].max_tokens
             assert metrics["tree/partitions"].aggregate() >= least
 
 
 COMBINATIONS = sorted(
-    {(loss, AGG_MODES[(at + shift) % 5]) for at, loss in enumerate(POLICY_LOSSES) for shift in (0, 2)}
-    | set(chain.from_iterable([(loss, mode) for mode in AGG_MODES] for loss in ("vanilla", "gspo")))
+    {(loss, AGG_MODES[at % 5]) for at, loss in enumerate(POLICY_LOSSES)}
+    | {(loss, mode) for mode in AGG_MODES for loss in ("vanilla", "gspo")}
 )
-"""Every loss with two aggregations, a loss of tokens and one of sequences with all."""
+"""Every loss with one aggregation, a loss of tokens and one of sequences with all."""
 
 
 @pytest.mark.parametrize("loss_mode, agg_mode", COMBINATIONS)
@@ -87,17 +86,16 @@ def test_micro_batches_of_any_size(engines: Engines, max_tokens: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", list(SHAPES)[::2])
 def test_value_loss(critics: Engines, name: str) -> None:
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
-    loss, flags, rows = partial(value_loss, config=config), {"return_model_output": True}, SHAPES[name]
+    loss, flags, rows = critic_loss(), {"return_model_output": True}, SHAPES[name]
     expected = run(critics["stock"], ppo_batch(rows, **flags, **ALONE), loss)
     for how in ("whole", "cut"):
         got = run(critics[how], ppo_batch(rows, **flags), loss)
         assert_equal_runs(expected, got, everywhere(rows), ("values",))
 
 
-@pytest.mark.parametrize("name", ("branches", "strict_prefix", "one_row_untrained", "prompts_of_different_length"))
+@pytest.mark.parametrize("name", ("strict_prefix", "prompts_of_different_length"))
 def test_sft_loss(engines: Engines, name: str) -> None:
     def batch(**flags: Any) -> TensorDict:
         return with_whole_masks(ppo_batch(SHAPES[name], return_model_output=True, **flags))

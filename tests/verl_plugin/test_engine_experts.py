@@ -1,26 +1,14 @@
 """The router auxiliary loss of all rows, where it is asked for, beside what stock verl trains on rows alone."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model
-from equivalence import (
-    FLAGS,
-    LOSS,
-    alone,
-    assert_equal_gradients,
-    run,
-)
+from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, run
 from hostile_rows import SHAPES
-from tiny_families import ATTENTION, COEF, CONFIGS, EXPERTS, SIZES, auxiliary_gradients
-from transformers import (
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from tiny_families import ATTENTION, COEF, CONFIGS, auxiliary_gradients
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
 
 
@@ -29,26 +17,20 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_model(tmp_path_factory.mktemp(name), config) for name, config in CONFIGS.items()}
 
 
-SHAPE_OF_FAMILY = {"qwen3_moe": "two_groups", "gpt_oss": "comb", "mixtral": "identical", "qwen3_5_moe": "branches"}
-
-
-@pytest.fixture(scope="module")
-def rows_alone(paths: dict[str, Path]) -> dict[str, tuple[dict[str, Any], float, dict[str, torch.Tensor]]]:
-    """Stock verl's update of each family, and the auxiliary loss of the same rows with its gradients."""
-    found = {}
-    for family, name in SHAPE_OF_FAMILY.items():
-        engine = build_engine(paths[family], tree=None, attention=ATTENTION[family])
-        found[family] = (alone(engine, SHAPES[name]), *auxiliary_gradients(paths[family], SHAPES[name]))
-    return found
-
-
-@pytest.mark.parametrize("capacity, checkpointing", ((5, True), (1000, False)))
-@pytest.mark.parametrize("family", SHAPE_OF_FAMILY)
+@pytest.mark.parametrize(
+    "family, name, capacity, checkpointing",
+    (
+        ("qwen3_moe", "two_groups", 5, True),
+        ("gpt_oss", "comb", 1000, False),
+        pytest.param("qwen3_5_moe", "branches", 5, True, marks=pytest.mark.slow),
+    ),
+)
 def test_auxiliary_loss_over_all_rows(
-    paths: dict[str, Path], rows_alone: dict[str, Any], family: str, capacity: int, checkpointing: bool
+    paths: dict[str, Path], family: str, name: str, capacity: int, checkpointing: bool
 ) -> None:
-    path, attention, name = paths[family], ATTENTION[family], SHAPE_OF_FAMILY[family]
-    stock, value, auxiliary = rows_alone[family]
+    path, attention = paths[family], ATTENTION[family]
+    stock = alone(build_engine(path, tree=None, attention=attention), SHAPES[name])
+    value, auxiliary = auxiliary_gradients(path, SHAPES[name])
     tree = build_engine(
         path,
         tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=COEF),
@@ -98,16 +80,3 @@ def test_a_coefficient_of_zero_only_counts(paths: dict[str, Path]) -> None:
     metrics = runs[1]["metrics"]
     assert "moe/aux_loss" not in metrics and "moe/load_max_over_mean" not in runs[0]["metrics"]
     assert metrics["moe/load_max_over_mean"].aggregate() > 1 > metrics["moe/load_min_over_mean"].aggregate()
-
-
-def test_a_dense_model_refuses_the_coefficient(tmp_path: Path) -> None:
-    sizes = {key: value for key, value in SIZES.items() if key != "num_experts_per_tok"}
-    path = save_model(tmp_path, Qwen3Config(**sizes))
-    with pytest.raises(UnsupportedModelError, match=r"has no experts .* unset tree\.router_aux_loss_coef"):
-        build_engine(path, tree=TreeConfig(router_aux_loss_coef=0.1))
-
-
-def test_the_models_own_auxiliary_loss_is_refused_with_the_key_to_change(tmp_path: Path) -> None:
-    config = Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16, output_router_logits=True)
-    with pytest.raises(UnsupportedModelError, match=r"output_router_logits=False, and tree\.router_aux_loss_coef"):
-        build_engine(save_model(tmp_path, config), tree=TreeConfig())

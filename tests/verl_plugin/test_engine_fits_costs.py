@@ -34,14 +34,3 @@ def test_updates_teach_what_work_costs(tmp_path: Path) -> None:
     other = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=20))
     other.load_checkpoint(str(tmp_path / "checkpoint"), del_local_after_load=False)
     assert other.step.knowledge.calls.fitted == engine.step.knowledge.calls.fitted is not None
-
-
-def test_repeatable_runs_let_no_time_decide(tmp_path: Path) -> None:
-    path = save_model(tmp_path, tiny_qwen3())
-    engine = build_engine(path, tree=TreeConfig(mode="tree"))
-    calls = engine.step.knowledge.calls
-    calls._decides = False
-    batch = ppo_batch(shapes()["branches"])
-    metrics = [run(engine, batch, LOSS)["metrics"] for _ in range(LEAST_EQUATIONS + 2)][-1]
-    assert calls.fit.model is not None and calls.model == engine.step.context.model_shape.cost
-    assert not any(name.startswith(COST) for name in metrics) and "tree/cost_error" in metrics

@@ -2,18 +2,14 @@
 run them and equal rows alone through stock layers; a CPU is refused by name.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, everywhere, run, wanted_positions
+from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, critic_loss, everywhere, run, wanted_positions
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
-from verl.workers.config import CriticConfig
-from verl.workers.utils.losses import value_loss
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
@@ -34,15 +30,14 @@ def fused_layers(engine: Any) -> int:
     return sum("Liger" in module._get_name() for module in engine.module.modules())
 
 
-@pytest.mark.parametrize("max_tokens", (1000, 4))
-def test_actor_on_trees_equals_rows_alone(max_tokens: int, tmp_path: Path, liger: None) -> None:
+def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     path, loss = save_model(tmp_path, tiny()), actor_loss("vanilla", "token-mean")
     stock = run(build_engine(path, tree=None), ppo_batch(ROWS, **FLAGS, **ALONE), loss)
-    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), model=FUSED)
+    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), model=FUSED)
     # Four norms in the layer, the last one, and the MLP.
     assert fused_layers(engine) == 6
     got = run(engine, ppo_batch(ROWS, calculate_entropy=True, **KEEP), loss)
-    assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (max_tokens == 4)
+    assert got["metrics"]["tree/partitions"].aggregate() > 1
     assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
     # The engine's own rows, and another engine of the process, which has no such layers.
     assert fused_layers(build_engine(path, tree=None)) == 0
@@ -50,8 +45,7 @@ def test_actor_on_trees_equals_rows_alone(max_tokens: int, tmp_path: Path, liger
 
 def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-mean")
-    loss = partial(value_loss, config=config)
+    loss = critic_loss()
     stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **KEEP, **ALONE), loss)
     engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True, model=FUSED)
     assert fused_layers(engine) == 6
@@ -59,56 +53,34 @@ def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     assert_equal_runs(stock, got, everywhere(ROWS), ("values",))
 
 
-@pytest.mark.parametrize("value", (False, True))
-def test_a_cpu_is_refused_before_the_model_is_loaded(value: bool, tmp_path: Path, liger: None) -> None:
-    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=value)
+def test_a_cpu_is_refused_before_the_model_is_loaded(tmp_path: Path, liger: None) -> None:
+    path = save_model(tmp_path, tiny())
     (path / "model.safetensors").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET")
         with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: Liger's kernels need a CUDA device"):
-            build_engine(path, tree=TreeConfig(), value=value, model=FUSED)
+            build_engine(path, tree=TreeConfig(), model=FUSED)
 
 
 AUTO = {"use_liger": "auto"}
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-WITHOUT_LAYERS: dict[str, dict[str, Any]] = {
-    "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
-    "LlamaConfig": {"hidden_act": "gelu"},
-}
-"""Families that Liger's layers do not cover, and one whose activation they do not compute."""
 
 
-@pytest.mark.parametrize("family", WITHOUT_LAYERS)
 def test_a_default_that_a_model_cannot_have_is_off_with_a_notice(
-    family: str, tmp_path: Path, liger: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, liger: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = getattr(transformers, family)(**SIZES, **WITHOUT_LAYERS[family])
-    path = save_model(tmp_path, config)
-    engine = build_engine(path, tree=TreeConfig(mode="tree"), model=AUTO)
+    engine = build_engine(save_model(tmp_path, tiny(hidden_act="gelu")), tree=TreeConfig(mode="tree"), model=AUTO)
     assert fused_layers(engine) == 0
     (notice,) = (record.message for record in caplog.records if "use_liger" in record.message)
     assert notice.startswith("model.use_liger=auto: the model keeps its own layers, as ")
-    with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: .*; set model\.use_liger=false"):
-        build_engine(path, tree=TreeConfig(mode="tree"), model=FUSED)
 
 
-@pytest.mark.parametrize("value", (False, True))
-def test_the_default_fuses_where_it_can(value: bool, tmp_path: Path, liger: None) -> None:
-    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=value)
-    assert fused_layers(build_engine(path, tree=TreeConfig(mode="tree"), value=value, model=AUTO)) == 6
+def test_the_default_fuses_where_it_can(tmp_path: Path, liger: None) -> None:
+    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
+    build = {"tree": TreeConfig(mode="tree"), "value": True, "model": AUTO}
+    assert fused_layers(build_engine(path, **build)) == 6
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET")
-        assert fused_layers(build_engine(path, tree=TreeConfig(mode="tree"), value=value, model=AUTO)) == 0
+        assert fused_layers(build_engine(path, **build)) == 0
 
 
 def test_machine_files_ask_for_what_a_model_can_have() -> None:

@@ -14,7 +14,19 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_runs, run, run_after_pass, wanted_positions, without_pass
+from equivalence import (
+    ALONE,
+    FLAGS,
+    LOSS,
+    actor_loss,
+    alone,
+    assert_equal_runs,
+    assert_trains_as,
+    run,
+    run_after_pass,
+    wanted_positions,
+    without_pass,
+)
 from hostile_rows import Row, row
 
 from tree_kernels.tree_attention import chosen_implementation
@@ -73,32 +85,55 @@ def test_kernels_made_for_trees_are_what_runs(model_path: Path) -> None:
     assert build_engine(model_path, tree=TreeConfig(), engine=BFLOAT16).attention_implementation == chosen
 
 
-@pytest.mark.parametrize("agg_mode", ("token-mean", "seq-mean-token-mean"))
-def test_float32_equals_rows_alone(model_path: Path, agg_mode: str) -> None:
-    loss = actor_loss("vanilla", agg_mode)
-    flags = {"calculate_entropy": True, "return_model_output": True}
+def test_float32_equals_rows_alone(model_path: Path) -> None:
+    expected = alone(build_engine(model_path, tree=None), agent_rows())
+    assert_trains_as(expected, build_engine(model_path, tree=TreeConfig(mode="tree")), agent_rows())
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"offload_policy": True, "use_no_sync_for_gradient_accumulation": False},
+        {"param_offload": True, "optimizer_offload": True},
+    ),
+    ids=lambda options: " ".join(options),
+)
+def test_weights_in_host_memory_train_as_on_rows_alone(model_path: Path, options: dict[str, Any]) -> None:
     rows = agent_rows()
-    stock = run(
-        build_engine(model_path, tree=None),
-        ppo_batch(rows, use_dynamic_bsz=False, micro_batch_size_per_gpu=1, **flags),
-        loss,
-    )
-    tree = run(build_engine(model_path, tree=TreeConfig(mode="tree")), ppo_batch(rows, **flags), loss)
-    assert_equal_runs(stock, tree, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    expected = alone(build_engine(model_path, tree=None), rows)
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=900), engine=options)
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        output = engine.forward_backward_batch(ppo_batch(rows, **FLAGS), LOSS)
+        got = {name: weight.grad.to("cuda").full_tensor().clone() for name, weight in engine.module.named_parameters()}
+        norm = engine.optimizer_step()
+    assert torch.isfinite(torch.tensor(float(norm)))
+    gradients = {name: gradient.cuda() for name, gradient in expected["gradients"].items()}
+    wanted = wanted_positions(ppo_batch(rows)).cpu()
+    assert_equal_runs({**expected, "gradients": gradients}, {**output, "gradients": got}, wanted, ("log_probs",))
+
+
+def test_a_reference_policy_in_host_memory_sees_what_rows_alone_see(model_path: Path) -> None:
+    rows = agent_rows()
+    wanted, outputs = wanted_positions(ppo_batch(rows)), []
+    for tree, options in ((None, {}), (TreeConfig(mode="tree"), {"forward_only": True})):
+        engine = build_engine(model_path, tree=tree, engine=options)
+        with engine.eval_mode():
+            outputs.append(engine.infer_batch(ppo_batch(rows))["model_output"]["log_probs"].values().cpu()[wanted])
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=2e-5, atol=2e-5)
 
 
 def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Path) -> None:
     # A loss without clipping: a clip that flips by rounding would drown the rounding of the forward itself.
     loss = actor_loss("gpg", "token-mean")
-    alone = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
     truth_engine = build_engine(model_path, tree=None)
     stock_engine = build_engine(model_path, tree=None, engine=BFLOAT16)
     tree_engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine=BFLOAT16)
     pairs = []
     for seed in range(6):
         rows = agent_rows(seed)
-        truth = run(truth_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **alone), loss)
-        stock = run(stock_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **alone), loss)
+        truth = run(truth_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **ALONE), loss)
+        stock = run(stock_engine, ppo_batch(rows, seed=seed, calculate_entropy=True, **ALONE), loss)
         tree = run(tree_engine, ppo_batch(rows, seed=seed, calculate_entropy=True), loss)
         pairs.append((gradient_error(stock, truth), gradient_error(tree, truth)))
     stock_error, tree_error = np.array(pairs).T

@@ -19,7 +19,7 @@ from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.planning.planner import Planner, StepPlan
 from tree_rl.verl_plugin.options import TreeConfig
 
-CASES = [(deal, budget) for deal in ("unequal_trees", "one_rank_empty") for budget in (30, 9, None)]
+CASES = [("unequal_trees", None), ("one_rank_empty", 9)]
 MODELS: dict[str, dict[str, Any]] = {"dense": {}, "lora": {"lora_rank": 2, "target_modules": "all-linear"}}
 
 
@@ -47,8 +47,7 @@ def measured_main(rank: int, world: int, model: str, out: str, port: int) -> Non
         engine = build_engine(
             Path(model), tree=TreeConfig(mode="tree"), model={"enable_gradient_checkpointing": True, **settings}
         )
-        # Adapters change what a layer keeps, not how forests are cut: every other case shows it.
-        for deal, budget in CASES if name == "dense" else CASES[1::2]:
+        for deal, budget in CASES:
             engine.tree_config = engine.step.options = TreeConfig(mode="tree", max_tokens=budget, self_check=False)
 
             def gradients(saving: MemorySaving, deal: str = deal, engine: Any = engine) -> dict[str, torch.Tensor]:
@@ -62,7 +61,6 @@ def measured_main(rank: int, world: int, model: str, out: str, port: int) -> Non
             offloaded_bytes[f"{name} {deal} {budget}"] = host_slab(torch.device("cpu")).num_bytes
             for parameter, gradient in plain.items():
                 assert torch.equal(gradient, offloaded[parameter]), (name, deal, budget, parameter)
-            assert_equal_gradients(plain, gradients(MemorySaving(tile_tokens=4)))
             assert_equal_gradients(plain, gradients(MemorySaving(tile_tokens=1, offloaded_layers=1)))
     Path(f"{out}/bytes_{rank}.json").write_text(json.dumps(offloaded_bytes))
     torch.distributed.destroy_process_group()

@@ -14,42 +14,35 @@ from rank_engines import assert_two_ranks_step_as_one
 from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid
 
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
-@pytest.mark.parametrize("family", (*GATED_DELTA_NET, *RECURRENT))
-def test_recurrent_layers(tmp_path: Path, family: str) -> None:
-    path = save_hybrid(tmp_path, (GATED_DELTA_NET | RECURRENT)[family])
-    stock = build_engine(path, tree=None)
-    trees = [build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget)) for budget in (17, 1000)]
+def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa") -> None:
+    """Whole, and cut to a few tokens with recomputed layers, as stock verl on rows alone."""
+    stock = build_engine(path, tree=None, attention=attention)
     checkpointing = {"enable_gradient_checkpointing": True}
-    trees.append(build_engine(path, tree=TreeConfig(mode="tree", max_tokens=3), model=checkpointing))
-    for shape in ("branch_at_63_64_65", "no_common_root"):
-        expected = alone(stock, SHAPES[shape])
-        for tree in trees:
-            got = assert_trains_as(expected, tree, SHAPES[shape])
-        # Rows that share nothing are a forest, too.
-        assert len(got["loss"]) == 1
-
-
-@pytest.mark.parametrize("family", ("qwen3_moe", "mixtral", "gpt_oss"))
-def test_experts(tmp_path: Path, family: str) -> None:
-    path = save_model(tmp_path, CONFIGS[family])
-    stock = build_engine(path, tree=None, attention=ATTENTION[family])
     trees = [
-        build_engine(path, tree=TreeConfig(mode="tree", max_tokens=budget), attention=ATTENTION[family])
-        for budget in (5, 1000)
+        build_engine(path, tree=TreeConfig(mode="auto", max_tokens=1000), attention=attention),
+        build_engine(path, tree=TreeConfig(mode="tree", max_tokens=3), attention=attention, model=checkpointing),
     ]
-    for shape in ("comb", "identical", "temperatures_differ"):
+    for shape in shapes:
         expected = alone(stock, SHAPES[shape])
         for tree in trees:
             assert_trains_as(expected, tree, SHAPES[shape])
 
 
-def test_packing_rows_flat_is_refused(tmp_path: Path) -> None:
-    path = save_hybrid(tmp_path, GATED_DELTA_NET["qwen3_next"])
-    with pytest.raises(UnsupportedFeatureError, match=r"tree\.mode=flat"):
-        build_engine(path, tree=TreeConfig(mode="flat"))
+@pytest.mark.parametrize(
+    "family", ("qwen3_next", "granite_4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_5", "lfm2")))
+)
+def test_recurrent_layers(tmp_path: Path, family: str) -> None:
+    path = save_hybrid(tmp_path, (GATED_DELTA_NET | RECURRENT)[family])
+    assert_trains(path, ("branch_at_63_64_65", "no_common_root"))
+
+
+@pytest.mark.parametrize(
+    "family", ("gpt_oss", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_moe", "mixtral")))
+)
+def test_experts(tmp_path: Path, family: str) -> None:
+    assert_trains(save_model(tmp_path, CONFIGS[family]), ("comb", "identical"), ATTENTION[family])
 
 
 def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path) -> None:

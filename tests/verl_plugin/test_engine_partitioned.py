@@ -39,7 +39,7 @@ def test_only_sequence_coupled_losses_off_policy_pay_an_extra_pass(
     tree: Any, loss_mode: str, extra_passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = tree
-    engine.step.knowledge.log_probs.forget()
+    engine.forget()
     ops = ops_of_one_update(engine, actor_loss(loss_mode, "token-mean"), monkeypatch)
     assert ops.count("F") == (1 + extra_passes) * ops.count("B")
 
@@ -68,24 +68,24 @@ def test_on_policy_updates_reuse_the_log_probs_of_the_inference(
     assert_trains_as(alone(stock, SHAPES["branches"], loss), engine, SHAPES["branches"], loss)
 
 
-def test_log_probs_are_forgotten_when_the_weights_move(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=7))
+def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, loss = (
+        build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=7)),
+        actor_loss("gspo", "token-mean"),
+    )
     with engine.eval_mode(disable_auto_offload=True):
-        engine.infer_batch(ppo_batch(SHAPES["branches"]))
+        for name in ("branches", "comb"):
+            engine.infer_batch(ppo_batch(SHAPES[name], calculate_entropy=True))
+    ops = ops_of_one_update(engine, loss, monkeypatch)
+    assert ops.count("F") == 2 * ops.count("B")
+    with engine.eval_mode(disable_auto_offload=True):
+        engine.infer_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True))
     with engine.train_mode(disable_auto_offload=True):
-        engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), actor_loss("gspo", "token-mean"))
-    assert not engine.step.knowledge.log_probs._rows
-
-
-def test_only_the_last_inference_of_a_trained_model_is_remembered(model_path: Path) -> None:
-    actor = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=7))
-    reference = build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True})
-    for engine in (actor, reference):
-        with engine.eval_mode(disable_auto_offload=True):
-            for name in ("branches", "comb"):
-                engine.infer_batch(ppo_batch(SHAPES[name]))
-    assert len(actor.step.knowledge.log_probs._rows) == len(SHAPES["comb"])
-    assert not reference.step.knowledge.log_probs._rows
+        engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
+    ops = ops_of_one_update(engine, loss, monkeypatch)
+    assert ops.count("F") == 2 * ops.count("B")
 
 
 @pytest.mark.parametrize("loss_mode", POLICY_LOSSES)

@@ -10,16 +10,26 @@ import torch
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import actor_loss
-from rank_engines import BRANCHES, DEALS, assert_trains_as_one, empty_batch, join, share_of, spawn, update
+from rank_engines import BRANCHES, assert_trains_as_one, empty_batch, join, share_of, spawn, update
 from verl.utils.metric import Metric
 
 from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import TreeConfig
 
-BUDGETS = (30, 5)
-TWO = [name for name, shares in DEALS.items() if len(shares) == 2]
-FOUR = [name for name, shares in DEALS.items() if len(shares) == 4]
-CASES = [(name, budget) for name in DEALS for budget in BUDGETS]
+TWO = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
+FOUR = [("four_unequal", 30), ("four_two_empty", 5)]
+LAYERS_APART = {"transformer_layer_cls_to_wrap": ["Qwen3Attention", "Qwen3MLP"]}
+SHARDINGS: dict[str, dict[str, Any]] = {
+    "forward_prefetch and wrap_policy": {
+        "engine": {"forward_prefetch": True, "wrap_policy": LAYERS_APART},
+        "model": {"enable_gradient_checkpointing": True},
+    },
+    "fsdp_size": {"engine": {"fsdp_size": 1}},
+    "reshard_after_forward and use_no_sync_for_gradient_accumulation": {
+        "engine": {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
+    },
+}
+"""verl's options, by which two ranks run unequal trees."""
 
 
 def test_a_share_without_rows_has_no_positions() -> None:
@@ -28,23 +38,27 @@ def test_a_share_without_rows_has_no_positions() -> None:
     assert len(rows.token_ids_F) == len(rows.wanted_F) == len(rows.counted_F) == 0
 
 
+def run_share(engine: Any, deal: str, rank: int, out: str) -> None:
+    """A rank's share of a deal; loss, gradients and the shape of the metrics are written."""
+    got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
+    torch.save({"gradients": got["gradients"], "loss": sum(got["output"]["loss"])}, f"{out}_{rank}.pt")
+    # verl joins Metric objects value by value, so ranks need equally many; plain lists are chained.
+    metrics = got["output"]["metrics"]
+    keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in metrics.items()}
+    Path(f"{out}_{rank}.json").write_text(json.dumps(keys))
+
+
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     """Run this rank's share of every deal of that many ranks; imports cost more than the runs."""
     join(rank, world, port)
     engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
-    for deal, budget in CASES:
-        if len(DEALS[deal]) != world:
-            continue
+    for deal, budget in TWO if world == 2 else FOUR:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
-        got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
-        torch.save(
-            {"gradients": got["gradients"], "loss": sum(got["output"]["loss"])}, f"{out}/{deal}_{budget}_{rank}.pt"
-        )
-        # verl joins Metric objects value by value, so ranks need equally many; plain lists are chained.
-        metrics = got["output"]["metrics"]
-        keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in metrics.items()}
-        Path(f"{out}/{deal}_{budget}_{rank}.json").write_text(json.dumps(keys))
+        run_share(engine, deal, rank, f"{out}/{deal}_{budget}")
     if world == 2:
+        for name, options in SHARDINGS.items():
+            sharded = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=30), **options)
+            run_share(sharded, "unequal_trees", rank, f"{out}/{name}")
         data = share_of("one_rank_empty", rank)
         data["input_ids"].values().fill_(10_000)
         try:
@@ -80,22 +94,21 @@ def two_ranks(out: Path) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def four_ranks(out: Path) -> Path:
-    spawn(rank_main, 4, out)
-    return out
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("deal", TWO)
+@pytest.mark.parametrize(("deal", "budget"), TWO)
 def test_two_ranks_train_as_one(two_ranks: Path, deal: str, budget: int) -> None:
-    assert_trains_as_one(two_ranks, deal, budget)
+    assert_trains_as_one(two_ranks, deal, f"{deal}_{budget}")
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("deal", FOUR)
-def test_four_ranks_train_as_one(four_ranks: Path, deal: str, budget: int) -> None:
-    assert_trains_as_one(four_ranks, deal, budget)
+@pytest.mark.parametrize("options", SHARDINGS)
+def test_options_of_sharding_train_as_one_rank(two_ranks: Path, options: str) -> None:
+    assert_trains_as_one(two_ranks, "unequal_trees", options)
+
+
+@pytest.mark.slow
+def test_four_ranks_train_as_one(out: Path) -> None:
+    spawn(rank_main, 4, out)
+    for deal, budget in FOUR:
+        assert_trains_as_one(out, deal, f"{deal}_{budget}")
 
 
 def test_a_rank_that_refuses_its_rows_takes_the_job_down_with_its_own_error(two_ranks: Path) -> None:

@@ -10,10 +10,9 @@ from equivalence import actor_loss
 from hostile_rows import row, tokens
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
-from transformers import AutoModelForCausalLM, Ministral3Config, PhiConfig
+from transformers import AutoModelForCausalLM, Ministral3Config
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.compat import EngineRegistry
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
@@ -100,10 +99,9 @@ def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ("advantages", "old_log_probs", "returns"))
-@pytest.mark.parametrize("value", (float("nan"), float("inf")))
-def test_a_number_that_is_not_finite(engine: Any, column: str, value: float) -> None:
-    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, value, 0, 0, 0, 0, 0])])
-    refused(engine, data, rf"row 1 \(uid b\): {column} holds {value}")
+def test_a_number_that_is_not_finite(engine: Any, column: str) -> None:
+    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, float("nan"), 0, 0, 0, 0, 0])])
+    refused(engine, data, rf"row 1 \(uid b\): {column} holds nan")
 
 
 @pytest.mark.parametrize("flag", ("distillation_use_topk", "enable_routing_replay"))
@@ -117,37 +115,10 @@ def test_multimodal_rows(engine: Any) -> None:
     refused(engine, data, "row 1 carries multimodal inputs", UnsupportedFeatureError)
 
 
-@pytest.mark.parametrize(
-    "settings, key",
-    (
-        ({"engine": {"ulysses_sequence_parallel_size": 2}}, "ulysses_sequence_parallel_size"),
-        ({"engine": {"pad_to_length": True}}, "pad_to_length"),
-        ({"model": {"use_fused_kernels": True}}, "use_fused_kernels"),
-    ),
-)
-def test_unsupported_settings_name_their_key(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
-    path = save_model(tmp_path, tiny_qwen3())
-    with pytest.raises(UnsupportedFeatureError, match=key):
-        build_engine(path, tree=TreeConfig(), **settings)
-
-
 def test_fsdp1_is_refused_with_the_key_to_change() -> None:
     for model_type, role in (("tree_language_model", "actor_rollout_ref.actor"), ("tree_value_model", "critic")):
         with pytest.raises(UnsupportedFeatureError, match=rf"{role}\.strategy=fsdp: .*set {role}\.strategy=fsdp2"):
             EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
-
-
-def test_a_model_that_cannot_be_exact_is_refused_when_built(tmp_path: Path) -> None:
-    path = save_model(tmp_path, tiny_qwen3(attention_dropout=0.1))
-    with pytest.raises(UnsupportedModelError, match="attention_dropout"):
-        build_engine(path, tree=TreeConfig())
-
-
-def test_dropout_that_a_config_calls_otherwise(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    path = save_model(tmp_path, PhiConfig(**sizes, vocab_size=VOCAB, resid_pdrop=0.1))
-    with pytest.raises(UnsupportedModelError, match=r"resid_pdrop=0\.1: .* set model\.override_config\.resid_pdrop=0"):
-        build_engine(path, tree=TreeConfig())
 
 
 def test_dropout_of_a_loaded_adapter(tmp_path: Path) -> None:
@@ -164,9 +135,6 @@ def test_dropout_of_a_loaded_adapter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tree, message",
     (
-        ({"mode": "forest"}, r"tree\.mode='forest': expected one of auto, tree, flat"),
-        ({"max_token": 5}, r"tree\.max_token: no such option; did you mean tree\.max_tokens\? known are attention, "),
-        ({"max_tokens": 0}, r"tree\.max_tokens=0: expected a positive number"),
         ({"scope": "group"}, r"tree\.scope='group'"),
         ({"path_weighting": "mean"}, r"tree\.path_weighting='mean'"),
         ({"router_aux_loss_coef": -1.0}, r"tree\.router_aux_loss_coef=-1\.0 with tree\.mode=auto"),
@@ -182,11 +150,6 @@ def test_an_attention_that_cannot_run_here_is_refused_with_its_key(tmp_path: Pat
     model_path = save_model(tmp_path, tiny_qwen3())
     with pytest.raises(ValueError, match=r"tree\.attention=flex cannot run here: .*CUDA"):
         build_engine(model_path, tree=TreeConfig(attention="flex"))
-
-
-def test_an_unknown_attention_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(ValueError, match=r"tree\.attention='flash': expected one of auto, "):
-        TreeConfig(attention="flash")
 
 
 def test_engines_of_one_process_keep_their_own_attention(tmp_path: Path) -> None:

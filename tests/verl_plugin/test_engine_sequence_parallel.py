@@ -1,5 +1,5 @@
 """Four ranks that share tokens (`ulysses_sequence_parallel_size`), or replicas of shards (`fsdp_size`), train as stock
-verl trains rows alone on one rank: losses, gradients, steps, log-probs, values, routes, checkpoints."""
+verl trains rows alone on one rank: losses, gradients, steps, log-probs, checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,14 @@ import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import ALONE, assert_equal_gradients, wanted_positions
 from layouts_of_four_ranks import (
-    BUDGETS,
     CASES,
-    COEF,
-    CRITIC_LOSS,
     LAYOUTS,
     LOSSES,
-    NAMES,
     SFT,
     SGD,
-    SHAPES,
     SHARING,
     WORLD,
     infer,
-    move_weights,
     rank_main,
     step,
     update,
@@ -31,12 +25,8 @@ from layouts_of_four_ranks import (
     with_whole_masks,
 )
 from rank_engines import spawn
-from routed_rows import stock_routers_told
-from tensordict import TensorDict
-from tiny_families import CONFIGS, auxiliary_gradients
 
 from tree_rl.verl_plugin.options import TreeConfig
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,9 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sharing")
     save_model(path / "model", tiny_qwen3())
-    save_model(path / "critic", tiny_qwen3(tie_word_embeddings=False), value=True)
-    save_model(path / "experts", CONFIGS["qwen3_moe"])
-    save_model(path / "hybrid", CONFIGS["qwen3_5_moe"])
     spawn(rank_main, WORLD, path)
     return path
 
@@ -150,68 +137,3 @@ def test_memory_that_runs_out_among_replicas_is_an_error(ranks: list[dict[str, A
     assert {layout for layout, each in repeats.items() if not all(each)} == {
         layout for layout, options in LAYOUTS.items() if "fsdp_size" in options
     }
-
-
-@pytest.mark.parametrize("layout", SHARING[:2])
-def test_a_critic_trains_as_on_rows_alone(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
-    critic = build_engine(out / "critic", tree=None, value=True)
-    found = [found["critic"][layout] for found in ranks]
-    assert_outputs([one["outputs"] for one in found], layout, infer(critic, whole_batch(**ALONE)))
-    assert_trains_as(update(critic, whole_batch(**ALONE), CRITIC_LOSS), found, layout)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_auxiliary_loss_of_experts_is_that_of_all_rows(
-    ranks: list[dict[str, Any]], out: Path, budget: int | None
-) -> None:
-    found = [found["experts"][budget]["charged"] for found in ranks]
-    reference = update(build_engine(out / "experts", tree=None), whole_batch(**ALONE), LOSSES["vanilla"])
-    value, auxiliary = auxiliary_gradients(out / "experts", [row for name in NAMES for row in SHAPES[name]])
-    gradients = {name: gradient + COEF * auxiliary[name] for name, gradient in reference["gradients"].items()}
-    assert_trains_as({**reference, "gradients": gradients}, found, SHARING[0])
-    charged = [found[members[0]]["metrics"]["moe/aux_loss"].aggregate() for members in groups(SHARING[0])]
-    # verl averages sums over ranks with other rows.
-    assert sum(charged) / len(charged) == pytest.approx(value, rel=1e-5)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_recorded_routes_are_repeated(ranks: list[dict[str, Any]], out: Path, budget: int | None) -> None:
-    found = [found["experts"][budget] for found in ranks]
-    recorded = [one["recorded"]["routed_experts"].unbind() for one in found]
-    for members in groups(SHARING[0]):
-        for rank in members:
-            assert all(map(torch.equal, recorded[rank], recorded[members[0]]))
-    shares = [recorded[members[0]] for members in groups(SHARING[0])]
-    data: TensorDict = whole_batch(**ALONE)
-    routes = [shares[row % len(shares)][row // len(shares)].numpy() for row in range(len(data))]
-    stock = build_engine(out / "experts", tree=None)
-    move_weights(stock)
-    with stock_routers_told(routes):
-        reference = update(stock, data, LOSSES["vanilla"])
-    assert_trains_as(reference, [one["repeated"] for one in found], SHARING[0])
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_recurrent_layers_train_as_on_rows_alone(ranks: list[dict[str, Any]], out: Path, budget: int | None) -> None:
-    reference = update(build_engine(out / "hybrid", tree=None), whole_batch(**ALONE), LOSSES["vanilla"])
-    assert_trains_as(reference, [found["hybrid"][budget] for found in ranks], SHARING[0])
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    (
-        ({"ulysses_sequence_parallel_size": 3}, r"fsdp_config\.ulysses_sequence_parallel_size=3 does not divide"),
-        (
-            {"ulysses_sequence_parallel_size": 2},
-            r"fsdp_config\.ulysses_sequence_parallel_size=2 on 1 ranks: expected a divisor of their number",
-        ),
-    ),
-)
-def test_a_size_that_does_not_fit_is_refused(out: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=message):
-        build_engine(out / "model", tree=TreeConfig(), engine=settings)
-
-
-def test_rows_that_stock_verl_would_run_are_refused(out: Path) -> None:
-    with pytest.raises(UnsupportedFeatureError, match=r"ulysses_sequence_parallel_size=2 with .*tree\.mode=flat"):
-        build_engine(out / "model", tree=TreeConfig(mode="flat"), engine={"ulysses_sequence_parallel_size": 2})

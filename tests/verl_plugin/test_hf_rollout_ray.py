@@ -13,15 +13,7 @@ from tree_rl.tree.forest import Forest
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
 ENVIRONMENT = """
-from tree_rl.rollout.environments import ShellEnvironment
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-
-
-class CountingEnvironment(ShellEnvironment):
     sessions = 0
-
-    def __init__(self):
-        super().__init__(SandboxOptions(unconfined=True))
 
     async def reset(self, task):
         await super().reset(task)
@@ -35,19 +27,8 @@ class CountingEnvironment(ShellEnvironment):
 
 
 def test_main_ppo_trains_on_branches_and_a_failed_session_costs_only_itself(tmp_path: Path) -> None:
-    (tmp_path / "toy_environment.py").write_text(ENVIRONMENT)
-    overrides = toy_qwen.ppo_overrides(
-        toy_qwen.save_model(tmp_path / "model"),
-        toy_qwen.save_prompts(
-            tmp_path / "prompts.parquet", [f"say {i}" for i in range(8)], agent_name="tree_tool_agent"
-        ),
-        toy_qwen.save_reward(tmp_path / "reward.py"),
-        tmp_path / "out",
-    )
-    overrides += [
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
-        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.CountingEnvironment",
+    overrides = [
+        *toy_qwen.branching_overrides(tmp_path, "CountingEnvironment", ENVIRONMENT),
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
         "+actor_rollout_ref.model.model_type=tree_language_model",
         "+critic.model.model_type=tree_value_model",

@@ -1,7 +1,6 @@
 """The embedded rollout engine generates text with checkpoints that also read images, under the trainer's names."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,13 @@ from engine_harness import build_engine
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
+from wrapped_models import VOCAB, wrapped_config, wrapped_model
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 from tree_rl.verl_plugin.options import TreeConfig
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import VOCAB, wrapped_config, wrapped_model
-
-FAMILIES = ("gemma3", "mistral3", "qwen3_vl", "internvl")
+FAMILIES = ("gemma3", "qwen3_vl")
 
 
 def save(path: Path, family: str, *, tied: bool) -> Path:
@@ -36,8 +33,7 @@ def build_server(path: Path, *, weights_follow: bool) -> HFServer:
     return HFServer(config, model, replica_rank=0, num_threads=1, weights_follow=weights_follow)
 
 
-@pytest.mark.parametrize("tied", (False, True))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family, tied", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
 def test_log_probs_are_those_of_the_whole_model_with_the_weights_of_the_trainer(
     tmp_path: Path, family: str, tied: bool
 ) -> None:

@@ -1,6 +1,5 @@
 """A job on a checkpoint that also reads images: what trees cannot run ends the driver before Ray, reason first."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
+from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.train import PROGRAM, checked
-from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from wrapped_models import wrapped_config
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
@@ -56,13 +52,6 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, family: str, text: d
 def test_the_named_remedy_is_one(tmp_path: Path) -> None:
     path = saved(tmp_path, "gemma3", attention_dropout=0.1)
     refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
-
-
-def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
-    path = saved(tmp_path, "qwen3_5")
-    with pytest.raises(UnsupportedFeatureError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
-        refuse_model_of_job(node(path), key="model", rollout="hf")
-    refuse_model_of_job(node(path), key="model", rollout="vllm")
 
 
 def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:

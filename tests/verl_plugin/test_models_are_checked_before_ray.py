@@ -7,23 +7,20 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from peft import LoraConfig
+from tiny_sizes import sizes
 from transformers import AutoConfig, PretrainedConfig
 
 from tree_rl.models.fused_layers import has_liger
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL = sizes(
+    vocab_size=64,
+    intermediate_size=32,
+    bos_token_id=1,
+    eos_token_id=2,
+    max_position_embeddings=None,
+    initializer_range=None,
+)
 KEY, ENGINE = "actor_rollout_ref.model", "actor_rollout_ref.actor.fsdp_config"
 
 
@@ -40,20 +37,17 @@ def check(path: str, engine: dict[str, Any] | None = None, *, is_value: bool = F
     refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=None if is_value else "vllm")
 
 
-@pytest.mark.parametrize("family", ("llama", "qwen3", "gemma2", "gpt_oss", "qwen3_next", "mixtral"))
-@pytest.mark.parametrize("is_value", (False, True))
-def test_trained_families_pass(tmp_path: Path, family: str, is_value: bool) -> None:
-    check(saved(tmp_path, family), is_value=is_value)
+@pytest.mark.parametrize("family", ("gemma2", "gpt_oss", "qwen3_next", "mixtral"))
+def test_trained_families_pass(tmp_path: Path, family: str) -> None:
+    for is_value in (False, True):
+        check(saved(tmp_path, family), is_value=is_value)
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "reason"),
     (
         ("mamba", {}, "state is not followed"),
-        ("phi", {"resid_pdrop": 0.1}, r"resid_pdrop=0\.1"),
-        ("deepseek_v3", {"v_head_dim": 16, "qk_rope_head_dim": 8}, "multi-head latent attention"),
         ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type=dynamic"),
-        ("glm_moe_dsa", {}, "sparse indexer"),
     ),
 )
 def test_others_are_refused_with_key_and_reason(
@@ -96,15 +90,12 @@ def test_what_an_engine_cannot_do_with_a_model_is_refused(
     ("model", "reason"),
     (
         ({"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
-        ({"target_modules": "all-linear", "exclude_modules": None}, None),
         ({"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
     ),
 )
-def test_adapters_are_tried_on_the_model(tmp_path: Path, model: dict[str, Any], reason: str | None) -> None:
+def test_adapters_are_tried_on_the_model(tmp_path: Path, model: dict[str, Any], reason: str) -> None:
     path = saved(tmp_path, "qwen3", tie_word_embeddings=False)
-    if reason is None:
-        check(path, lora_rank=4, **model)
-        return
+    check(path, lora_rank=4, target_modules="all-linear")
     with pytest.raises(ValueError, match=reason):
         check(path, lora_rank=4, **model)
 

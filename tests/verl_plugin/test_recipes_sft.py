@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from engine_harness import join_process_group
-from hydra import compose, initialize_config_module
-from toy_qwen import run_recipe_script
+from sft_harness import TOKEN_ROWS, sft_config, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils import tensordict_utils as tu
 
@@ -18,33 +16,15 @@ from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
-CPU = [
-    "machine=sft_cpu",
-    "trainer.device=cpu",
-    "trainer.resume_mode=disable",
-    "data.num_workers=0",
-]
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sft")
-    run_recipe_script("tiny_model.py", root / "model")
-    run_recipe_script("toy_task.py", root / "data", "--conversations", "8")
-    return root
-
 
 def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Metrics of every step and the final weights of a run of verl's SFT loop."""
-    join_process_group()
     files = [
         f"data.train_files={toy}/data/sft.parquet",
         f"model.path={toy}/model",
         f"trainer.default_local_dir={tmp_path}/checkpoints",
     ]
-    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
-        config = compose("tree_sft_trainer", overrides=[*CPU, *files, *overrides])
-    trainer = TreeSFTTrainer(config)
+    trainer = TreeSFTTrainer(sft_config(*files, *overrides))
     steps: list[dict[str, Any]] = []
     train_batch = trainer.training_client.train_batch
 
@@ -62,17 +42,11 @@ def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, An
 SMALL = ["data.train_batch_size=8", "data.group_key=conversation", "trainer.total_epochs=1", "optim.lr=1e-3"]
 
 
-@pytest.fixture(scope="module")
-def environment() -> None:
-    import os
-
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-
-
-def test_tree_sft_is_stock_sft(toy: Path, tmp_path: Path, environment: None) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_tree_sft_is_stock_sft(toy: Path, tmp_path: Path) -> None:
     tree, tree_weights = train(toy, tmp_path / "tree", *SMALL, "engine.tree.mode=tree")
     flat, flat_weights = train(toy, tmp_path / "flat", *SMALL, "engine.tree.mode=flat")
-    assert len(tree) == len(flat) == 4
+    assert len(tree) == len(flat) == 3
     for ours, theirs in zip(tree, flat, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
@@ -83,7 +57,8 @@ def test_tree_sft_is_stock_sft(toy: Path, tmp_path: Path, environment: None) -> 
         torch.testing.assert_close(tree_weights[name], value, rtol=1e-3, atol=2e-5)
 
 
-def test_the_first_loss_is_the_mean_over_trained_tokens(toy: Path, tmp_path: Path, environment: None) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_the_first_loss_is_the_mean_over_trained_tokens(toy: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(toy / "model")
     model = AutoModelForCausalLM.from_pretrained(toy / "model")
     table = pd.read_parquet(toy / "data" / "sft.parquet")
@@ -103,7 +78,7 @@ def test_the_first_loss_is_the_mean_over_trained_tokens(toy: Path, tmp_path: Pat
         picked = log_probs.gather(-1, ids[1:, None])[:, 0]
         negative -= picked[trained[1:]].sum().item()
         count += int(trained.sum())
-    steps, _ = train(toy, tmp_path, "data.train_batch_size=32", "data.group_key=conversation", "trainer.total_epochs=1")
+    steps, _ = train(toy, tmp_path, "data.train_batch_size=24", "data.group_key=conversation", "trainer.total_epochs=1")
     assert steps[0]["loss"] == pytest.approx(negative / count, rel=1e-4)
 
 
@@ -143,16 +118,11 @@ def test_a_conversation_is_cut_only_where_a_batch_ends(num_replicas: int) -> Non
     assert not np.array_equal(*epochs)
 
 
-def write_rows(path: Path, **columns: list[Any]) -> str:
-    pd.DataFrame(columns).to_parquet(path)
-    return str(path)
-
-
 def test_token_rows_are_read_and_grouped(tmp_path: Path) -> None:
     ids = [[5, 6, 7, 8], [9, 9, 9], [5, 6, 7, 9, 9]]
     masks = [[0, 0, 1, 1], [0, 1, 1], [0, 0, 1, 0, 1]]
-    path = write_rows(tmp_path / "rows.parquet", input_ids=ids, loss_mask=masks, episode=["a", "b", "a"])
-    dataset = TokenRowsDataset(path, None, {"max_length": 10})
+    path = write(tmp_path / "rows.parquet", input_ids=ids, loss_mask=masks, episode=["a", "b", "a"])
+    dataset = TokenRowsDataset(str(path), None, {"max_length": 10})
     assert [dataset[row]["input_ids"].tolist() for row in range(3)] == ids
     assert dataset[2]["loss_mask"].tolist() == masks[2]
     assert group_rows(dataset, "episode").tolist() == [0, 1, 0]
@@ -160,36 +130,21 @@ def test_token_rows_are_read_and_grouped(tmp_path: Path) -> None:
     assert by_prefix[0] == by_prefix[2] != by_prefix[1]
     with pytest.raises(ValueError, match=r"data\.group_key='nothing'"):
         group_rows(dataset, "nothing")
-    cut = TokenRowsDataset(path, None, {"max_length": 3, "truncation": "left"})
+    cut = TokenRowsDataset(str(path), None, {"max_length": 3, "truncation": "left"})
     assert cut[0]["input_ids"].tolist() == [6, 7, 8]
     assert cut[2]["loss_mask"].tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("ids", "mask", "complaint"),
-    [
-        ([], [], "row 1: .*at least one"),
-        ([1, 2], [0], "row 1: .*received 1 for 2"),
-        ([1, 2], [1, 1], "row 1: loss_mask trains its first token"),
-        ([1, 2, 3, 4, 5], [0, 1, 1, 1, 1], r"row 1: 5 tokens exceed data\.max_length=4"),
-    ],
-)
-def test_bad_token_rows_are_named(tmp_path: Path, ids: list[int], mask: list[int], complaint: str) -> None:
-    path = write_rows(tmp_path / "rows.parquet", input_ids=[[1, 2], ids], loss_mask=[[0, 1], mask])
-    with pytest.raises(ValueError, match=complaint):
-        TokenRowsDataset(path, None, {"max_length": 4})
-
-
-def test_token_rows_train_through_verls_custom_class(toy: Path, tmp_path: Path, environment: None) -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_token_rows_train_through_verls_custom_class(toy: Path, tmp_path: Path) -> None:
     stems = np.random.default_rng(0).integers(5, 200, (4, 12)).tolist()
     ids = [[*stem, 7 + branch, 9, 11] for stem in stems for branch in range(4)]
-    path = write_rows(tmp_path / "rows.parquet", input_ids=ids, loss_mask=[[0] * 12 + [1] * 3 for _ in ids])
+    path = write(tmp_path / "rows.parquet", input_ids=ids, loss_mask=[[0] * 12 + [1] * 3 for _ in ids])
     steps, _ = train(
         toy,
         tmp_path,
         f"data.train_files={path}",
-        "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
-        "data.custom_cls.name=TokenRowsDataset",
+        *TOKEN_ROWS,
         "data.train_batch_size=8",
         "trainer.total_epochs=1",
     )

@@ -1,41 +1,20 @@
 """A resumed SFT run takes the batches that the uninterrupted run took, wherever it was saved."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import join_process_group
-from hydra import compose, initialize_config_module
-from toy_qwen import run_recipe_script
+from sft_harness import sft_config
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.sft import TreeSFTTrainer
 
 STEPS_OF_EPOCH = 3
 """24 rows (6 conversations of 4) in batches of 8."""
-COMMON = ["machine=sft_cpu", "trainer.device=cpu", "data.train_batch_size=8", "data.num_workers=0"]
 BY_CONVERSATION, BY_ROW = "data.group_key=conversation", "data.group_key=null"
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("sft_resume")
-    run_recipe_script("tiny_model.py", root / "model")
-    run_recipe_script("toy_task.py", root / "data", "--conversations", "6")
-    return root
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.items():
-            patch.setenv(name, value)
-        join_process_group()
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("one_rank")
 Taken = dict[int, tuple[list[list[int]], float]]
 """Step -> token ids of its rows, and its loss."""
 
@@ -44,9 +23,7 @@ def train(toy: Path, folder: Path, *overrides: str) -> Taken:
     """Run verl's SFT loop, with a checkpoint after every step."""
     files = [f"data.train_files={toy}/data/sft.parquet", f"model.path={toy}/model"]
     saves = [f"trainer.default_local_dir={folder}", "trainer.save_freq=1", "trainer.total_epochs=3"]
-    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
-        config = compose("tree_sft_trainer", overrides=[*COMMON, *files, *saves, *overrides])
-    trainer = TreeSFTTrainer(config)
+    trainer = TreeSFTTrainer(sft_config("data.train_batch_size=8", *files, *saves, *overrides))
     taken: Taken = {}
     train_batch = trainer.training_client.train_batch
 
@@ -85,14 +62,14 @@ def after(step: int, taken: Taken) -> Taken:
     return {later: kept for later, kept in taken.items() if later > step}
 
 
-@pytest.mark.parametrize("step", [STEPS_OF_EPOCH, 2 * STEPS_OF_EPOCH, STEPS_OF_EPOCH - 1, STEPS_OF_EPOCH + 1])
+@pytest.mark.parametrize("step", [STEPS_OF_EPOCH, STEPS_OF_EPOCH + 1])
 def test_a_run_goes_on_with_the_next_batch(toy: Path, whole: tuple[Path, Taken], step: int) -> None:
     root, taken = whole
     assert sorted(taken) == list(range(1, 3 * STEPS_OF_EPOCH + 1))
     assert same(resume(toy, root, step, BY_CONVERSATION), after(step, taken))
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 5), (3, 6)])
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 5)])
 def test_a_run_that_is_resumed_twice_goes_on_with_the_next_batch(
     toy: Path, whole: tuple[Path, Taken], first: int, second: int
 ) -> None:

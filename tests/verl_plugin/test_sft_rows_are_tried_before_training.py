@@ -1,18 +1,13 @@
 """Every SFT row is rendered once before an engine is built: one that cannot train is named by file and number."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import rank_processes
+import sft_harness
 import torch
-from engine_harness import join_process_group
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-from toy_qwen import run_recipe_script
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
 
@@ -20,7 +15,6 @@ from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.sft import TreeSFTTrainer
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 
-CPU = ["machine=sft_cpu", "trainer.device=cpu", "trainer.resume_mode=disable", "data.train_batch_size=1"]
 QWEN = Path(__file__).parents[2] / "examples" / "qwen_chat_template.jinja"
 ALTERNATES = (
     "{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
@@ -60,15 +54,12 @@ BAD: dict[str, tuple[str, list[dict[str, Any]], str]] = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sft_rows") / "model"
-    run_recipe_script("tiny_model.py", folder)
-    return folder
+def model(toy: Path) -> Path:
+    return toy / "model"
 
 
 def write(path: Path, *rows: list[dict[str, Any]]) -> Path:
-    pyarrow.parquet.write_table(pyarrow.table({"messages": list(rows)}), path)
-    return path
+    return sft_harness.write(path, messages=list(rows))
 
 
 class ReachedEngineError(Exception):
@@ -76,10 +67,7 @@ class ReachedEngineError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    join_process_group()
-
+def no_engine(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(self: TreeSFTTrainer) -> None:
         raise ReachedEngineError
 
@@ -89,9 +77,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def begin(model: Path, template: str, *overrides: str) -> None:
     """Start tree SFT up to its engine."""
     (model / "chat_template.jinja").write_text(template)
-    with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
-        config = compose("tree_sft_trainer", overrides=[*CPU, f"model.path={model}", *overrides])
-    TreeSFTTrainer(config)
+    TreeSFTTrainer(sft_harness.sft_config("data.train_batch_size=1", f"model.path={model}", *overrides))
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -107,14 +93,6 @@ def test_a_bad_row_is_named_with_its_file_and_number(case: str, model: Path, tmp
         begin(model, template, f"data.train_files={good}", f"data.val_files={late}")
     with pytest.raises(ReachedEngineError):
         begin(model, template, f"data.train_files={late}", "data.train_max_samples=1")
-
-
-def test_a_row_without_messages_is_named_with_its_file_and_number(model: Path, tmp_path: Path) -> None:
-    good, late = write(tmp_path / "good.parquet", GOOD, GOOD), write(tmp_path / "late.parquet", GOOD, [])
-    with pytest.raises(
-        InputError, match=r"data\.train_files: \S*late\.parquet: row 1, column messages: .* received \[\]"
-    ):
-        begin(model, ALTERNATES, f"data.train_files=[{good},{late}]")
 
 
 def test_what_the_config_lets_pass_is_not_refused(model: Path, tmp_path: Path) -> None:

@@ -75,12 +75,6 @@ def _plain(value: Any) -> Any:
     return value.aggregate() if hasattr(value, "aggregate") else value
 
 
-def test_more_branches_mean_no_more_steps(paths: dict[str, Path]) -> None:
-    rows = group("a", 3, 4) + group("b", 4, 4)
-    _, metrics = train(paths["actor"], rows, rows, num_mini_batch=2, mini_batch_size=1, epochs=2, global_batch_size=2)
-    assert len(metrics["grad_norm"]) == 4
-
-
 def test_without_our_key_a_mini_batch_is_verls(paths: dict[str, Path]) -> None:
     rows = group("a", 3, 2) + group("b", 4, 2)
     _, metrics = train(paths["actor"], rows, rows, mini_batch_size=1, epochs=1, global_batch_size=1)

@@ -99,7 +99,7 @@ def test_verls_own_trainers_refuse_them_with_the_key(name: str) -> None:
         get_adv_estimator_fn(name)(token_level_rewards=torch.zeros(1, 1), response_mask=torch.ones(1, 1), config=None)
 
 
-@pytest.mark.parametrize("name", ["grpo", "full_tree", "longest_path"])
+@pytest.mark.parametrize("name", ["full_tree", "longest_path"])
 def test_rows_that_do_not_train_leave_the_batch_and_the_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[str] = []
 

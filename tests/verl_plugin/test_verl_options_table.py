@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engine_harness import save_model, tiny_qwen3
-from hydra import compose, initialize_config_module
+from local_trainer import stock_config
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.config import CheckpointConfig
 from verl.utils.config import omega_conf_to_dataclass
@@ -88,16 +88,11 @@ def rows() -> tuple[OptionRow, ...]:
     return tuple(found)
 
 
-@cache
-def stock_config() -> DictConfig:
-    settings = [f"{ACTOR}.strategy=fsdp2", "critic.strategy=fsdp2", "critic.enable=True", f"{ACTOR}.use_kl_loss=True"]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", settings)
-
-
 def config_with(**changes: Any) -> DictConfig:
     """verl's whole config, with keys changed or added."""
-    config = stock_config().copy()
+    config = OmegaConf.merge(
+        stock_config(), {"critic": {"enable": True}, "actor_rollout_ref": {"actor": {"use_kl_loss": True}}}
+    )
     for key, value in changes.items():
         OmegaConf.update(config, key, value, force_add=True)
     return config

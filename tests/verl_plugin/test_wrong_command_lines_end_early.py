@@ -4,7 +4,6 @@ import copy
 import shlex
 import subprocess
 import sys
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor
 TREE = "trainer.v1.trainer_mode=tree_sync"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
-HEATS = {"0": "0", "0.0": "0.0", "-0.7": "-0.7", "nan": "nan", "inf": "inf", "null": "None", "true": "True"}
+HEATS = {"0": "0", "-0.7": "-0.7", "nan": "nan", "null": "None", "true": "True"}
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
-    (f"{REF}.strategy=fsdp {ACTOR}.use_kl_loss=true", (f"{REF}.strategy=fsdp:", f"set {REF}.strategy=fsdp2")),
-    ("critic.strategy=fsdp algorithm.adv_estimator=gae", ("critic.strategy=fsdp:", "set critic.strategy=fsdp2")),
     ("model_engine=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
     (f"{MODEL}.use_fused_kernels=true", (f"{MODEL}.use_fused_kernels=True:", "set it to False")),
     ("algorithm.adv_estimator=remax", ("algorithm.adv_estimator=remax:", "rloo")),
@@ -37,31 +34,24 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ENGINE}.ulysses_sequence_parallel_size=3", (f"{ENGINE}.ulysses_sequence_parallel_size=3 on 1 ranks",)),
     # Mistyped choices.
     (f"{MODEL}.model_type=tree_languagemodel", (f"{MODEL}.model_type=", "did you mean tree_language_model?")),
-    ("critic.model.model_type=tree_valuemodel", ("critic.model.model_type=", "did you mean tree_value_model?")),
     ("trainer.v1.trainer_mode=tree_synk", ("trainer.v1.trainer_mode=tree_synk:", "did you mean tree_sync?")),
     ("algorithm.adv_estimator=grp0", ("algorithm.adv_estimator=grp0:", "did you mean grpo?")),
     (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),
-    (f"{ACTOR}.loss_agg_mode=token_mean", (f"{ACTOR}.loss_agg_mode=token_mean:", "did you mean token-mean?")),
     ("machine=cpuu", ("machine=cpuu:", "did you mean cpu?")),
-    ("model_engine=megatrn", ("model_engine/megatrn", "megatron")),
     ("trainer.logger=[consle]", ("trainer.logger=consle:", "did you mean console?")),
     # Mistyped keys.
     (f"{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg=fsdp2:", f"did you mean {ACTOR}.strategy?")),
     (f"+{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg:", f"did you mean {ACTOR}.strategy?")),
     ("actor_rolout_ref.actor.strategy=fsdp2", ("actor_rolout_ref", f"did you mean {ACTOR}.strategy?")),
-    ("data.train_batchsize=4", ("data.train_batchsize=4:", "did you mean data.train_batch_size?")),
     ("data.train_batch_size", ("data.train_batch_size: no KEY=VALUE",)),
     ("tree=4096", ("tree=4096:", "tree.max_tokens=4096")),
     # Options of trees, under the key that the user wrote.
     ("tree.max_token=5", ("tree.max_token:", "did you mean tree.max_tokens?")),
     ("tree.max_tokens=-3", ("tree.max_tokens=-3:", "positive number")),
     ("tree.max_tokens=abc", ("tree.max_tokens='abc':", "auto or null")),
-    ("tree.mode=trees", ("tree.mode='trees':", "auto, tree, flat")),
     ("tree.attention=fa5", ("tree.attention='fa5':", "fa4")),
-    ("tree.self_check=maybe", ("tree.self_check='maybe':", "true or false")),
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
-    ("critic.fsdp.tree.scope=uids", ("critic.fsdp.tree.scope='uids':", "uid, rank")),
     # What would train on NaN, or on other rows' advantages.
     *(
         (f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0"))
@@ -69,15 +59,12 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
     (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
-    (f"{ROLLOUT}.val_kwargs.temperature=nan", (f"{ROLLOUT}.val_kwargs.temperature=nan:", "0 (greedy)")),
     (f"{ROLLOUT}.temperature=0 {AS_STOCK}", (f"{ROLLOUT}.temperature=0:", "above 0")),
     ("algorithm.use_pf_ppo=true", ("algorithm.use_pf_ppo=True:", "set it to False")),
-    (f"algorithm.use_pf_ppo=true algorithm.adv_estimator=gae {AS_STOCK}", ("algorithm.use_pf_ppo=True:", "False")),
     # Values and files.
     (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
     (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
     (f"{ACTOR}.use_dynamic_bsz=maybe", (f"{ACTOR}.use_dynamic_bsz=maybe:", "true or false")),
-    ("trainer.total_training_steps=-1", ("trainer.total_training_steps=-1:", "null")),
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
     # What would end the run after the rollouts, or every session of it.
@@ -86,10 +73,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         ("distillation.distillation_loss.loss_mode=forward_kl_topk:", "loss_mode=k3"),
     ),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
-    (f"{ROLLOUT}.multi_turn.tool_config_path=/no.yaml", ("multi_turn.tool_config_path=/no.yaml:", "no such file")),
-    (f"{ROLLOUT}.multi_turn.function_tool_path=no.py", ("multi_turn.function_tool_path=no.py:", "no such file")),
-    (f"{ROLLOUT}.agent.agent_loop_config_path=no.yaml", ("agent_loop_config_path=no.yaml:", "no such file")),
-    ("data.tool_config_path=/no.yaml", ("data.tool_config_path=/no.yaml:", "no such file")),
     (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
     ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
     (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", (f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor")),
@@ -110,15 +93,9 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt",
         ("default_agent_loop=tree_gateway_agnt: no such agent loop", "did you mean tree_gateway_agent?"),
     ),
-    (f"{ROLLOUT}.agent.default_agent_loop=tool_agnt", ("default_agent_loop=tool_agnt:", "did you mean tool_agent?")),
     (f"tree.reuse_log_probs=true {AS_STOCK}", ("tree.reuse_log_probs=True:", "trainer_mode=tree_sync")),
     # Keys in another section: the hint names one that exists.
     ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
-    (
-        "actor_rollout_ref.model.fsdp_config.param_offload=true",
-        ("did you mean actor_rollout_ref.", "fsdp_config.param_offload?"),
-    ),
-    ("critic.fsdp_confg.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
     ("data.train_files=[a", ("data.train_files=[a:", "quote it")),
 ]
 
@@ -226,11 +203,6 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
         assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
 
 
-def test_a_model_type_needs_no_prefix(good: list[str]) -> None:
-    config, banner = checked(*good, f"{MODEL}.model_type=tree_language_model")
-    assert config.actor_rollout_ref.model.model_type == "tree_language_model" and "tree_language_model" in banner
-
-
 def test_a_flag_that_does_not_exist_is_one_line(good: list[str]) -> None:
     with pytest.raises(CommandLineError, match="--confg"):
         checked(*good, "--confg=x")
@@ -249,7 +221,6 @@ def test_an_environment_where_ray_starts_no_worker_is_one_line(
 
 
 def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> None:
-    started = time.monotonic()
     command = [sys.executable, "-W", "ignore", "-m", "tree_rl.train", *good, "tree.max_token=5"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
@@ -258,23 +229,16 @@ def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> Non
     assert len(said) == 1 and "did you mean tree.max_tokens?" in said[0]
     assert "ray init" not in ended.stdout
     assert not list(tmp_path.iterdir())
-    print(f"driver ended after {time.monotonic() - started:.1f} s, imports included")
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        (f"{MODEL}.use_fused_kernels=true", "the head of a tree"),
-        (f"{ACTOR}.use_kl_loss=ture", "expected true or false"),
-    ],
-)
-def test_verls_own_driver_is_checked_before_ray(argument: str, said: str, good: list[str], tmp_path: Path) -> None:
+def test_verls_own_driver_is_checked_before_ray(good: list[str], tmp_path: Path) -> None:
     """Hydra reads the command line by itself; the plugin sees the config where verl asks for Ray's environment."""
-    plain = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=cpu", *good[:1], *good[2:], argument]
+    plain = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=cpu", *good[:1], *good[2:]]
+    plain.append(f"{MODEL}.use_fused_kernels=true")
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *plain]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]
-    assert ended.returncode == 2 and argument.split("=")[0] in line and said in line, ended.stderr
+    assert ended.returncode == 2 and f"{MODEL}.use_fused_kernels" in line and "the head of a tree" in line, ended.stderr
     assert "ray init" not in ended.stdout and "Traceback" not in ended.stderr
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed
 from engine_harness import VOCAB, Row
+from tiny_sizes import DELTA_NET, MAMBA, ROPE, sizes
 from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
@@ -20,22 +21,14 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 EXPERTS, COEF = 6, 0.3
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "num_experts_per_tok": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES: dict[str, Any] = sizes(
+    vocab_size=VOCAB,
+    intermediate_size=24,
+    max_position_embeddings=512,
+    num_experts_per_tok=2,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 HYBRID: dict[str, Any] = {
     **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
     "num_experts": EXPERTS,
@@ -43,10 +36,7 @@ HYBRID: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
     "initializer_range": 0.1,
     "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    **DELTA_NET,
 }
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16),
@@ -69,21 +59,15 @@ def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, 
     return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
 
 
-HYBRID_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.06,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+HYBRID_SIZES: dict[str, Any] = sizes(
+    vocab_size=VOCAB,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    max_position_embeddings=512,
+    initializer_range=0.06,
+    pad_token_id=None,
+    **DELTA_NET,
+)
 GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     "qwen3_next": Qwen3NextConfig(
         **HYBRID_SIZES,
@@ -106,11 +90,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         num_local_experts=4,
         num_experts_per_tok=2,
         shared_intermediate_size=24,
-        mamba_n_heads=4,
-        mamba_d_head=16,
-        mamba_d_state=8,
-        mamba_expand=2,
-        mamba_chunk_size=16,
+        **MAMBA,
     ),
 }
 

@@ -141,6 +141,49 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     ]
 
 
+TREE_MANAGER = (
+    "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
+    "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
+)
+
+
+def branching_overrides(folder: Path, environment: str, body: str) -> list[str]:
+    """Hydra overrides of a job of branching sessions in an environment of unconfined shells.
+
+    Args:
+        folder: model, data, reward and environment go there.
+        environment: name of its class.
+        body: methods of the class.
+    """
+    (folder / "toy_environment.py").write_text(UNCONFINED.format(environment=environment) + body)
+    prompts = [f"say {i}" for i in range(8)]
+    data = save_prompts(folder / "prompts.parquet", prompts, agent_name="tree_tool_agent")
+    model, reward = save_model(folder / "model"), save_reward(folder / "reward.py")
+    return [
+        *ppo_overrides(model, data, reward, folder / "out"),
+        TREE_MANAGER,
+        f"+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.{environment}",
+    ]
+
+
+UNCONFINED = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+
+
+class EagerBuffer(ReplayBufferAsync):
+    def __init__(self, **settings):
+        super().__init__(poll_interval=0.05, **settings)
+
+
+class {environment}(ShellEnvironment):
+    def __init__(self):
+        super().__init__(SandboxOptions(unconfined=True))
+"""
+
+
 def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
     """Hydra overrides of a job in which agents play the turns through the gateway and `tree_sync` trains them.
 
@@ -153,8 +196,7 @@ def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
     data = save_prompts(folder / "prompts.parquet", prompts, agent_name="tree_gateway_agent")
     return [
         *ppo_overrides(model, data, save_reward(folder / "reward.py"), folder / "out"),
-        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-        "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager",
+        TREE_MANAGER,
         f"+actor_rollout_ref.rollout.custom.gateway_agent.agent={agent}",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
         "trainer.v1.trainer_mode=tree_sync",

@@ -1,0 +1,33 @@
+"""Sizes of tiny models, as configurations of transformers name them."""
+
+from typing import Any
+
+VOCAB = 61
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+DELTA_NET = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""Of Gated DeltaNets."""
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
+HYBRID = ["linear_attention", "full_attention"]
+"""Kinds of two layers."""
+
+
+def sizes(**changes: Any) -> dict[str, Any]:
+    """Of two layers of attention; what changes to None is left out."""
+    usual = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "initializer_range": 0.2,
+    }
+    return {name: value for name, value in (usual | changes).items() if value is not None}
