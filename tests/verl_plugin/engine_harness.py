@@ -72,6 +72,7 @@ def build_engine(
 ) -> Any:
     """A tree engine, or stock verl's where `tree` is None, initialised on a model on disk."""
     join_process_group()
+    torch.manual_seed(11)  # all engines draw alike what is not on disk: an adapter's first factors, a critic's head
     stock_class = StockValueEngine if value else FSDPEngineWithLMHead
     tree_class = TreeFSDPEngineWithValueHead if value else TreeFSDPEngineWithLMHead
     settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", "use_torch_compile": False, **(engine or {})}

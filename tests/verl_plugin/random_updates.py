@@ -158,7 +158,6 @@ class Setup:
         return engine, lambda one: one.alone(engine)
 
     def _build(self, folder: Path, tree: TreeConfig | None, model: dict[str, Any], engine: dict[str, Any]) -> Any:
-        torch.manual_seed(11)  # LoRA draws its first factors
         given = {"value": self.critic, "attention": MODELS[self.name][1], "model": model, "engine": engine}
         return build_engine(self.path(folder), tree=tree, **given)
 

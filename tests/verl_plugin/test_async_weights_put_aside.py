@@ -72,7 +72,6 @@ def test_an_update_does_not_take_old_log_probs_of_other_weights_for_its_own(work
 
 def test_an_update_does_not_take_the_log_probs_without_adapter_for_its_own(tmp_path: Path) -> None:
     lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-    torch.manual_seed(11)
     engine = build_engine(
         save_model(tmp_path, tiny_qwen3()), tree=TreeConfig(mode="tree", max_tokens=7, self_check=False), model=lora
     )

@@ -56,6 +56,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "changed": change_a_byte,
     "missing": lambda path: path.unlink(),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "folder": replace_by_folder,
     "link": replace_by_link,
@@ -140,14 +141,16 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), [((TRACKER, LEDGER)[turn % 2], damage) for turn, damage in enumerate(DAMAGES)]
+    ("name", "damage"),
+    [*(((TRACKER, LEDGER)[turn % 2], damage) for turn, damage in enumerate(DAMAGES)), (TRACKER, "longer")],
 )
 def test_a_damaged_tracker_or_ledger_is_named_and_restored(
     root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     DAMAGES[damage](root / name)
     assert_state_of(resumed(root, engines), LAST)
-    assert len(said_of(root / name, caplog)) == 1
+    # What follows the updates until the checkpoint goes anyway.
+    assert len(said_of(root / name, caplog)) == (0 if (name, damage) == (LEDGER, "longer") else 1)
 
 
 @pytest.mark.parametrize("text", ["4", "99", "-6", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])

@@ -105,8 +105,8 @@ def test_inference_is_repeated_too(out: Path) -> None:
 
 def test_a_second_failure_ends_the_run_and_names_the_key(out: Path) -> None:
     engine = engine_of(out / "model")
-    for passes in (0, 1):
-        fail_once(engine.module, "forward", passes)
+    for _ in range(2):
+        fail_once(engine.module, "forward", 0)
     with pytest.raises(torch.cuda.OutOfMemoryError) as failure:
         update(engine, ppo_batch(COMB, calculate_entropy=True), LOSS)
     assert "lower tree.max_tokens" in failure.value.__notes__[0]

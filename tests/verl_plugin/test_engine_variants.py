@@ -15,11 +15,8 @@ from tree_rl.verl_plugin.options import TreeConfig
 
 def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
     """Build both engines with the same settings and compare one update; returns the tree run."""
-    engines = []
-    for options in (None, tree or TreeConfig(mode="tree")):
-        torch.manual_seed(11)  # LoRA draws its first factors
-        engines.append(build_engine(path, tree=options, **build))
-    return assert_trains_as(alone(engines[0], SHAPES[name]), engines[1], SHAPES[name])
+    stock, engine = (build_engine(path, tree=options, **build) for options in (None, tree or TreeConfig(mode="tree")))
+    return assert_trains_as(alone(stock, SHAPES[name]), engine, SHAPES[name])
 
 
 def test_gradient_checkpointing(model_path: Path) -> None:
