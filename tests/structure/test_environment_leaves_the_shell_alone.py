@@ -108,7 +108,7 @@ def test_uv_installs_where_it_is_there_with_the_settings_of_pip(installer: str, 
         (tmp_path / name).mkdir()
     (tmp_path / "pip" / "__main__.py").write_text(
         "import sys\n"
-        "settings = [\"global.index-url='https://mirror/simple'\", \"global.find-links='/wheels\\\\n/more'\"]\n"
+        "settings = [\"global.index-url='file:///mirror'\", \"global.find-links='/wheels\\\\n/more'\"]\n"
         "if sys.argv[1] == 'config':\n"
         "    print(*settings, sep='\\n')\n"
         "else:\n"
@@ -129,7 +129,7 @@ def test_uv_installs_where_it_is_there_with_the_settings_of_pip(installer: str, 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     what = f"-c|{checkout}/constraints/cpu.txt|-e|{checkout}[dev,docs]"
     assert (checkout / "asked").read_text().strip() == (
-        f"pip|install|--python|{tmp_path}/made/bin/python|--compile-bytecode|{what}|https://mirror/simple|/wheels,/more"
+        f"pip|install|--python|{tmp_path}/made/bin/python|--compile-bytecode|{what}|file:///mirror|/wheels,/more"
         if installer == "uv"
         else f"install|--compile|--disable-pip-version-check|{what}"
     )
