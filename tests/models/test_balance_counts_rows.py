@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from float64_layers import float64_throughout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moe_models import (
@@ -14,7 +15,6 @@ from moe_models import (
     SHAPES,
     assert_equal_gradients,
     build,
-    float64_throughout,
     gradients,
 )
 

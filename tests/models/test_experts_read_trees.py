@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, float64_throughout, gradients, weighted
+from float64_layers import float64_throughout
+from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, gradients, weighted
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dense_models import FAMILIES, SIZES, assert_reads_trees, build, some_rows
+from float64_layers import float64_throughout
 from transformers import (
     DeepseekV3Config,
     LlamaConfig,
@@ -24,7 +25,7 @@ def test_forest_equals_rows_alone(family: str) -> None:
 def test_llama_in_float64_is_exact_to_rounding() -> None:
     # Llama with float64 norms and rotary angles: nothing in the model rounds to float32.
     model = build(FAMILIES["llama"], "sdpa")
-    _float64_throughout(model)
+    float64_throughout(model)
     rows = some_rows()
     expected = branch_log_probs(model, rows)
     use_tree_attention(model)
@@ -65,21 +66,3 @@ def test_latent_attention_is_refused_by_name() -> None:
 def test_router_noise_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match=r"router_jitter_noise=0\.1: branches would share"):
         check_model(build(MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1)))
-
-
-def _float64_throughout(model: torch.nn.Module) -> None:
-    from transformers.models.llama import modeling_llama
-
-    def norm(self: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    def rotary(self: torch.nn.Module, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = position_ids[..., None].double() * self.inv_freq.double()
-        both = torch.cat([angles, angles], dim=-1)
-        return both.cos(), both.sin()
-
-    for module in model.modules():
-        if isinstance(module, modeling_llama.LlamaRMSNorm):
-            module.forward = norm.__get__(module)
-        if isinstance(module, modeling_llama.LlamaRotaryEmbedding):
-            module.forward = rotary.__get__(module)
