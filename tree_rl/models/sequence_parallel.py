@@ -16,25 +16,41 @@ KEYWORD = "sequence_parallel"
 """Keyword of a model's forward that carries the `SequenceParallel` to its layers."""
 
 
-class Exchanges:
+class IssuedCollectives:
+    """Counts the collectives of a call, so that a rank that repeats it after a failure skips those already issued."""
+
+    def __init__(self) -> None:
+        self.issued = 0
+        self._to_skip = 0
+
+    def start(self) -> None:
+        """Reset the counts before a call, or after one that was caught up."""
+        self.issued = self._to_skip = 0
+
+    def restart(self) -> None:
+        """Repeat the call after a failure; collectives that this rank already issued are skipped."""
+        self._to_skip, self.issued = self.issued, 0
+
+    def issues_next(self) -> bool:
+        """Count the next collective; False if this rank already issued it."""
+        self.issued += 1
+        return self.issued > self._to_skip
+
+
+class Exchanges(IssuedCollectives):
     """Issues and counts a group's collectives, so that a rank that failed in a forward or backward can catch up.
 
     The failed rank repeats its ops over a single token, in collectives of the sizes that the other ranks expect.
     """
 
     def __init__(self) -> None:
-        self.issued = 0
-        self._to_skip = 0
+        super().__init__()
         self._pretended: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Reset the counts before a call, or after one that was caught up."""
-        self.issued = self._to_skip = 0
+        """Reset the counts before a call, or after one that was caught up; collectives have their own sizes again."""
+        super().start()
         self._pretended = None
-
-    def restart(self) -> None:
-        """Repeat the call after a failure; collectives that this rank already issued are skipped."""
-        self._to_skip, self.issued = self.issued, 0
 
     def pretend(self, tokens: int, gathered: int) -> None:
         """Issue the collectives of a larger forward or backward from now on.
@@ -49,12 +65,12 @@ class Exchanges:
         """Send block i to rank i; block i of the result comes from rank i."""
         if self._pretended is not None:
             size, _, *rest = blocks_SnhD.shape
-            if self._issues_next():
+            if self.issues_next():
                 sent = blocks_SnhD.new_zeros(size, self._pretended[0], *rest)
                 torch.distributed.all_to_all_single(torch.empty_like(sent), sent, group=group)
             return torch.zeros_like(blocks_SnhD)
         received = torch.empty_like(blocks_SnhD)
-        self._issues_next()
+        self.issues_next()
         torch.distributed.all_to_all_single(received, blocks_SnhD, group=group)
         return received
 
@@ -62,18 +78,14 @@ class Exchanges:
         """Concatenate the tensors [n, ...] of all ranks to [S * n, ...]."""
         size = torch.distributed.get_world_size(group)
         if self._pretended is not None:
-            if self._issues_next():
+            if self.issues_next():
                 sent = x_n.new_zeros(self._pretended[1], *x_n.shape[1:])
                 torch.distributed.all_gather([torch.empty_like(sent) for _ in range(size)], sent, group=group)
             return x_n.new_zeros(size * len(x_n), *x_n.shape[1:])
         gathered = x_n.new_empty((size * len(x_n), *x_n.shape[1:]))
-        self._issues_next()
+        self.issues_next()
         torch.distributed.all_gather(list(gathered.chunk(size)), x_n, group=group)
         return gathered
-
-    def _issues_next(self) -> bool:
-        self.issued += 1
-        return self.issued > self._to_skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+from tree_rl.models.sequence_parallel import IssuedCollectives
 
-class CountedCollectives:
+
+class CountedCollectives(IssuedCollectives):
     """Counts the collectives that FSDP2 issues in a call; after `restart` it skips those issued before."""
 
     def __init__(self, root: FSDPModule) -> None:
@@ -22,11 +24,10 @@ class CountedCollectives:
         Args:
             root: the module on which `fully_shard` was called last, sharded over one mesh dimension.
         """
+        super().__init__()
         assert isinstance(root, nn.Module)
         self._root = root
         self._modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
-        self._to_pass_over = 0
-        self.issued = 0
         for module in self._modules:
             module.set_custom_all_gather(_CountedAllGather(self))
             module.set_custom_reduce_scatter(_CountedReduceScatter(self))
@@ -35,17 +36,12 @@ class CountedCollectives:
         """Start a call with sharded parameters on every rank, so that all ranks issue the same collectives."""
         for module in self._modules:
             module.reshard()
-        self.issued = self._to_pass_over = 0
+        super().start()
 
     def restart(self) -> None:
         """Start the call again after a failure, without the collectives that this rank has issued already."""
         reset_iteration(self._root)
-        self._to_pass_over, self.issued = self.issued, 0
-
-    def issues_next(self) -> bool:
-        """True if the next collective must run; otherwise its output stays unwritten."""
-        self.issued += 1
-        return self.issued > self._to_pass_over
+        super().restart()
 
 
 class _CountedAllGather(DefaultAllGather):
