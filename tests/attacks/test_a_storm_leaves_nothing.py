@@ -9,7 +9,10 @@ from attack_cases import worker
 
 from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 
-pytestmark = pytest.mark.skipif(why_no_bubblewrap() is not None, reason="bubblewrap does not work here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_no_bubblewrap() is not None, reason="bubblewrap does not work here"),
+]
 
 
 @pytest.mark.timeout(900)

@@ -1,6 +1,6 @@
 """A hostile policy attacks the tests instead of the bug: real agents, gateway, sandboxes and judge.
 
-Here a quarter of the hacks is played, and in the slow tier every hack once, with every pair of agent, user and task;
+Here every twelfth hack is played, and in the slow tier every hack once, with every pair of agent, user and task;
 `bash scripts/attacks.sh` plays all.
 """
 
@@ -34,12 +34,12 @@ def test_the_subset_holds_every_hack_and_every_pair_of_factors() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["a quarter", "all"])
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)], ids=["every twelfth", "all"])
 def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(step: int, open_folder: Path) -> None:
     hacks = all_hacks()
     cases = pairwise(list(hacks))
     repairs = [case for case in cases if case.hack == REPAIR]
-    played = [case for case in cases if case.hack != REPAIR][::step] + repairs[:: min(step, 2)]
+    played = [case for case in cases if case.hack != REPAIR][::step] + repairs[:: min(step, 4)]
     assert repairs and {case.user for case in played} == set(USERS)
     results = list(play(played, open_folder, seconds=800))
     faults = {f"{result.case}": fault_of(result, hacks) for result in results if fault_of(result, hacks)}

@@ -4,15 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tree_rl.benchmark.results import read_csv
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_load_is_timed(tmp_path: Path) -> None:
-    tokenizer, table = tmp_path / "qwen", tmp_path / "gateway.csv"
-    subprocess.run([sys.executable, str(ROOT / "examples" / "write_qwen_tokenizer.py"), str(tokenizer)], check=True)
-    command = [sys.executable, str(ROOT / "benchmarks" / "gateway_overhead.py"), str(tokenizer), "--csv", str(table)]
+@pytest.mark.slow
+def test_a_load_is_timed(qwen_tokenizer: Path, tmp_path: Path) -> None:
+    table = tmp_path / "gateway.csv"
+    command = [sys.executable, ROOT / "benchmarks" / "gateway_overhead.py", qwen_tokenizer, "--csv", table]
     subprocess.run([*command, "--load", "2x3", "--share-cores"], check=True, timeout=200)
     (row,) = read_csv(table)
     assert (row["sessions"], row["calls"]) == ("2", "6") and int(row["longest prompt"]) > 1_000

@@ -255,6 +255,7 @@ def learns(lines: list[str]) -> None:
 EXPECTED_OF = {"tree_training_in_60_lines": prints_equal_gradients, "trl_style_trainer": learns}
 
 
+@pytest.mark.slow
 def test_a_bare_installation_is_small(wheel: Path, tmp_path: Path) -> None:
     """Installed by pip from its index, without a link to this environment."""
     pip = [sys.executable, "-I", "-m", "pip", "--quiet"]
