@@ -6,10 +6,8 @@ import logging
 import math
 import os
 import random
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,20 +221,6 @@ async def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTra
         assert records[0] is records[1] is records[2] is await talk.gateway.close_session(talk.session)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "session_over")
     assert len(records[0].calls) == 1
-
-
-@pytest.mark.parametrize("act", ENDS)
-async def test_a_cancelled_session_leaves_nothing(
-    act: Play, open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
-    session = asyncio.create_task(run(act, seconds=60))
-    await asyncio.sleep(0.4)
-    session.cancel()
-    await asyncio.wait({session})
-    assert session.cancelled() or session.result().reward == 0.5
-    assert not running(MARK)
-    assert not list(open_folder.iterdir())
 
 
 def raising(error: BaseException) -> Play:

@@ -98,10 +98,3 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
     assert report.fail_to_pass[0] == 0, report
     reward, report = score_task(task_of(log_format), f"{command}\n{writing({'durations.py': SOUND})}")
     assert reward == 1.0, report
-
-
-@pytest.mark.parametrize("log_format", FORMATS)
-def test_the_repair_passes_every_time(log_format: str) -> None:
-    for _ in range(5):
-        reward, report = score_task(task_of(log_format), writing({"durations.py": SOUND}))
-        assert reward == 1.0, report
