@@ -7,37 +7,23 @@ import torch
 from engine_harness import build_engine, ppo_batch, save_model
 from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, run
 from hostile_rows import SHAPES
-from tiny_families import ATTENTION, COEF, CONFIGS, auxiliary_gradients
+from tiny_families import COEF, CONFIGS, auxiliary_gradients
 
 from tree_rl.verl_plugin.options import TreeConfig
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: save_model(tmp_path_factory.mktemp(name), config) for name, config in CONFIGS.items()}
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen3_moe"])
 
 
-@pytest.mark.parametrize(
-    "family, name, capacity, checkpointing",
-    (
-        ("qwen3_moe", "two_groups", 5, True),
-        ("gpt_oss", "comb", 1000, False),
-        pytest.param("qwen3_5_moe", "branches", 5, True, marks=pytest.mark.slow),
-    ),
-)
-def test_auxiliary_loss_over_all_rows(
-    paths: dict[str, Path], family: str, name: str, capacity: int, checkpointing: bool
-) -> None:
-    path, attention = paths[family], ATTENTION[family]
-    stock = alone(build_engine(path, tree=None, attention=attention), SHAPES[name])
-    value, auxiliary = auxiliary_gradients(path, SHAPES[name])
-    tree = build_engine(
-        path,
-        tree=TreeConfig(max_tokens=capacity, router_aux_loss_coef=COEF),
-        attention=attention,
-        model={"enable_gradient_checkpointing": checkpointing},
-    )
-    got = run(tree, ppo_batch(SHAPES[name], **FLAGS), LOSS)
+def test_auxiliary_loss_over_all_rows(path: Path) -> None:
+    rows = SHAPES["two_groups"]
+    stock = alone(build_engine(path, tree=None), rows)
+    value, auxiliary = auxiliary_gradients(path, rows)
+    options = TreeConfig(max_tokens=5, router_aux_loss_coef=COEF)
+    tree = build_engine(path, tree=options, model={"enable_gradient_checkpointing": True})
+    got = run(tree, ppo_batch(rows, **FLAGS), LOSS)
     assert sum(got["loss"]) == pytest.approx(sum(stock["loss"]), rel=1e-4, abs=1e-6)
     expected = {key: gradient + COEF * auxiliary[key] for key, gradient in stock["gradients"].items()}
     assert_equal_gradients(expected, got["gradients"])
@@ -46,8 +32,8 @@ def test_auxiliary_loss_over_all_rows(
     assert metrics["moe/counted_anew"].aggregate() == 1
 
 
-def test_load_is_remembered_until_the_weights_move(paths: dict[str, Path]) -> None:
-    engine = build_engine(paths["qwen3_moe"], tree=TreeConfig(max_tokens=20, router_aux_loss_coef=COEF))
+def test_load_is_remembered_until_the_weights_move(path: Path) -> None:
+    engine = build_engine(path, tree=TreeConfig(max_tokens=20, router_aux_loss_coef=COEF))
     forwards: list[int] = []
     engine.module.register_forward_pre_hook(lambda *_: forwards.append(1))
 
@@ -70,9 +56,9 @@ def test_load_is_remembered_until_the_weights_move(paths: dict[str, Path]) -> No
     assert update("two_groups")[0] == 1
 
 
-def test_a_coefficient_of_zero_only_counts(paths: dict[str, Path]) -> None:
+def test_a_coefficient_of_zero_only_counts(path: Path) -> None:
     runs = [
-        run(build_engine(paths["mixtral"], tree=tree), ppo_batch(SHAPES["comb"], **FLAGS), LOSS)
+        run(build_engine(path, tree=tree), ppo_batch(SHAPES["comb"], **FLAGS), LOSS)
         for tree in (TreeConfig(mode="tree"), TreeConfig(router_aux_loss_coef=0.0))
     ]
     for name, gradient in runs[0]["gradients"].items():

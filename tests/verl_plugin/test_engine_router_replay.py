@@ -15,7 +15,7 @@ from hostile_rows import SHAPES
 from local_trainer import build_worker
 from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
 from tensordict import TensorDict
-from tiny_families import ATTENTION, CONFIGS, EXPERTS
+from tiny_families import CONFIGS, EXPERTS
 from verl.workers.config.engine import EngineRouterReplayConfig
 
 from tree_rl.training.rows import Rows
@@ -25,20 +25,14 @@ from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: save_model(tmp_path_factory.mktemp(name), config) for name, config in CONFIGS.items()}
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen3_moe"])
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "capacity"),
-    (("qwen3_moe", "strict_prefix", 9), ("qwen3_5_moe", "comb", 9), ("gpt_oss", "branches", 1000)),
-)
-def test_rollout_routes_are_repeated_as_by_rows_alone(
-    paths: dict[str, Path], family: str, name: str, capacity: int
-) -> None:
-    shared = {"attention": ATTENTION[family]}
-    stock = build_engine(paths[family], tree=None, **shared)
-    tree = build_engine(paths[family], tree=TreeConfig(max_tokens=capacity), **shared, **replaying("R3"))
+@pytest.mark.parametrize(("name", "capacity"), (("strict_prefix", 9), ("branches", 1000)))
+def test_rollout_routes_are_repeated_as_by_rows_alone(path: Path, name: str, capacity: int) -> None:
+    stock = build_engine(path, tree=None)
+    tree = build_engine(path, tree=TreeConfig(max_tokens=capacity), **replaying("R3"))
     rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
     expected = stock_run(stock, rows, routes)
     assert_same(expected, run(tree, batch_with(routes, rows), LOSS), rows)
@@ -66,10 +60,10 @@ def infer(engine: Any, data: TensorDict) -> dict[str, Any]:
         return engine.infer_batch(data)
 
 
-def test_old_log_probs_record_what_the_update_repeats(paths: dict[str, Path]) -> None:
+def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
     rows = [*SHAPES["comb"], *SHAPES["identical"], *SHAPES["strict_prefix"]]
-    stock = build_engine(paths["qwen3_moe"], tree=None)
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(max_tokens=9), **replaying("R2"))
+    stock = build_engine(path, tree=None)
+    tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
     recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
     routes = [row.numpy() for row in recorded.unbind()]
     for got_TLK, native_TLK in zip(routes, native_routes(stock, rows), strict=True):
@@ -83,9 +77,9 @@ def test_old_log_probs_record_what_the_update_repeats(paths: dict[str, Path]) ->
     assert "routed_experts" not in got["model_output"]
 
 
-def test_a_worker_hands_recorded_routes_from_inference_to_update(paths: dict[str, Path]) -> None:
+def test_a_worker_hands_recorded_routes_from_inference_to_update(path: Path) -> None:
     settings = {"router_replay": EngineRouterReplayConfig(mode="R2"), "infer_max_token_len_per_gpu": 4096}
-    worker = build_worker(paths["qwen3_moe"], **settings)
+    worker = build_worker(path, **settings)
     rows = SHAPES["two_groups"]
     recorded = worker.infer_batch(ppo_batch(rows, calculate_entropy=True, compute_loss=False))
     routes = recorded["routed_experts"]
@@ -108,9 +102,9 @@ def test_a_worker_hands_recorded_routes_from_inference_to_update(paths: dict[str
         assert np.array_equal(told, expected)
 
 
-def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_rows(paths: dict[str, Path]) -> None:
+def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_rows(path: Path) -> None:
     rows = SHAPES["two_groups"]
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(max_tokens=9, router_aux_loss_coef=0.1), **replaying("R2"))
+    tree = build_engine(path, tree=TreeConfig(max_tokens=9, router_aux_loss_coef=0.1), **replaying("R2"))
     forwards: list[int] = []
     tree.module.register_forward_pre_hook(lambda *_: forwards.append(1))
     recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
@@ -125,9 +119,9 @@ def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_row
         tree.forget()
 
 
-def test_the_reference_inside_an_actor_routes_itself(paths: dict[str, Path]) -> None:
+def test_the_reference_inside_an_actor_routes_itself(path: Path) -> None:
     lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(), model=lora, **replaying("R2"))
+    tree = build_engine(path, tree=TreeConfig(), model=lora, **replaying("R2"))
     rows = SHAPES["branches"]
     actor = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]
     with tree.disable_adapter():
@@ -135,10 +129,10 @@ def test_the_reference_inside_an_actor_routes_itself(paths: dict[str, Path]) -> 
     assert "routed_experts" in actor and "routed_experts" not in reference
 
 
-def test_a_call_may_be_told_not_to_repeat(paths: dict[str, Path]) -> None:
+def test_a_call_may_be_told_not_to_repeat(path: Path) -> None:
     rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(), **replaying("R3"))
-    plain = infer(build_engine(paths["qwen3_moe"], tree=TreeConfig(mode="tree")), ppo_batch(rows, **FLAGS))
+    tree = build_engine(path, tree=TreeConfig(), **replaying("R3"))
+    plain = infer(build_engine(path, tree=TreeConfig(mode="tree")), ppo_batch(rows, **FLAGS))
     told = infer(tree, batch_with(routes, rows, enable_routing_replay=False))
     repeated = infer(tree, batch_with(routes, rows, enable_routing_replay=True))
     values = [one["model_output"]["log_probs"].values() for one in (plain, told, repeated)]
@@ -152,24 +146,22 @@ def test_a_call_may_be_told_not_to_repeat(paths: dict[str, Path]) -> None:
         (lambda routes: [*routes[:-1], routes[-1] + EXPERTS], r"row 3 .*names an expert outside \[0, 6\)"),
     ),
 )
-def test_routes_that_do_not_fit_are_named(paths: dict[str, Path], change: Any, message: str) -> None:
+def test_routes_that_do_not_fit_are_named(path: Path, change: Any, message: str) -> None:
     rows = SHAPES["branches"]
     data = batch_with(change(recorded_routes(rows)), rows)
     with pytest.raises(RowError, match=message):
-        run(build_engine(paths["qwen3_moe"], tree=TreeConfig(), **replaying("R3")), data, LOSS)
+        run(build_engine(path, tree=TreeConfig(), **replaying("R3")), data, LOSS)
 
 
 @pytest.mark.parametrize("mode, remedy", (("R2", "bypass_mode=False"), ("R3", "enable_rollout_routing_replay=True")))
-def test_rows_without_routes_are_refused_with_the_key_that_brings_them(
-    paths: dict[str, Path], mode: str, remedy: str
-) -> None:
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig(self_check=False), **replaying(mode))
+def test_rows_without_routes_are_refused_with_the_key_that_brings_them(path: Path, mode: str, remedy: str) -> None:
+    tree = build_engine(path, tree=TreeConfig(self_check=False), **replaying(mode))
     with pytest.raises(RowError, match=rf"router_replay\.mode={mode}: the rows carry no routed_experts.*{remedy}"):
         run(tree, ppo_batch(SHAPES["branches"], **FLAGS), LOSS)
 
 
-def test_rows_with_routes_are_refused_where_no_mode_repeats_them(paths: dict[str, Path]) -> None:
-    tree = build_engine(paths["qwen3_moe"], tree=TreeConfig())
+def test_rows_with_routes_are_refused_where_no_mode_repeats_them(path: Path) -> None:
+    tree = build_engine(path, tree=TreeConfig())
     data = batch_with(recorded_routes(SHAPES["branches"]), SHAPES["branches"])
     with pytest.raises(UnsupportedFeatureError, match=r"router_replay\.mode=R3 .*enable_rollout_routing_replay=False"):
         run(tree, data, LOSS)
@@ -185,16 +177,16 @@ def test_rows_with_routes_are_refused_where_no_mode_repeats_them(paths: dict[str
     ),
 )
 def test_where_routes_cannot_be_repeated_the_key_is_named(
-    paths: dict[str, Path], tree: TreeConfig, engine: dict[str, Any], message: str
+    path: Path, tree: TreeConfig, engine: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        build_engine(paths["qwen3_moe"], tree=tree, **engine)
+        build_engine(path, tree=tree, **engine)
 
 
-def test_critics_and_references_pass_over_routes_of_the_actor(paths: dict[str, Path], tmp_path: Path) -> None:
+def test_critics_and_references_pass_over_routes_of_the_actor(path: Path, tmp_path: Path) -> None:
     rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
     critic = build_engine(save_model(tmp_path, tiny_qwen3(), value=True), tree=TreeConfig(), value=True)
-    reference = build_engine(paths["qwen3_moe"], tree=TreeConfig(), engine={"forward_only": True})
+    reference = build_engine(path, tree=TreeConfig(), engine={"forward_only": True})
     for engine, key in ((critic, "values"), (reference, "log_probs")):
         with_routes, without = (infer(engine, data) for data in (batch_with(routes, rows), ppo_batch(rows, **FLAGS)))
         assert torch.equal(with_routes["model_output"][key].values(), without["model_output"][key].values())
