@@ -127,6 +127,7 @@ def test_a_fit_finds_latency_and_bandwidth_and_neither_is_negative() -> None:
     assert collectives.fit([1e6, 2e6, 4e6], [5e-3, 4e-3, 2e-3], 2)[1] == float("inf")
 
 
+@pytest.mark.slow
 def test_collectives_are_measured_by_two_processes(tmp_path: Path) -> None:
     run_ranks("collectives.py", 2, "--megabytes", 1, 4, "--repeats", 2, "--out", tmp_path / "collectives.csv")
     rows = read_csv(tmp_path / "collectives.csv")

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,44 +36,29 @@ def run(folder: Path, solution: str, cases: list[Case]) -> tuple[set[str], str]:
     return passed_cases(cases, key, output), output
 
 
-@pytest.mark.parametrize(
-    ("said", "value"),
-    [
-        ("4", 4),
-        ("1.5", 1.5),
-        ("float('nan')", float("nan")),
-        ("-float('inf')", float("-inf")),
-        ("None", None),
-        ("(1, (2.0, 'x'))", [1, [2.0, "x"]]),
-        ("{'a': [None, True]}", {"a": [None, True]}),
-        ("chr(0xd800) + chr(0) + chr(0x2028) + '\\n'", chr(0xD800) + chr(0) + chr(0x2028) + "\n"),
-        ("10 ** 400", 10**400),
-    ],
-)
-def test_plain_values_pass(tmp_path: Path, said: str, value: object) -> None:
-    assert run(tmp_path, f"def f(x):\n    print('noise')\n    return {said}\n", [value_case(value)])[0] == {"f"}
+PLAIN: list[tuple[str, object]] = [
+    *(("4", 4), ("1.5", 1.5), ("float('nan')", float("nan")), ("-float('inf')", float("-inf")), ("None", None)),
+    ("(1, (2.0, 'x'))", [1, [2.0, "x"]]),
+    ("{'a': [None, True]}", {"a": [None, True]}),
+    ("chr(0xd800) + chr(0) + chr(0x2028) + '\\n'", chr(0xD800) + chr(0) + chr(0x2028) + "\n"),
+    ("10 ** 400", 10**400),
+]
+OTHER: list[tuple[str, object]] = [
+    *(("True", 1), ("1", True), ("1.0", 1), ("1", 1.0), ("0", None), ("False", 0), ("'1'", 1), ("[1]", [1, 1])),
+    *(("{1: 2}", {"1": 2}), ("{True: 2}", {"true": 2}), ("{'a': 1, 'b': 2}", {"a": 1}), ("{1, 2}", [1, 2])),
+    ("'nan'", float("nan")),
+]
 
 
-@pytest.mark.parametrize(
-    ("said", "value"),
-    [
-        ("True", 1),
-        ("1", True),
-        ("1.0", 1),
-        ("1", 1.0),
-        ("0", None),
-        ("False", 0),
-        ("'1'", 1),
-        ("[1]", [1, 1]),
-        ("{1: 2}", {"1": 2}),
-        ("{True: 2}", {"true": 2}),
-        ("{'a': 1, 'b': 2}", {"a": 1}),
-        ("{1, 2}", [1, 2]),
-        ("'nan'", float("nan")),
-    ],
-)
-def test_other_types_and_values_fail(tmp_path: Path, said: str, value: object) -> None:
-    assert run(tmp_path, f"def f(x):\n    return {said}\n", [value_case(value)])[0] == set()
+@pytest.mark.parametrize(("answers", "are_right"), [(PLAIN, True), (OTHER, False)], ids=["plain", "other"])
+def test_plain_values_pass_and_other_types_and_values_fail(tmp_path: Path, answers: Any, are_right: bool) -> None:
+    functions = [f"def f{at}():\n    print('noise')\n    return {said}\n" for at, (said, _) in enumerate(answers)]
+    cases = [
+        value_case(value, f"import solution\nreturn solution.f{at}()", f"{at}: {said}")
+        for at, (said, value) in enumerate(answers)
+    ]
+    passed, _ = run(tmp_path, "".join(functions), cases)
+    assert passed == ({case.name for case in cases} if are_right else set())
 
 
 EQUAL_TO_ALL = """

@@ -128,6 +128,7 @@ def test_mistakes_are_told_before_an_engine_is_built(
             TreeSFTTrainer(sft_config(f"model.path={toy}/model", *overrides))
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_line_and_status_2(toy: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows\x1b[31m.parquet", **(GOOD | {"input_ids": [[1.0, 1.9], [3.0, 4.0]]}))
     command = [sys.executable, "-m", "tree_rl.sft", *CPU, *TOKEN_ROWS]
