@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, critic_loss, everywhere, run, wanted_positions
+from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
 
@@ -41,16 +41,6 @@ def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
     # The engine's own rows, and another engine of the process, which has no such layers.
     assert fused_layers(build_engine(path, tree=None)) == 0
-
-
-def test_critic_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
-    path = save_model(tmp_path, tiny(tie_word_embeddings=False), value=True)
-    loss = critic_loss()
-    stock = run(build_engine(path, tree=None, value=True), ppo_batch(ROWS, **KEEP, **ALONE), loss)
-    engine = build_engine(path, tree=TreeConfig(mode="tree"), value=True, model=FUSED)
-    assert fused_layers(engine) == 6
-    got = run(engine, ppo_batch(ROWS, **KEEP), loss)
-    assert_equal_runs(stock, got, everywhere(ROWS), ("values",))
 
 
 def test_a_cpu_is_refused_before_the_model_is_loaded(tmp_path: Path, liger: None) -> None:

@@ -79,19 +79,6 @@ def test_two_ranks_repeat_the_step_together(two_ranks: Path, deal: str, directio
         assert_equal_gradients(runs["expected"], runs["got"])
 
 
-def test_one_rank_repeats_the_step(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "GRANULARITY", 3)
-    engine = engine_of(out / "model")
-    data = ppo_batch([*COMB, *BRANCHES], calculate_entropy=True)
-    expected = update(engine, data, LOSS)["gradients"]
-    fail_once(engine.module, "backward", 0)
-    got = update(engine, data, LOSS)
-    assert engine.step.out_of_memory == 1
-    assert engine.step.knowledge.budget.tokens is not None
-    assert engine.step.knowledge.budget.tokens < BUDGET
-    assert_equal_gradients(expected, got["gradients"])
-
-
 def test_inference_is_repeated_too(out: Path) -> None:
     engine = engine_of(out / "model")
     data = ppo_batch(COMB, calculate_entropy=True)

@@ -1,5 +1,9 @@
-"""`reuse_log_probs`: an update that finds its old log-probs itself trains as the one that a pass has found them for."""
+"""`reuse_log_probs`: an update that finds its old log-probs itself trains as the one that a pass has found them for.
 
+Partitions preview log-probs only where a loss needs them and no inference has found them.
+"""
+
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ from equivalence import (
     FLAGS,
     POLICY_LOSSES,
     actor_loss,
+    alone,
     assert_equal_gradients,
     assert_equal_runs,
+    assert_trains_as,
     infer,
     run,
     run_after_pass,
@@ -24,7 +30,12 @@ from rank_engines import empty_batch
 from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, OnPolicyLoss, is_token_separable
+from tree_rl.verl_plugin.engine.verl_loss import (
+    REUSE_LOG_PROBS,
+    SEPARABLE_POLICY_LOSSES,
+    OnPolicyLoss,
+    is_token_separable,
+)
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -132,9 +143,75 @@ def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("loss_mode", POLICY_LOSSES)
-def test_only_clip_cov_couples_tokens_where_ratios_are_one(loss_mode: str) -> None:
-    assert is_token_separable(OnPolicyLoss(actor_loss(loss_mode, "token-mean"), True)) == (loss_mode != "clip_cov")
-    assert not is_token_separable(OnPolicyLoss(lambda **_: None, True))
+def test_losses_that_couple_tokens_are_known(loss_mode: str) -> None:
+    loss = actor_loss(loss_mode, "token-mean")
+    assert is_token_separable(loss) == (loss_mode in SEPARABLE_POLICY_LOSSES)
+    assert is_token_separable(OnPolicyLoss(loss, True)) == (loss_mode != "clip_cov")
+
+
+def test_an_unknown_loss_is_taken_for_coupled() -> None:
+    for unknown in (lambda **_: None, partial(max, 1), OnPolicyLoss(lambda **_: None, True)):
+        assert not is_token_separable(unknown)
+
+
+@pytest.fixture
+def tree(engines: dict[str, Any]) -> Any:
+    return engines["partitioned"]
+
+
+def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
+    """The ops of an update, of "branches" or of a batch, as the engine agreed on them."""
+    from tree_rl.training import run as engine_module
+
+    seen: list[str] = []
+    original = engine_module.run_in_step
+
+    def recording(schedule: str, *args: Any) -> int:
+        seen.append(schedule)
+        return original(schedule, *args)
+
+    monkeypatch.setattr(engine_module, "run_in_step", recording)
+    run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
+    return seen[0]
+
+
+@pytest.mark.parametrize("is_reused", (False, True))
+@pytest.mark.parametrize("loss_mode", ("vanilla", "gspo", "clip_cov"))
+def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
+    tree: Any, loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.forget()
+    data = (without_pass if is_reused else ppo_batch)(SHAPES["branches"], **FLAGS)
+    ops = ops_of_one_update(tree, actor_loss(loss_mode, "token-mean"), monkeypatch, data)
+    # Where ratios are one, only clip_cov still couples tokens.
+    previews = loss_mode == "clip_cov" if is_reused else loss_mode != "vanilla"
+    assert ops.count("F") == (1 + previews) * ops.count("B")
+
+
+def test_on_policy_updates_reuse_the_log_probs_of_the_inference(
+    stock: Any, tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = actor_loss("gspo", "seq-mean-token-mean")
+    infer(tree, SHAPES["branches"])
+    ops = ops_of_one_update(tree, loss, monkeypatch)
+    assert ops.count("F") == ops.count("B")
+    infer(tree, SHAPES["branches"])
+    assert_trains_as(alone(stock, SHAPES["branches"], loss), tree, SHAPES["branches"], loss)
+
+
+def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, loss = build_engine(model_path, tree=TREES["partitioned"]), actor_loss("gspo", "token-mean")
+    for name in ("branches", "comb"):
+        infer(engine, SHAPES[name])
+    ops = ops_of_one_update(engine, loss, monkeypatch)
+    assert ops.count("F") == 2 * ops.count("B")
+    infer(engine, SHAPES["branches"])
+    with engine.train_mode(disable_auto_offload=True):
+        engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
+    ops = ops_of_one_update(engine, loss, monkeypatch)
+    assert ops.count("F") == 2 * ops.count("B")
 
 
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:
