@@ -203,6 +203,7 @@ def test_all_sessions_of_a_worker_share_a_gateway_that_ends_with_the_last(model_
     assert lent == {0, 1} and loop.gateways._lent == []
 
 
+@pytest.mark.slow
 def test_with_a_seed_a_session_draws_the_same_whoever_else_asks(model_path: Path) -> None:
     def rows(seed: int | None, sessions: Sequence[int], step: int = 1) -> dict[int, Any]:
         loop = build_loop(model_path, {"agent": AGENT, "seed": seed})

@@ -142,14 +142,3 @@ async def test_sub_agents_name_themselves_by_address_or_header(tiny: SimpleNames
         await talk.ask("a", max_tokens=2, extra_headers={"x-agent-name": "writer"})
         record = await talk.close()
     assert [(call.agent, call.turn) for call in record.calls] == [("searcher", 0), ("searcher", 1), ("writer", 0)]
-
-
-async def test_a_token_alone_names_its_session(tiny: SimpleNamespace) -> None:
-    async with talking(tiny.backend()) as talk:
-        address = talk.endpoint.url.split("/s/")[0]
-        other = talk.gateway.open_session()
-        for session in (talk.session, other):
-            client = talk.openai_at(talk.gateway.endpoint(session), base_url=f"{address}/v1")
-            await client.chat.completions.create(model="m", messages=[user("a")], max_tokens=2)
-        records = [await talk.close(is_checked=False), await talk.gateway.close_session(other)]
-    assert [len(record.calls) for record in records] == [1, 1]

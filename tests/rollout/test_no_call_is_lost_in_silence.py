@@ -108,16 +108,6 @@ async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNam
     assert reasoning != "field" or len(rows(record.calls)) == 1
 
 
-async def test_a_streamed_answer_of_anthropic_has_the_call(tiny: SimpleNamespace) -> None:
-    tool = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
-    options = {"model": "m", "max_tokens": 200, "messages": [{"role": "user", "content": "go"}], "tools": [tool]}
-    backend = tiny.backend({"go": f"<think>\nI look.\n{HERMES_CALL}"})
-    async with talking(backend) as talk, talk.anthropic.messages.stream(**options) as stream:
-        message = await stream.get_final_message()
-    assert [block.input for block in message.content if block.type == "tool_use"] == [{"command": "ls"}]
-    assert message.stop_reason == "tool_use"
-
-
 async def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
     draft = HERMES_CALL.replace("ls", "rm")
     async with talking(tiny.scripted(f"<think>\n{draft}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}")) as talk:

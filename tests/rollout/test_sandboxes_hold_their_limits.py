@@ -166,19 +166,6 @@ def test_a_back_end_that_cannot_start_names_its_key() -> None:
         open_sandbox(HERE, image="python:3.11", directory="/testbed")
 
 
-def test_docker_and_modal_are_built_from_the_config() -> None:
-    options = SandboxOptions(backend="docker", arguments={"docker_args": ["--network=none"], "startup_timeout": 7})
-    config = open_sandbox(options, image="example/image:1", directory="/testbed").deployment._config  # type: ignore[attr-defined]
-    assert (config.image, config.docker_args, config.startup_timeout) == ("example/image:1", ["--network=none"], 7)
-    try:
-        import modal
-    except ImportError:
-        with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*No module named"):
-            open_sandbox(SandboxOptions(backend="modal"), image="example/image:1", directory=None)
-    else:
-        assert modal is not None
-
-
 def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
