@@ -30,7 +30,7 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
 
-RACES = int(os.environ.get("TREE_RL_RACES", "10"))
+RACES = int(os.environ.get("TREE_RL_RACES", "5"))
 """Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
 AGENTS = ("react", "command_line", "mini_swe")
 SECONDS = 4.0
