@@ -46,22 +46,23 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(older: Path) -> Iterator[dict[str, Any]]:
-    """A Ray cluster with worker groups of verl; each test asks among the actors it is about."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Ray cluster; each test asks among the actors it is about."""
     # Ray puts the driver's working directory before everything else that its workers import from.
-    with contextlib.chdir(older.parent):
+    with contextlib.chdir(tmp_path_factory.mktemp("driver")):
         ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
-        groups = {
-            "live": start_group("live", {}),
-            "bare": start_group("bare", WITHOUT_PLUGIN),
-            "older": start_group("older", {"PYTHONPATH": str(older)}),
-        }
-        # Asking ends at the first fault, whoever still starts then.
-        wait_until_built(*job_workers().values())
-        yield groups
+        yield
     finally:
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def bare(cluster: None) -> Iterator[RayWorkerGroup]:
+    """A worker whose verl has no plugin."""
+    group = start_group("bare", WITHOUT_PLUGIN)
+    wait_until_built(*named("bare").values())
+    yield group
 
 
 def start_group(prefix: str, environment: dict[str, str]) -> RayWorkerGroup:
@@ -88,34 +89,41 @@ def named(*prefixes: str) -> dict[str, Any]:
 
 
 @pytest.mark.ray
-def test_a_worker_without_the_plugin_ends_the_job_by_name(cluster: dict[str, Any]) -> None:
-    with pytest.raises(PluginNotLiveError) as failure:
-        require_plugin_everywhere()
-    message = str(failure.value)
-    assert message.startswith("2 of 3 workers cannot train trees"), message
-    address = ray.util.get_node_ip_address()
-    assert f"barePlainWorker_0:0 on {address} (pid " in message and "runs verl 0.9.1 without tree_rl" in message
-    assert "olderPlainWorker_0:0 on" in message and f"has tree_rl 0.0.9, the driver {tree_rl.__version__}" in message
-    assert "livePlainWorker" not in message
-    assert "VERL_USE_EXTERNAL_MODULES=tree_rl.verl_plugin" in message, "the remedy"
-
-
-@pytest.mark.ray
-def test_a_job_whose_workers_have_the_plugin_passes(cluster: dict[str, Any]) -> None:
+def test_a_worker_without_the_plugin_ends_the_job_by_name(bare: RayWorkerGroup) -> None:
     @ray.remote(num_cpus=0)
     class NoVerl:
         pass
 
-    queue = NoVerl.options(name="live_queue").remote()
+    queue = NoVerl.options(name="queue").remote()
     wait_until_built(queue)
-    workers = named("live")
-    assert len(workers) == 2
-    assert find_faults(workers, DRIVER, answer_seconds=30) == []
+    assert find_faults(named("queue"), DRIVER, answer_seconds=30) == []
+    with pytest.raises(PluginNotLiveError) as failure:
+        require_plugin_everywhere()
+    message = str(failure.value)
+    assert message.startswith("1 of 2 workers cannot train trees"), message
+    address = ray.util.get_node_ip_address()
+    assert f"barePlainWorker_0:0 on {address} (pid " in message and "runs verl 0.9.1 without tree_rl" in message
+    assert "VERL_USE_EXTERNAL_MODULES=tree_rl.verl_plugin" in message, "the remedy"
+    ray.kill(queue)
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str, Any]) -> None:
+def test_a_worker_of_another_version_is_named_and_one_with_the_plugin_is_not(bare: RayWorkerGroup, older: Path) -> None:
+    _groups = start_group("live", {}), start_group("older", {"PYTHONPATH": str(older)})
+    # Asking ends at the first fault, whoever still starts then.
+    wait_until_built(*job_workers().values())
+    with pytest.raises(PluginNotLiveError) as failure:
+        require_plugin_everywhere()
+    message = str(failure.value)
+    assert message.startswith("2 of 3 workers cannot train trees"), message
+    assert "olderPlainWorker_0:0 on" in message and f"has tree_rl 0.0.9, the driver {tree_rl.__version__}" in message
+    assert "livePlainWorker" not in message
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: None) -> None:
     @ray.remote(num_cpus=0)
     class Actor:
         def __init__(self, start_seconds: float = 0) -> None:
@@ -138,7 +146,7 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str,
         wait_until_built(broken)
     # It may start at any moment of a wait: its time to answer begins when it is first seen to run.
     assert find_faults({"slow": slow}, DRIVER, answer_seconds=4) == []
-    faults = find_faults({"hung": hung, "broken": broken, **named("live")}, DRIVER, answer_seconds=20)
+    faults = find_faults({"hung": hung, "broken": broken}, DRIVER, answer_seconds=20)
     assert faults == [
         "broken died: ModuleNotFoundError: No module named 'tree_rl'",
         "hung runs, but gave no answer within 20 s",
@@ -147,7 +155,7 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: dict[str,
         require_plugin_everywhere([broken])
 
 
-def test_a_process_of_another_version_refuses_to_load_the_plugin(older: Path) -> None:
+def test_a_process_of_another_version_refuses_to_load_the_plugin() -> None:
     plugin_presence.check_job_version({})
     plugin_presence.check_job_version({plugin_presence.JOB_VERSION: tree_rl.__version__})
     with pytest.raises(
