@@ -111,9 +111,18 @@ def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main"
     return history
 
 
-@pytest.mark.parametrize("new_id", [lambda old: old, lambda old: f"toolu_{old}", lambda old: "call_0"])
-@pytest.mark.parametrize("client", [as_chat, as_messages, as_responses, as_gemini])
-@pytest.mark.parametrize("change", CHANGES)
+NEW_IDS: list[Callable[[str], str]] = [lambda old: old, lambda old: f"toolu_{old}", lambda old: "call_0"]
+CLIENTS = [as_chat, as_messages, as_responses, as_gemini]
+
+
+@pytest.mark.parametrize(
+    ("change", "client", "new_id"),
+    [
+        (change, client, NEW_IDS[(row + column) % 3])
+        for row, change in enumerate(CHANGES)
+        for column, client in enumerate(CLIENTS)
+    ],
+)
 def test_a_tool_loop_keeps_its_reasoning(
     tiny: SimpleNamespace,
     change: Callable[[History], History],
