@@ -94,8 +94,7 @@ class SandboxFolder:
             self.model = self._parent / MODEL
             """Folder that commands see, read-only, at `MODEL_PLACE`."""
             self.model.mkdir(mode=0o755)
-            self._bounds = SessionBounds(self.limits, has_namespace=not unconfined, folder=self._parent)
-            if_it_fails.callback(self._bounds.close)
+            self._bounds = SessionBounds(self.limits, has_namespace=not unconfined)
             lay_out(self._parent, user_id=self._user_id or os.geteuid(), group_id=self._user_id or os.getegid())
             self.place = str(self.directory) if unconfined else PLACE
             for name, content in (files or {}).items():
@@ -118,7 +117,6 @@ class SandboxFolder:
             command.end()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
-        self._bounds.kill_all()
         self._end_left_over()
 
     def close(self) -> None:
@@ -128,7 +126,6 @@ class SandboxFolder:
             if self._top >= 0:
                 os.close(self._top)
                 self._top = -1
-        self._bounds.close()
         self._owned.close()
         if self._user is not None:
             self._user.close()
@@ -188,11 +185,8 @@ class SandboxFolder:
             self._end(running)
             raise
         status = self._end(running)
-        kept = read.kept
-        if status != 0 and (reason := self._bounds.killed_for()):
-            kept += f"\n[{reason}]".encode()
         return CommandResult(
-            output=kept.decode("utf-8", errors="replace"),
+            output=read.kept.decode("utf-8", errors="replace"),
             exit_code=status,
             timed_out=read.timed_out,
             truncated=read.is_truncated,
@@ -204,7 +198,8 @@ class SandboxFolder:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
             self._repair()
-            self._bounds.begin(self._top, [limits, *self._running.values()])
+            if not self._running:
+                self._bounds.begin(self._top)
             with open(self._parent / CALLS, "rb") as calls:
                 argv = partial(
                     sandbox_argv,
@@ -215,7 +210,6 @@ class SandboxFolder:
                     unconfined=self.unconfined,
                     readable=self._readable,
                     calls=calls.fileno(),
-                    group=self._bounds.group,
                 )
                 running = RunningCommand(
                     argv,

@@ -1,4 +1,4 @@
-"""Memory and number of a session's processes, for machines where no control group can be created."""
+"""Memory and number of a session's processes."""
 
 import os
 from collections.abc import Collection, Iterable
