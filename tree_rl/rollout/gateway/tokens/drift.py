@@ -5,8 +5,8 @@ different context.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -25,7 +25,6 @@ WINDOW_TOKENS = 64
 class ReturnedTurn:
     """A generated turn in a later prompt, whose text tokenizes to other ids than the model sampled."""
 
-    session: str
     call: int
     """Index of the call that generated the turn."""
     position: int
@@ -43,35 +42,11 @@ class ReturnedTurn:
 class DriftedSiblings:
     """Two calls of a session that branch only because one text has two tokenizations."""
 
-    session: str
     calls: tuple[int, int]
     position: int
     """Position of the first differing token, counted from the start of either sequence."""
     text: str
     """Text of both tokenizations."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeftTurn:
-    """A turn that a client sent back but whose tokens the prompt does not continue: a branch."""
-
-    session: str
-    call: int
-    """Index of the call that generated the turn."""
-    cause: LeftCause
-    """reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before
-    it, differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
-    another token than the template, or with a stop text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnreadCall:
-    """A turn with a tool call that its dialect could not read, or that is inside open reasoning."""
-
-    session: str
-    call: int
-    """Index of the call that generated the turn."""
-    cause: CallFault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +57,15 @@ class DriftReport:
     """Turns with drift, avoided or not. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
     """Branches of the session's token trie whose only cause is drift."""
-    left: tuple[LeftTurn, ...] = ()
-    """Turns that came back and still caused a branch. Each is reported once."""
+    left: Mapping[int, LeftCause] = field(default_factory=dict)
+    """Cause by the call whose turn came back and still caused a branch, as the prompt does not continue its tokens.
+    reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before it,
+    differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
+    another token than the template, or with a stop text."""
     guessed: tuple[int, ...] = ()
     """Calls whose turns were chosen, as the latest, among turns with the same text but different reasoning."""
-    unread: tuple[UnreadCall, ...] = ()
-    """Turns with a tool call that stayed text, or that is inside open reasoning."""
+    unread: Mapping[int, CallFault] = field(default_factory=dict)
+    """Fault by the call whose turn has a tool call that stayed text, or that is inside open reasoning."""
 
     @property
     def num_avoided(self) -> int:
@@ -97,8 +75,8 @@ class DriftReport:
     def figures(self) -> dict[str, int]:
         """Number of each kind of event, by the metric's name. Every report has all names."""
         kinds = Counter(turn.kind for turn in self.returned)
-        causes = Counter(turn.cause for turn in self.left)
-        faults = Counter(call.cause for call in self.unread)
+        causes = Counter(self.left.values())
+        faults = Counter(self.unread.values())
         return {
             "drift_avoided": self.num_avoided,
             **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
@@ -132,7 +110,7 @@ def first_difference(
 
 
 def find_drifted_siblings(
-    session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
+    calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
     """Find branches of a session's token trie between two tokenizations of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
@@ -151,7 +129,7 @@ def find_drifted_siblings(
             if meeting:
                 first, second = sorted((owners[left], owners[right]))
                 text = decode(windows[left][:meeting])
-                found.append(DriftedSiblings(session=session, calls=(first, second), position=position, text=text))
+                found.append(DriftedSiblings(calls=(first, second), position=position, text=text))
     return tuple(found)
 
 
