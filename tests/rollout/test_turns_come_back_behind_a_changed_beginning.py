@@ -11,7 +11,7 @@ from gateway_harness import SHELL, build_tokenizer
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.fields import Fields
-from tree_rl.rollout.gateway.protocols.gemini.requests import read_request as read_gemini
+from tree_rl.rollout.gateway.protocols.gemini import read_request as read_gemini
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import read_items
 from tree_rl.rollout.gateway.protocols.openai_responses.store import StoredResponses

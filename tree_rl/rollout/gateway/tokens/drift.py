@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
+from tree_rl.rollout.gateway.tokens.call_format import shared_length
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
@@ -101,7 +102,7 @@ def first_difference(
         Index of the first differing token, and the model's text from there to where both meet again. None if all ids
         are equal.
     """
-    start = _common_prefix(generated, again)
+    start = shared_length(generated, again)
     if start == len(generated) == len(again):
         return None
     left, right = generated[start:], again[start:]
@@ -156,11 +157,6 @@ def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], s
     """Text of the shortest prefix that ends with a complete character; empty if none does."""
     texts = (decode(window[:count]) for count in range(1, len(window) + 1))
     return next((text for text in texts if text and not text.endswith("\ufffd")), "")
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    different = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
-    return next(different, min(len(a), len(b)))
 
 
 def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:

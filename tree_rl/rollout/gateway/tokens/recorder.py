@@ -192,6 +192,7 @@ class Recorder:
             reasoning=self._options.reasoning,
             key=f"{self._session}_{call}",
             dialect=self._renderer.dialect,
+            other_format=self._renderer.other_format,
         )
 
     def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
