@@ -27,7 +27,7 @@ from tree_rl.rollout.sandbox.files.trees import copy_tree
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.bounds import SessionBounds
 from tree_rl.rollout.sandbox.processes.bubblewrap import CALLS, MODEL, PLACE, SEARCH_PATH, lay_out, sandbox_argv
-from tree_rl.rollout.sandbox.processes.command import RunningCommand, Script
+from tree_rl.rollout.sandbox.processes.command import RunningCommand, script_argv
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
 from tree_rl.rollout.sandbox.processes.users import own_user
@@ -170,11 +170,14 @@ class SandboxFolder:
         limits = replace(limits or self.limits, network=self.limits.network)
         started = time.monotonic()
         try:
-            script = Script(command)
+            argv, script = script_argv(command)
         except ValueError as error:
             return CommandResult(output=str(error), exit_code=REFUSED, timed_out=False, truncated=False, seconds=0.0)
-        with contextlib.closing(script):
-            running = self._begin(script, environment or {}, limits)
+        try:
+            running = self._begin(argv, [] if script is None else [script], environment or {}, limits)
+        finally:
+            if script is not None:
+                os.close(script)
         try:
             read = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds,
@@ -193,7 +196,9 @@ class SandboxFolder:
             seconds=time.monotonic() - started,
         )
 
-    def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
+    def _begin(
+        self, command: Sequence[str], script: Sequence[int], environment: Mapping[str, str], limits: Limits
+    ) -> RunningCommand:
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
@@ -203,7 +208,7 @@ class SandboxFolder:
             with open(self._parent / CALLS, "rb") as calls:
                 argv = partial(
                     sandbox_argv,
-                    script.argv,
+                    command,
                     directory=self.directory,
                     user_id=self._user_id,
                     limits=limits,
@@ -215,7 +220,7 @@ class SandboxFolder:
                     argv,
                     directory=self.directory,
                     environment={"PATH": SEARCH_PATH, "HOME": self.place, **environment},
-                    inherited=[calls.fileno(), *([] if script.descriptor is None else [script.descriptor])],
+                    inherited=[calls.fileno(), *script],
                     has_namespace=not self.unconfined,
                 )
             self._running[running] = limits

@@ -11,7 +11,6 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.processes import children_of, descendants_of, die_first
 from tree_rl.rollout.sandbox.processes.usage import usage_of
 
-Looked = TypeVar("Looked")
 Found = TypeVar("Found")
 TASKS_OF_SANDBOX = 8
 """Most processes that the sandbox adds to a command; they count too."""
@@ -31,10 +30,10 @@ class Pace:
     def is_due(self) -> bool:
         return time.monotonic() >= self._next
 
-    def timed(self, look: Callable[[Looked], Found], at: Looked) -> Found:
+    def timed(self, look: Callable[[], Found]) -> Found:
         started = time.monotonic()
         try:
-            return look(at)
+            return look()
         finally:
             taken = time.monotonic() - started
             self._next = started + taken + min(20 * taken, LONGEST_SECONDS)
@@ -73,10 +72,10 @@ class SessionBounds:
         if not self._looking.acquire(blocking=False):
             return None
         try:
-            if self._disk_pace.is_due() and self._disk_pace.timed(self._exceeds_disk, top):
+            if self._disk_pace.is_due() and self._disk_pace.timed(lambda: self._exceeds_disk(top)):
                 return "disk limit exceeded"
             if self._processes_pace.is_due():
-                return self._processes_pace.timed(self._exceeds_together, running)
+                return self._processes_pace.timed(lambda: self._exceeds_together(running))
             return None
         finally:
             self._looking.release()
@@ -94,10 +93,10 @@ class SessionBounds:
         if self._has_namespace:
             first = {child for process_id in running for child in children_of(process_id)}
         die_first(process_ids)
-        used = usage_of(process_ids, first_processes=first, near_bytes=self._limits.memory_bytes)
-        if used.memory_bytes > self._limits.memory_bytes:
+        memory_bytes, tasks = usage_of(process_ids, first_processes=first, near_bytes=self._limits.memory_bytes)
+        if memory_bytes > self._limits.memory_bytes:
             return "memory limit exceeded"
         allowed = max((limits.processes for limits in running.values()), default=0)
-        if used.tasks > allowed + TASKS_OF_SANDBOX * len(running):
+        if tasks > allowed + TASKS_OF_SANDBOX * len(running):
             return "process limit exceeded"
         return None
