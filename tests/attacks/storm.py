@@ -99,7 +99,6 @@ def figures() -> dict[str, int]:
         "child_processes": len(list(children())),
         "processes_of_command_users": len(list(processes_of_command_users())),
         "folders": len([path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("tree-rl")]),
-        "control_groups": len(control_groups()),
     }
 
 
@@ -155,11 +154,6 @@ def statuses() -> dict[int, dict[str, str]]:
             continue
         found[int(entry.name)] = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return found
-
-
-def control_groups() -> list[Path]:
-    """Those that sandboxes of this process made."""
-    return [path for path in Path("/sys/fs/cgroup").rglob(f"tree-rl-{os.getpid()}-*") if path.is_dir()]
 
 
 def faults_of(

@@ -8,12 +8,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from tree_rl.rollout.agents.in_environment import SCORED
-from tree_rl.rollout.gateway.tokens.drift import DriftedSiblings, DriftReport, LeftTurn, ReturnedTurn, UnreadCall
+from tree_rl.rollout.gateway.dialects.dialect import CallFault
+from tree_rl.rollout.gateway.tokens.drift import DriftedSiblings, DriftReport, LeftCause, ReturnedTurn
 from tree_rl.verl_plugin.trainer.step_metrics import session_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTHING = DriftReport(returned=(), siblings=())
-SIBLINGS = DriftedSiblings(session="s", calls=(0, 1), position=3, text="a")
+SIBLINGS = DriftedSiblings(calls=(0, 1), position=3, text="a")
 
 
 def of_every(entry: type[Any], field: str, **others: Any) -> list[Any]:
@@ -21,16 +22,16 @@ def of_every(entry: type[Any], field: str, **others: Any) -> list[Any]:
     return [entry(**{field: value, **others}) for value in get_args(get_type_hints(entry)[field])]
 
 
-RETURNED = {"session": "s", "call": 0, "position": 3, "text": "a"}
+RETURNED = {"call": 0, "position": 3, "text": "a"}
 ENTRIES: dict[str, list[Any]] = {
     "returned": [
         *of_every(ReturnedTurn, "kind", was_reused=True, **RETURNED),
         *of_every(ReturnedTurn, "kind", was_reused=False, **RETURNED),
     ],
     "siblings": [SIBLINGS],
-    "left": of_every(LeftTurn, "cause", session="s", call=0),
+    "left": list(get_args(LeftCause)),
     "guessed": [4],
-    "unread": of_every(UnreadCall, "cause", session="s", call=0),
+    "unread": list(get_args(CallFault)),
 }
 
 
@@ -42,7 +43,8 @@ def test_every_field_of_the_report_is_tried() -> None:
 def test_every_entry_of_the_report_counts_under_names_of_its_own(field: str) -> None:
     found = []
     for entry in ENTRIES[field]:
-        figures = DriftReport(**{"returned": (), "siblings": (), field: (entry, entry)}).figures()
+        twice = {1: entry, 2: entry} if field in ("left", "unread") else (entry, entry)
+        figures = DriftReport(**{"returned": (), "siblings": (), field: twice}).figures()
         assert figures.keys() == NOTHING.figures().keys() and set(figures.values()) == {0, 2}
         found.append(frozenset(name for name, count in figures.items() if count))
     assert len(set(found)) == len(found), "entries of different causes have different names"

@@ -69,7 +69,7 @@ def test_history_is_rendered_byte_for_byte(family: Family, path: Path) -> None:
     form = conversation_of(prompt.restored.messages, scene.renderer._form, scene.renderer.dialect)
     expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
     assert scene.tokenizer.decode(prompt.ids) == expected
-    assert scene.recorder.drift_report().unread == ()
+    assert scene.recorder.drift_report().unread == {}
 
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
@@ -80,7 +80,7 @@ def test_misspelt_history_is_one_row(family: Family, path: Path) -> None:
     prompts = [one.prompt_ids for one in calls[1:]]
     if not family.moves_tools:
         prompts.append(scene.prompt(*history, user("and")).ids)
-    assert scene.recorder.drift_report().left == ()
+    assert scene.recorder.drift_report().left == {}
     for earlier, later in zip(calls, prompts, strict=False):
         drawn = earlier.prompt_ids + earlier.response_ids[:-1]
         assert later[: len(drawn)] == drawn
@@ -108,4 +108,4 @@ def test_a_later_system_message_is_part_of_the_conversation(family: Family, path
     first = scene.recorder.calls[0]
     assert prompt.ids[: len(first.prompt_ids)] == first.prompt_ids
     assert "a later rule" in scene.tokenizer.decode(prompt.ids[len(first.prompt_ids) :])
-    assert scene.recorder.drift_report().left == ()
+    assert scene.recorder.drift_report().left == {}

@@ -11,7 +11,6 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.gemini import requests as gemini_requests
 from tree_rl.rollout.gateway.protocols.openai_responses import requests as responses_requests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -144,10 +143,9 @@ def test_unknown_fields_are_named_and_known_ones_are_the_sdks() -> None:
     assert respond(brand_new=1, store=False).left_out == ("field brand_new",)
     request = generate(brand_new=1, generation_config={"newer": 2, "topK": 3.0})
     assert request.left_out == ("field brandNew", "field generationConfig.newer")
-    assert {*ResponseCreateParamsBase.__annotations__, "stream"} <= responses_requests.KNOWN
+    assert {*ResponseCreateParamsBase.__annotations__, "stream"} <= responses_requests.KNOWN.keys()
     types = pytest.importorskip("google.genai.types", reason="google-genai is not installed")
-    known = gemini_requests.READ_CONFIG | gemini_requests.CONFIG_WITHOUT_EFFECT | {*gemini_requests.CONFIG_REFUSED}
-    assert {gemini_requests.camel(name) for name in types.GenerationConfig.model_fields} <= known
+    assert {gemini.camel(name) for name in types.GenerationConfig.model_fields} <= gemini.KNOWN_CONFIG.keys()
 
 
 RESPONSES_BODY = {

@@ -27,7 +27,7 @@ async def test_real_samples_drift_and_reuse_keeps_every_one_of_them(tiny: Simple
         first, second = record.calls
         assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
         for turn in record.drift.returned:
-            assert (turn.session, turn.call, turn.kind, turn.was_reused) == (turn.session, 0, "retokenized", True)
+            assert (turn.call, turn.kind, turn.was_reused) == (0, "retokenized", True)
             located_at_the_first_difference(tiny, first, turn)
 
 
@@ -68,7 +68,7 @@ def test_siblings_of_one_text_are_found_wherever_they_part(tiny: SimpleNamespace
     calls = [
         ModelCall(prompt_ids=(1, 5, *spelled), response_ids=(7,), log_probs=None) for spelled in (plain, other, longer)
     ]
-    found = find_drifted_siblings("s", calls, decode)
+    found = find_drifted_siblings(calls, decode)
     where, spelled = first_difference(plain, other, decode)
     assert {(drift.position, drift.calls[0] == 1 or drift.calls[1] == 1) for drift in found} == {(2 + where, True)}
     assert all(spelled.startswith(drift.text) or drift.text.startswith(spelled) for drift in found)
@@ -80,4 +80,4 @@ def test_texts_that_differ_are_no_drift(tiny: SimpleNamespace) -> None:
         ModelCall(prompt_ids=tuple(encode(text, add_special_tokens=False)), response_ids=(2,), log_probs=None)
         for text in ("the forest stands", "the forest falls", "the fores", "another")
     ]
-    assert find_drifted_siblings("s", calls, tiny.tokenizer.decode) == ()
+    assert find_drifted_siblings(calls, tiny.tokenizer.decode) == ()

@@ -1,7 +1,8 @@
 """Reasoning that clients drop comes back, and only behind the same history."""
 
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored, key_after
+from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_alone
+from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns
 
 
 def user(text: str) -> ChatMessage:
@@ -15,7 +16,7 @@ def said(text: str, reasoning: str | None = None) -> ChatMessage:
 def keys(messages: list[ChatMessage]) -> list[bytes]:
     found = [b""]
     for message in messages:
-        found.append(key_after(found[-1], message))
+        found.append(joined_key(found[-1], key_alone(message)))
     return found[1:]
 
 
@@ -23,8 +24,9 @@ def test_a_message_has_another_key_behind_another_history() -> None:
     messages = [ChatMessage(role=role, content="so") for role in ("user", "assistant", "user", "assistant")]
     known = keys(messages)
     assert len(set(known)) == 4
-    nothing = Restored(messages=tuple(messages), key=known[-1], own_calls=(), guessed=(), edited=())
-    assert OwnTurns().restore(messages) == nothing
+    found = OwnTurns().restore(messages)
+    assert (found.messages, found.key) == (tuple(messages), known[-1])
+    assert not any((found.own_calls, found.guessed, found.edited, found.moved, found.unclear))
     assert keys([*messages, user("so")])[:4] == known
     changed = keys([messages[0], said("no"), *messages[2:]])
     assert [one == other for one, other in zip(changed, known, strict=True)] == [True, False, False, False]
@@ -46,11 +48,11 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
             called("a", {"n": "1"}),
         ),
     ]
-    assert len({key_after(b"", message) for message in different}) == len(different)
-    assert key_after(b"", called("a", {"n": 1, "m": 2})) == key_after(b"", called("a", {"m": 2, "n": 1}))
+    assert len({key_alone(message) for message in different}) == len(different)
+    assert key_alone(called("a", {"n": 1, "m": 2})) == key_alone(called("a", {"m": 2, "n": 1}))
     for one, other in ((1, 1.0), (-0.0, 0), (12345678901234567890, 12345678901234567000), (1e21, 10**21)):
-        assert key_after(b"", called("a", {"n": [one]})) == key_after(b"", called("a", {"n": [other]}))
-    assert key_after(b"", said("b")) == key_after(b"", said(" b\n"))
+        assert key_alone(called("a", {"n": [one]})) == key_alone(called("a", {"n": [other]}))
+    assert key_alone(said("b")) == key_alone(said(" b\n"))
 
 
 def test_a_message_that_comes_back_is_kept_once() -> None:
@@ -87,9 +89,9 @@ def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found
     assert talk.thoughts(longer) == ["first"]
     talk.answer(asked, said("a", "second"))
     assert talk.thoughts(longer) == ["second"]
-    assert talk.turns.restore(longer).guessed == (1,)
+    assert talk.turns.restore(longer).guessed == [1]
     assert talk.thoughts([*asked, said("a", "first")]) == ["first"]
-    assert talk.turns.restore([*asked, said("a", "first")]).guessed == ()
+    assert talk.turns.restore([*asked, said("a", "first")]).guessed == []
     assert talk.thoughts([*asked, said("a", "third")]) == ["third"]
 
 
@@ -110,7 +112,7 @@ def test_siblings_are_told_apart_by_what_they_led_to() -> None:
     sent = [*asked, said("a"), user("r"), said("left"), user("s")]
     assert talk.thoughts(sent) == ["first", second.reasoning]
     assert talk.thoughts([*sent[:3], said("right"), user("s")]) == ["other", "on the right"]
-    assert talk.turns.restore(sent).guessed == ()
+    assert talk.turns.restore(sent).guessed == []
 
 
 def test_siblings_are_told_apart_by_their_agents() -> None:
@@ -120,12 +122,12 @@ def test_siblings_are_told_apart_by_their_agents() -> None:
     for agent in ("scout", "critic", "writer"):
         sent = [*asked, said("a"), user("r")]
         assert talk.thoughts(sent, agent=agent) == [f"thought of the {agent}"]
-        assert talk.turns.restore(sent, agent=agent).guessed == ()
-    assert talk.turns.restore(sent, agent="stranger").guessed == (2,)
+        assert talk.turns.restore(sent, agent=agent).guessed == []
+    assert talk.turns.restore(sent, agent="stranger").guessed == [2]
 
 
 def test_an_edited_turn_is_named() -> None:
     talk, asked = Talk(), [user("q")]
     talk.answer(asked, said("a", "why"))
     restored = talk.turns.restore([*asked, said("b"), user("r")])
-    assert (restored.own_calls, restored.edited) == ((), (0,))
+    assert (restored.own_calls, restored.edited) == ([], [0])

@@ -39,7 +39,7 @@ def harness(name: str) -> Any:
     module, _, class_name = AGENTS[name].rpartition(".")
     found = getattr(import_module(module), class_name)
     assert issubclass(found, HarnessAgent)
-    return found.harness
+    return found
 
 
 ASKS_THRICE = """

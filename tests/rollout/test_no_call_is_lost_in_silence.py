@@ -103,7 +103,7 @@ async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNam
         await agent.step(tool_result(message, "a.py"))
         record = await talk.close()
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
-    assert [(one.call, one.cause) for one in record.drift.unread] == [(0, "in_reasoning")]
+    assert record.drift.unread == {0: "in_reasoning"}
     assert record.drift.figures()["drift_unread_in_reasoning"] == 1
     assert reasoning != "field" or len(rows(record.calls)) == 1
 
@@ -222,7 +222,7 @@ def test_a_template_that_no_dialect_reads_is_told_at_start_and_its_calls_count(
     message = scene.answer([user("go")], turn)
     assert (message.content, message.tool_calls) == (turn, ())
     scene.answer([user("hello")], "I call nothing.")
-    assert [(one.call, one.cause) for one in scene.recorder.drift_report().unread] == [(0, "other_format")]
+    assert scene.recorder.drift_report().unread == {0: "other_format"}
 
 
 def test_a_template_that_writes_no_call_counts_by_its_control_tokens(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +230,7 @@ def test_a_template_that_writes_no_call_counts_by_its_control_tokens(caplog: pyt
     scene = Scene(tokenizer_that_writes(""), tools=(SHELL,))
     assert "writes a tool call as nothing" in caplog.text
     scene.answer([user("go")], OTHER_FORMATS["lfm2"][1])
-    assert [one.cause for one in scene.recorder.drift_report().unread] == ["other_format"]
+    assert list(scene.recorder.drift_report().unread.values()) == ["other_format"]
 
 
 @pytest.mark.parametrize("template", [None, CHATML, CALLING_TEMPLATE.replace("CALL", HERMES_CALL)])
@@ -248,14 +248,14 @@ def test_a_turn_that_ends_with_another_token_branches_with_a_cause(end: str) -> 
     answer = scene.answer([user("go")], "It is done.", end=end)
     for _ in range(2):
         scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert [(one.call, one.cause) for one in scene.recorder.drift_report().left] == [(0, "other_end")]
+    assert scene.recorder.drift_report().left == {0: "other_end"}
 
 
 def test_a_turn_that_ends_as_the_template_does_or_at_a_limit_has_no_cause() -> None:
     scene = Scene(build_tokenizer())
     answer = scene.answer([user("go")], "It is done.")
     scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert scene.recorder.drift_report().left == ()
+    assert scene.recorder.drift_report().left == {}
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 0.5])

@@ -12,7 +12,6 @@ import pytest
 from sandboxes_here import needs_bubblewrap
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
-from tree_rl.rollout.sandbox.processes.control_group import ControlGroup, parent_group
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.usage import usage_of
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder
@@ -63,7 +62,6 @@ def test_shared_memory_counts_once() -> None:
         assert sandbox.run("python3 -S share.py").output == "done\n"
 
 
-@pytest.mark.skipif(parent_group() is not None, reason="the kernel counts it where there is a control group")
 def test_nameless_files_in_memory_count() -> None:
     hide = (
         "import os, time\nfor i in range(40):\n  f = os.memfd_create(str(i))\n"
@@ -87,7 +85,6 @@ def test_every_place_in_memory_has_a_size_and_counts() -> None:
         assert "[memory limit exceeded]" in result.output
 
 
-@pytest.mark.skipif(parent_group() is not None, reason="the kernel counts it where there is a control group")
 def test_processes_of_parallel_commands_count_together() -> None:
     if os.geteuid() == 0:
         pytest.skip("a user of its own has its limit from the kernel")
@@ -148,23 +145,7 @@ def test_memory_that_outlives_its_processes_cannot_be_made() -> None:
 def test_usage_of_processes_that_ended_is_nothing() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    used = usage_of({child.pid}, first_processes=[child.pid], near_bytes=1)
-    assert (used.memory_bytes, used.tasks) == (0, 0)
-
-
-@pytest.mark.skipif(parent_group() is None, reason="no control group here distributes memory and pids to this process")
-def test_a_control_group_bounds_kills_and_goes() -> None:
-    parent = parent_group()
-    assert parent is not None
-    with closing(SandboxFolder(limits=LIMITS)) as sandbox:
-        group = sandbox._bounds.group
-        assert group is not None and group.is_dir()
-        assert (group / "memory.max").read_text().strip() == str(LIMITS.memory_bytes)
-        sandbox.run("(setsid sleep 600 &)")
-        assert (group / "cgroup.procs").read_text() == ""
-    assert not group.exists()
-    with closing(ControlGroup(parent, memory_bytes=1 << 30)) as made:
-        assert made.kill()
+    assert usage_of({child.pid}, first_processes=[child.pid], near_bytes=1) == (0, 0)
 
 
 PRIVATE = """

@@ -7,7 +7,7 @@ their text. Side calls can have a smaller weight, or 0.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -102,9 +102,8 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
         if shared == "first_row":
             mask &= ~is_trained_before[path]
             is_trained_before[path[mask]] = True
-        row = _row(forest.input_ids[path], mask, log_prob_of_node[path], call_of_node[path], calls, last)
         weights = np.where(mask, weight_of_node[path], 0.0)
-        rows.append(row if np.array_equal(weights, mask) else replace(row, response_weights=_of_response(row, weights)))
+        rows.append(_row(forest.input_ids[path], weights, log_prob_of_node[path], call_of_node[path], calls, last))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 
@@ -150,18 +149,15 @@ def _generated(
     return call_of_node, log_prob_of_node, weight_of_node
 
 
-def _of_response(row: Row, weights: np.ndarray) -> tuple[float, ...]:
-    return tuple(weights[len(row.prompt_ids) :].tolist())
-
-
 def _row(
     tokens: np.ndarray,
-    mask: np.ndarray,
+    weights: np.ndarray,
     log_probs: np.ndarray,
     call_of_token: np.ndarray,
     calls: Sequence[ModelCall],
     last: int,
 ) -> Row:
+    mask = weights > 0
     first_prompt = calls[0].prompt_ids
     has_first_prompt = len(first_prompt) < len(tokens) and np.array_equal(tokens[: len(first_prompt)], first_prompt)
     split = len(first_prompt) if has_first_prompt else len(calls[last].prompt_ids)
@@ -174,4 +170,5 @@ def _row(
         response_mask=tuple(mask[split:].astype(int).tolist()),
         response_log_probs=tuple(np.where(mask, log_probs, 0.0)[split:].tolist()) if has_log_probs else None,
         response_calls=tuple(call_of_token[split:].tolist()),
+        response_weights=None if np.array_equal(weights, mask) else tuple(weights[split:].tolist()),
     )

@@ -46,10 +46,10 @@ class FinishedTask:
     ended in any way after the gateway had refused a call beyond `max_calls`. timed_out: it took too long. agent_failed:
     it raised or crashed. sandbox_died: the sandbox had started and stopped answering. environment_failed: the
     environment did not start, or its machine failed."""
-    reward: float | None
-    """Reward of the session; None if it cannot be scored."""
-    outcome: Outcome
-    detail: str
+    reward: float | None = None
+    """Reward of the session; None before it is scored, and if it cannot be scored."""
+    outcome: Outcome = NOTHING_DONE
+    detail: str = ""
     """Message of the error that ended the session; empty if none did."""
 
 
@@ -71,37 +71,25 @@ async def run_task(
         environment: a new environment; reset, scored and closed here.
         timeout_seconds: limit of the agent's work. The environment limits its start and scoring itself.
     """
-    worked = _Worked(status="environment_failed", outcome=NOTHING_DONE, detail="")
-    reward: float | None = None
+    done = FinishedTask(status="environment_failed")
     is_reset = False
     try:
         await environment.reset(task)
         is_reset = True
-        worked = await _work(agent, environment, endpoint, messages, timeout_seconds)
+        done = await _work(agent, environment, endpoint, messages, timeout_seconds)
         # Most programs crash after the refusal, and some end as if they were done.
-        if worked.status != "timed_out" and endpoint.ran_out_of_calls is not None and endpoint.ran_out_of_calls():
-            worked = replace(worked, status="out_of_calls")
-        reward = await _score(environment, worked)
+        if done.status != "timed_out" and endpoint.ran_out_of_calls is not None and endpoint.ran_out_of_calls():
+            done = replace(done, status="out_of_calls")
+        done = replace(done, reward=await _score(environment, done.outcome))
     except SandboxDied as error:
-        worked = replace(worked, status="sandbox_died", detail=str(error))
         # The agent's commands, or tests of its code, may have killed the sandbox.
-        reward = 0.0 if is_reset else None
+        done = replace(done, status="sandbox_died", detail=str(error), reward=0.0 if is_reset else None)
     except (SandboxError, OSError, ValueError, KeyError, RuntimeError) as error:
-        worked = replace(worked, status="environment_failed", detail=f"{type(error).__name__}: {error}")
+        done = replace(done, status="environment_failed", detail=f"{type(error).__name__}: {error}")
     finally:
         await uninterrupted(_close(environment))
     # The detail may quote text of the model.
-    detail = worked.detail.encode("utf-8", "backslashreplace").decode()
-    return FinishedTask(status=worked.status, reward=reward, outcome=worked.outcome, detail=detail)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Worked:
-    """An agent's work before it is scored."""
-
-    status: Status
-    outcome: Outcome
-    detail: str
+    return replace(done, detail=done.detail.encode("utf-8", "backslashreplace").decode())
 
 
 async def _work(
@@ -110,7 +98,7 @@ async def _work(
     endpoint: Endpoint,
     messages: Sequence[Mapping[str, Any]],
     timeout_seconds: float,
-) -> _Worked:
+) -> FinishedTask:
     """Let the agent work until it ends or its time is up, and stop everything it started.
 
     Raises `SandboxDied` and `SandboxError`. If the machine fails, scoring fails too.
@@ -123,19 +111,18 @@ async def _work(
         # Also if this task is cancelled.
         await uninterrupted(_stop(working, environment, endpoint))
     if timed_out:
-        detail = f"the agent took longer than {timeout_seconds:g} s"
-        return _Worked(status="timed_out", outcome=NOTHING_DONE, detail=detail)
+        return FinishedTask(status="timed_out", detail=f"the agent took longer than {timeout_seconds:g} s")
     error = asyncio.CancelledError("the agent cancelled itself") if working.cancelled() else working.exception()
     if error is None:
         outcome = working.result()
-        return _Worked(status="completed" if outcome.is_complete else "limit", outcome=outcome, detail="")
+        return FinishedTask(status="completed" if outcome.is_complete else "limit", outcome=outcome)
     if isinstance(error, SandboxDied | SandboxError):
         raise error
     if isinstance(error, AgentError):
-        return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=str(error))
+        return FinishedTask(status="agent_failed", detail=str(error))
     # The model may have caused the error. Without a reward it could discard bad sessions.
     logger.error("%s failed with what no agent should raise", type(agent).__name__, exc_info=error)
-    return _Worked(status="agent_failed", outcome=NOTHING_DONE, detail=f"{type(error).__name__}: {error}")
+    return FinishedTask(status="agent_failed", detail=f"{type(error).__name__}: {error}")
 
 
 async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoint: Endpoint) -> None:
@@ -160,9 +147,9 @@ async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoi
             logger.error("an agent does not end; the model and its tools refuse it")
 
 
-async def _score(environment: Environment, worked: _Worked) -> float:
+async def _score(environment: Environment, outcome: Outcome) -> float:
     try:
-        reward = await environment.score(worked.outcome)
+        reward = await environment.score(outcome)
         if not math.isfinite(reward):
             raise ValueError(f"{type(environment).__name__}.score() returned {reward}: expected a finite number")
     except MISJUDGED as error:

@@ -12,7 +12,7 @@ import openai
 from openai.types.chat import ChatCompletion
 
 from tree_rl.rollout.agents.task_agent import AgentError
-from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall, text_tool
 from tree_rl.rollout.gateway.dialects.reasoning import THINK_START, without_reasoning
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
@@ -31,18 +31,12 @@ MAX_RETRIES = 4
 """Number of retries of a request that the model server refused temporarily."""
 GO_ON = "What you have found and done so far:\n\n{summary}\n\nGo on from here."
 SUB_AGENT = "You work on one part of a larger task. Do it, then answer with your result in a few sentences."
-DELEGATE: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "delegate",
-        "description": "Give a part of the work to an assistant with the same tools; returns its conclusion.",
-        "parameters": {
-            "type": "object",
-            "properties": {"task": {"type": "string", "description": "What it should find out or do."}},
-            "required": ["task"],
-        },
-    },
-}
+DELEGATE = text_tool(
+    "delegate",
+    "Give a part of the work to an assistant with the same tools; returns its conclusion.",
+    "task",
+    "What it should find out or do.",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

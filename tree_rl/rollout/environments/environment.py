@@ -29,6 +29,17 @@ class Outcome:
     """True if the agent ended by itself; False if a limit ended it."""
 
 
+def tool(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool in OpenAI's function format."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def text_tool(name: str, description: str, parameter: str, meaning: str) -> Mapping[str, Any]:
+    """A tool whose one parameter is a text."""
+    properties = {parameter: {"type": "string", "description": meaning}}
+    return tool(name, description, {"type": "object", "properties": properties, "required": [parameter]})
+
+
 class Environment(Protocol):
     """The environment of one session. Built without arguments, once per session."""
 

@@ -3,23 +3,17 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.environments.environment import Outcome, ToolCall, text_tool
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.sandbox import KEY, SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
-SHELL_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "shell",
-        "description": "Run a POSIX shell command in the working directory and return its output.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "description": "The command line."}},
-            "required": ["command"],
-        },
-    },
-}
+SHELL_TOOL = text_tool(
+    "shell",
+    "Run a POSIX shell command in the working directory and return its output.",
+    "command",
+    "The command line.",
+)
 
 
 def describe_result(result: CommandResult) -> str:

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tree_rl.rollout.gateway.backend import Answer, Backend, Generation
 from tree_rl.rollout.gateway.long_work import SEARCH, SPELL, beside_the_loop
@@ -16,6 +16,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 FIRST_SLICE_TOKENS = 64
+Drawn = TypeVar("Drawn", bound=Generation)
 
 
 async def generate_answer(
@@ -78,16 +79,7 @@ def cut_behind_first(answer: Answer, calls_in: Callable[[str], int], renderer: R
     text = renderer.decode(ids[:count])
     if calls_in(text) != 1:
         return answer
-    log_probs = None if answer.log_probs is None else answer.log_probs[:count]
-    return replace(
-        answer,
-        token_ids=ids[:count],
-        log_probs=log_probs,
-        finish_reason="stop",
-        stop_text=None,
-        text=text,
-        text_ids=ids[:count],
-    )
+    return replace(_first(answer, count), stop_text=None, text=text, text_ids=ids[:count])
 
 
 def _read(done: Generation, stop: Sequence[str], renderer: Renderer, *, is_last: bool) -> Answer | None:
@@ -122,12 +114,17 @@ def _cut_at(done: Generation, text: str, found: tuple[int, str], renderer: Rende
     counts = range(1, len(done.token_ids) + 1)
     # More tokens only make the text longer, so bisection finds the first count that contains the stop text.
     count = counts[bisect_left(counts, True, key=lambda n: stop_text in renderer.decode(done.token_ids[:n]))]
-    log_probs = None if done.log_probs is None else done.log_probs[:count]
-    kept = replace(done, token_ids=done.token_ids[:count], log_probs=log_probs, finish_reason="stop")
+    kept = _first(done, count)
     visible = text[:start]
     text_ids = kept.token_ids[: renderer.tokens_within(kept.token_ids, visible)]
     is_whole = renderer.decode(text_ids) == visible
     return _answer(kept, text=visible, text_ids=text_ids if is_whole else None, stop_text=stop_text)
+
+
+def _first(done: Drawn, count: int) -> Drawn:
+    """The first tokens of a turn, which end it."""
+    log_probs = None if done.log_probs is None else done.log_probs[:count]
+    return replace(done, token_ids=done.token_ids[:count], log_probs=log_probs, finish_reason="stop")
 
 
 def _answer(done: Generation, *, text: str, text_ids: tuple[int, ...] | None, stop_text: str | None) -> Answer:

@@ -76,7 +76,11 @@ class HttpApplication:
                 anthropic_messages.PATH,
                 partial(self._answer, anthropic_messages, anthropic_messages.read_request),
             ),
-            ("POST", f"{anthropic_messages.PATH}/count_tokens", self._count_messages),
+            (
+                "POST",
+                f"{anthropic_messages.PATH}/count_tokens",
+                partial(self._count, anthropic_messages.token_count, anthropic_messages.read_count_request),
+            ),
             ("POST", openai_responses.PATH, self._respond),
             ("POST", f"{openai_responses.PATH}/input_tokens", self._count_input),
             *((method, path, partial(self._stored, read)) for method, path, read in openai_responses.ROUTES),
@@ -125,9 +129,7 @@ class HttpApplication:
     async def _gemini(self, request: Request) -> Response:
         model, _, method = request.path_params["call"].rpartition(":")
         if method == "countTokens":
-            return JSONResponse(
-                gemini.token_count(await self._count(request, partial(gemini.read_count_request, model=model)))
-            )
+            return await self._count(gemini.token_count, partial(gemini.read_count_request, model=model), request)
         self._session(request)
         if method not in gemini.METHODS:
             raise RequestError(f"expected one of {', '.join(gemini.METHODS)}, received {method[:80]!r}", status=404)
@@ -135,18 +137,15 @@ class HttpApplication:
         read = partial(gemini.read_request, model=model, is_stream=gemini.METHODS[method], as_events=as_events)
         return await self._answer(gemini, read, request)
 
-    async def _count_messages(self, request: Request) -> Response:
-        count = await self._count(request, anthropic_messages.read_count_request)
-        return JSONResponse(anthropic_messages.token_count(count))
-
     async def _count_input(self, request: Request) -> Response:
-        stored = self._responses[self._session(request).id]
-        count = await self._count(request, partial(openai_responses.read_count_request, remembered=stored))
-        return JSONResponse(openai_responses.token_count(count))
+        read = partial(openai_responses.read_count_request, remembered=self._responses[self._session(request).id])
+        return await self._count(openai_responses.token_count, read, request)
 
-    async def _count(self, request: Request, read: Callable[[Any], ChatRequest]) -> int:
+    async def _count(
+        self, write: Callable[[int], dict[str, Any]], read: Callable[[Any], ChatRequest], request: Request
+    ) -> Response:
         session = self._session(request)
-        return await session.count_tokens(await _read(request, read))
+        return JSONResponse(write(await session.count_tokens(await _read(request, read))))
 
     async def _models(self, request: Request) -> Response:
         self._session(request)

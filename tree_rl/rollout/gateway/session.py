@@ -212,7 +212,7 @@ class Session:
             stop_sequence=answer.stop_text,
             num_tokens=len(answer.token_ids),
             reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
-            tokens=await self._shown_tokens(answer) if request.with_log_probs else None,
+            tokens=await self._tokens(answer) if request.with_log_probs else None,
         )
 
     async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
@@ -238,12 +238,12 @@ class Session:
         count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
         return await beside_the_loop(count, SEARCH, tokens=len(answer.token_ids))
 
-    async def _shown_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
-        return await beside_the_loop(partial(self._visible_tokens, answer), SEARCH, tokens=len(answer.token_ids))
+    async def _tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
+        def texts() -> list[str]:
+            return [self._renderer.decode([token]) for token in answer.token_ids]
 
-    def _visible_tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
-        texts = [self._renderer.decode([token]) for token in answer.token_ids]
-        return tuple(zip(texts, answer.log_probs or (), strict=False))
+        decoded = await beside_the_loop(texts, SEARCH, tokens=len(answer.token_ids))
+        return tuple(zip(decoded, answer.log_probs or (), strict=False))
 
     def _finished(self, task: asyncio.Task[Completion]) -> None:
         self._running.discard(task)

@@ -9,7 +9,6 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tree_rl.rollout.sandbox.files.trees import MAX_DEPTH, stays_inside
 
@@ -71,21 +70,15 @@ TREE = 'cd "$1" && git -c safe.directory="*" rev-parse -q --verify "HEAD^{tree}"
 """Shell script; argument: directory. Prints the id of git's tree, nothing without a repository."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
-    """What an agent changed, checked."""
-
-    packed: bytes
-    """tar.gz of regular files, and links that stay inside."""
-    gone: tuple[str, ...]
-
-
-def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bool]) -> Changes:
+def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bool]) -> tuple[bytes, list[str]]:
     """Keep the changes that may go into another container.
 
     Args:
         gone: names of deleted files, each ended by NUL.
         leave_out: returns True for a relative path to skip.
+
+    Returns:
+        A tar.gz of regular files, and links that stay inside; and the names of deleted files.
 
     Raises:
         ValueError: not a tar.gz, too many files or bytes, or a name that leads outside.
@@ -110,7 +103,7 @@ def checked_changes(packed: bytes, gone: bytes, *, leave_out: Callable[[str], bo
     except (tarfile.TarError, EOFError, RecursionError, OverflowError) as error:
         raise ValueError(f"the agent's changes cannot be read: {error}") from error
     names = [relative(name) for name in gone.decode(errors="surrogateescape").split("\0") if name]
-    return Changes(packed=made.getvalue(), gone=tuple(name for name in names if not leave_out(name)))
+    return made.getvalue(), [name for name in names if not leave_out(name)]
 
 
 def _keep(

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.files.trees import remove_tree
-from tree_rl.rollout.sandbox.processes.control_group import remove_noted_group
 from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ def remove_left_over_folders() -> list[Path]:
             continue
         try:
             if _is_left_over(folder, lock):
-                remove_noted_group(folder)
                 kill_processes_in(folder)
                 if remove_tree(folder):
                     removed.append(folder)

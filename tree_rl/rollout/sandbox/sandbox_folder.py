@@ -27,7 +27,7 @@ from tree_rl.rollout.sandbox.files.trees import copy_tree
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.bounds import SessionBounds
 from tree_rl.rollout.sandbox.processes.bubblewrap import CALLS, MODEL, PLACE, SEARCH_PATH, lay_out, sandbox_argv
-from tree_rl.rollout.sandbox.processes.command import RunningCommand, Script
+from tree_rl.rollout.sandbox.processes.command import RunningCommand, script_argv
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
 from tree_rl.rollout.sandbox.processes.users import own_user
@@ -94,8 +94,7 @@ class SandboxFolder:
             self.model = self._parent / MODEL
             """Folder that commands see, read-only, at `MODEL_PLACE`."""
             self.model.mkdir(mode=0o755)
-            self._bounds = SessionBounds(self.limits, has_namespace=not unconfined, folder=self._parent)
-            if_it_fails.callback(self._bounds.close)
+            self._bounds = SessionBounds(self.limits, has_namespace=not unconfined)
             lay_out(self._parent, user_id=self._user_id or os.geteuid(), group_id=self._user_id or os.getegid())
             self.place = str(self.directory) if unconfined else PLACE
             for name, content in (files or {}).items():
@@ -118,7 +117,6 @@ class SandboxFolder:
             command.end()
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
-        self._bounds.kill_all()
         self._end_left_over()
 
     def close(self) -> None:
@@ -128,7 +126,6 @@ class SandboxFolder:
             if self._top >= 0:
                 os.close(self._top)
                 self._top = -1
-        self._bounds.close()
         self._owned.close()
         if self._user is not None:
             self._user.close()
@@ -173,11 +170,14 @@ class SandboxFolder:
         limits = replace(limits or self.limits, network=self.limits.network)
         started = time.monotonic()
         try:
-            script = Script(command)
+            argv, script = script_argv(command)
         except ValueError as error:
             return CommandResult(output=str(error), exit_code=REFUSED, timed_out=False, truncated=False, seconds=0.0)
-        with contextlib.closing(script):
-            running = self._begin(script, environment or {}, limits)
+        try:
+            running = self._begin(argv, [] if script is None else [script], environment or {}, limits)
+        finally:
+            if script is not None:
+                os.close(script)
         try:
             read = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds,
@@ -188,40 +188,39 @@ class SandboxFolder:
             self._end(running)
             raise
         status = self._end(running)
-        kept = read.kept
-        if status != 0 and (reason := self._bounds.killed_for()):
-            kept += f"\n[{reason}]".encode()
         return CommandResult(
-            output=kept.decode("utf-8", errors="replace"),
+            output=read.kept.decode("utf-8", errors="replace"),
             exit_code=status,
             timed_out=read.timed_out,
             truncated=read.is_truncated,
             seconds=time.monotonic() - started,
         )
 
-    def _begin(self, script: Script, environment: Mapping[str, str], limits: Limits) -> RunningCommand:
+    def _begin(
+        self, command: Sequence[str], script: Sequence[int], environment: Mapping[str, str], limits: Limits
+    ) -> RunningCommand:
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
             self._repair()
-            self._bounds.begin(self._top, [limits, *self._running.values()])
+            if not self._running:
+                self._bounds.begin(self._top)
             with open(self._parent / CALLS, "rb") as calls:
                 argv = partial(
                     sandbox_argv,
-                    script.argv,
+                    command,
                     directory=self.directory,
                     user_id=self._user_id,
                     limits=limits,
                     unconfined=self.unconfined,
                     readable=self._readable,
                     calls=calls.fileno(),
-                    group=self._bounds.group,
                 )
                 running = RunningCommand(
                     argv,
                     directory=self.directory,
                     environment={"PATH": SEARCH_PATH, "HOME": self.place, **environment},
-                    inherited=[calls.fileno(), *([] if script.descriptor is None else [script.descriptor])],
+                    inherited=[calls.fileno(), *script],
                     has_namespace=not self.unconfined,
                 )
             self._running[running] = limits

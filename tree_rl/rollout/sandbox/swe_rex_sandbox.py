@@ -259,14 +259,14 @@ class SweRexSandbox:
             raise ValueError(f"the agent's sandbox does not answer: {self._broken}")
         tree = (await judge._answer(judge._script(TREE, judge._directory))).stdout.strip()
         try:
-            packed, gone = await self._take(tree)
+            taken, deleted = await self._take(tree)
         except FAILURES as error:
             raise ValueError(f"the agent's changes cannot be read: {type(error).__name__}: {error}") from error
         await self.close()
-        changes = await asyncio.to_thread(checked_changes, packed, gone, leave_out=leave_out)
+        packed, gone = await asyncio.to_thread(checked_changes, taken, deleted, leave_out=leave_out)
         place = f"/tmp/{secrets.token_hex(8)}"
-        names = b"".join(name.encode(errors="surrogateescape") + b"\0" for name in changes.gone)
-        for suffix, content in ((".gone", names), (".tar", changes.packed)):
+        names = b"".join(name.encode(errors="surrogateescape") + b"\0" for name in gone)
+        for suffix, content in ((".gone", names), (".tar", packed)):
             text = base64.b64encode(content).decode()
             await judge._answer(
                 judge.deployment.runtime.write_file(WriteFileRequest(content=text, path=place + suffix))

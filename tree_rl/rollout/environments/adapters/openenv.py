@@ -12,7 +12,7 @@ import httpx
 from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import WebSocketException
 
-from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.environments.environment import Outcome, ToolCall, tool
 from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 
 KEY = "environment_options"
@@ -68,7 +68,7 @@ class OpenEnvEnvironment:
             if self._has_tools:
                 listed = await self._client.step({"type": "list_tools"})
                 self._tools = [
-                    _tool(one["name"], one["description"], one["input_schema"]) for one in listed.observation["tools"]
+                    tool(one["name"], one["description"], one["input_schema"]) for one in listed.observation["tools"]
                 ]
             else:
                 self._tools = [_step_tool(action, start.observation)]
@@ -88,7 +88,7 @@ class OpenEnvEnvironment:
 
     async def call(self, call: ToolCall) -> str:
         """Take a step. The agent sees the server's errors; raises `SandboxDied` if the server does not answer."""
-        names = [tool["function"]["name"] for tool in self._tools]
+        names = [one["function"]["name"] for one in self._tools]
         if call.name not in names:
             return f"error: unknown tool {call.name!r}; the tools are {', '.join(names)}"
         arguments = dict(call.arguments)
@@ -129,15 +129,11 @@ class OpenEnvEnvironment:
         await self.stop()
 
 
-def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
 def _step_tool(action: Mapping[str, Any], start: Mapping[str, Any]) -> Mapping[str, Any]:
     """The action as a tool. Its description contains the first observation, which agents see nowhere else."""
     parameters = {**action, "properties": {k: v for k, v in action["properties"].items() if k != "metadata"}}
     description = action.get("description") or "Take a step."
-    return _tool(STEP, f"{description}\nThe episode begins with: {_read(start)}", parameters)
+    return tool(STEP, f"{description}\nThe episode begins with: {_read(start)}", parameters)
 
 
 def _read(observation: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
-from tree_rl.rollout.environments.environment import Outcome, ToolCall
+from tree_rl.rollout.environments.environment import Outcome, ToolCall, tool
 
 KEY = "environment_options"
 
@@ -72,8 +72,8 @@ class VerifiersEnvironment:
             await toolset.setup()
             await toolset.setup_task(self._task.data)
             for function in discover_decorated(toolset, "tool"):
-                tool = _Tool.of(toolset.server_name, function)
-                self._tools[tool.name] = tool
+                made = _Tool.of(toolset.server_name, function)
+                self._tools[made.name] = made
         prompt = self._task.data.prompt
         messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt or []
         if self._task.data.system_prompt:
@@ -82,16 +82,16 @@ class VerifiersEnvironment:
             self._add(message)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        return [tool.described for tool in self._tools.values()]
+        return [one.described for one in self._tools.values()]
 
     async def call(self, call: ToolCall) -> str:
         """Run a tool. The agent sees its exceptions."""
-        tool = self._tools.get(call.name)
+        called = self._tools.get(call.name)
         if self._is_stopped:
             return "error: the session has ended"
-        if tool is None:
+        if called is None:
             return f"error: unknown tool {call.name!r}; the tools are {', '.join(self._tools) or 'none'}"
-        answer = await tool.run(call.arguments)
+        answer = await called.run(call.arguments)
         self._calls += 1
         made = vf.ToolCall(id=f"call_{self._calls}", name=call.name, arguments=json.dumps(dict(call.arguments)))
         self._add(vf.AssistantMessage(tool_calls=[made]), sampled=True)
@@ -132,8 +132,8 @@ class _Tool:
         own = getattr(function, "tool_name", None) or function.__name__
         name = f"{server}_{own}" if server else own
         arguments: TypeAdapter[Any] = TypeAdapter(function)  # type: ignore[arg-type] # pydantic takes functions too
-        about = {"name": name, "description": inspect.getdoc(function) or "", "parameters": arguments.json_schema()}
-        return cls(name=name, described={"type": "function", "function": about}, arguments=arguments)
+        described = tool(name, inspect.getdoc(function) or "", arguments.json_schema())
+        return cls(name=name, described=described, arguments=arguments)
 
     async def run(self, given: Mapping[str, Any]) -> str:
         try:

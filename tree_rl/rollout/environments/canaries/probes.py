@@ -7,7 +7,6 @@ import ast
 import random
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 EQUALITIES = {
     *("assertEqual", "assertEquals", "assertListEqual", "assertTupleEqual", "assertSetEqual", "assertDictEqual"),
@@ -60,14 +59,8 @@ def {name}(value, other, times, ordered=False):
 (flag 512), except mocks, which would record the comparison."""
 
 
-class Insertion(NamedTuple):
-    """A text to insert into a file."""
-
-    line: int
-    """Line of the file, counted from 1."""
-    column: int
-    """Column of the line, in bytes."""
-    text: str
+Insertion = tuple[int, int, str]
+"""Line of a file, counted from 1, column of the line, in bytes, and the text to insert there."""
 
 
 def probed(text: str, tree: ast.Module, name: str, rng: random.Random) -> str:
@@ -94,9 +87,9 @@ def probed(text: str, tree: ast.Module, name: str, rng: random.Random) -> str:
     if not insertions:
         return text
     lines = [line.encode() for line in text.split("\n")]
-    for insertion in sorted(insertions, reverse=True):
-        line = lines[insertion.line - 1]
-        lines[insertion.line - 1] = line[: insertion.column] + insertion.text.encode() + line[insertion.column :]
+    for number, column, inserted in sorted(insertions, reverse=True):
+        line = lines[number - 1]
+        lines[number - 1] = line[:column] + inserted.encode() + line[column:]
     return b"\n".join(lines).decode() + PROBE.format(name=name)
 
 
@@ -129,8 +122,8 @@ def _insertions(text: str, function: ast.AST, name: str, rng: random.Random) -> 
                 continue
             other = repr(unlike(expected, rng))
             end_line, end_column = operand.end_lineno or 0, operand.end_col_offset or 0
-            yield Insertion(operand.lineno, operand.col_offset, f"{name}(")
-            yield Insertion(end_line, end_column, f", {other}, {rng.randint(1, 3)}{', True' if is_ordered else ''})")
+            yield operand.lineno, operand.col_offset, f"{name}("
+            yield end_line, end_column, f", {other}, {rng.randint(1, 3)}{', True' if is_ordered else ''})"
 
 
 def _compared(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None, bool]]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Reading, Tools, UnreadableCallError, WrittenCall
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
-from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, CallsInText, ThinkingDialect
+from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, ThinkingDialect
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 
@@ -31,9 +31,9 @@ class KimiK2(CallsBetweenTags):
         position = self.after(text, position, self.end)
         if named is None:
             raise UnreadableCallError("no_name")
-        offered = [tool["function"]["name"] for tool in tools]
         respelt = self._other_id.fullmatch(written)
-        name = respelt[1] if respelt and named[1] not in offered and respelt[1] in offered else named[1]
+        is_respelt = respelt and not is_offered(named[1], tools) and is_offered(respelt[1], tools)
+        name = respelt[1] if respelt and is_respelt else named[1]
         return [WrittenCall(name=name, arguments=read_object(value), id=written)], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
@@ -121,25 +121,25 @@ class Llama3(ThinkingDialect):
     def shows_call(self, text: str) -> bool:
         return self._tag in text or self._call.search(text) is not None
 
-    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+    def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a text. JSON that is no call stays text."""
         around, tag, written = text.partition(self._tag)
         if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
             around, tag, written = "", "", text
         if self.marks[0] in around or (not tag and self._call.match(written) is None):
             is_call = any(is_offered(found[1], tools) for found in self._named.finditer(text))
-            return CallsInText(around=text, fault="malformed" if is_call else None)
+            return Reading(content=text, fault="malformed" if is_call else None)
         calls: list[WrittenCall] = []
         position = 0
         while True:
             value, position = read_json(written, position)
             if not tag and not _is_call(value, tools):
                 is_call = isinstance(value, dict) and is_offered(str(value.get("function")), tools)
-                return CallsInText(around=text, fault="no_name" if is_call else None)
+                return Reading(content=text, fault="no_name" if is_call else None)
             calls.append(read_named(value, tools, keys=("parameters", "arguments")))
             position = skip_space(written, position)
             if position == len(written):
-                return CallsInText(around=around, calls=calls)
+                return Reading(content=around, calls=tuple(calls))
             if written[position] != ";":
                 raise UnreadableCallError("malformed")
             position += 1

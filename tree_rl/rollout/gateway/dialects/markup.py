@@ -4,7 +4,7 @@ A value may contain tags, so it ends at the first closing tag that is followed b
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
@@ -17,6 +17,22 @@ from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
 def _beginnings(mark: str) -> str:
     """A pattern for every prefix of a mark, including the empty one."""
     return "".join(f"(?:{re.escape(one)}" for one in mark[:-1]) + ")?" * (len(mark) - 1)
+
+
+def _arguments(
+    text: str, position: int, key: re.Pattern[str], value_end: re.Pattern[str], schemas: Mapping[str, Any]
+) -> tuple[dict[str, Any], int]:
+    """Read arguments up to the first text that is no key; return them and their end."""
+    arguments: dict[str, Any] = {}
+    position = skip_space(text, position)
+    while (found := key.match(text, position)) is not None:
+        closing = value_end.search(text, found.end())
+        if closing is None:
+            raise UnreadableCallError("unclosed")
+        name = found[1].strip()
+        arguments[name] = typed(text[found.end() : closing.start()], schemas.get(name))
+        position = skip_space(text, closing.end())
+    return arguments, position
 
 
 class Qwen3Coder(CallsBetweenTags):
@@ -38,16 +54,7 @@ class Qwen3Coder(CallsBetweenTags):
         if name is None:
             raise UnreadableCallError("malformed")
         value_end = self._bare_value_end if found["bare"] else self._value_end
-        schemas = parameters_of(name, tools)
-        arguments: dict[str, Any] = {}
-        position = skip_space(text, found.end())
-        while (parameter := self._parameter.match(text, position)) is not None:
-            closing = value_end.search(text, parameter.end())
-            if closing is None:
-                raise UnreadableCallError("unclosed")
-            key = parameter[1]
-            arguments[key] = typed(text[parameter.end() : closing.start()], schemas.get(key))
-            position = skip_space(text, closing.end())
+        arguments, position = _arguments(text, found.end(), self._parameter, value_end, parameters_of(name, tools))
         position = self.after(text, position, "</function>")
         if found["name"]:
             closed = self._call_end.match(text, position)
@@ -71,14 +78,5 @@ class Glm4(CallsBetweenTags):
         name = found[1].strip()
         if not name:
             raise UnreadableCallError("no_name")
-        schemas = parameters_of(name, tools)
-        arguments: dict[str, Any] = {}
-        position = skip_space(text, found.end())
-        while (key := self._key.match(text, position)) is not None:
-            closing = self._value_end.search(text, key.end())
-            if closing is None:
-                raise UnreadableCallError("unclosed")
-            name_of_value = key[1].strip()
-            arguments[name_of_value] = typed(text[key.end() : closing.start()], schemas.get(name_of_value))
-            position = skip_space(text, closing.end())
+        arguments, position = _arguments(text, found.end(), self._key, self._value_end, parameters_of(name, tools))
         return [WrittenCall(name=name, arguments=arguments)], self.after(text, position, CALL_END)

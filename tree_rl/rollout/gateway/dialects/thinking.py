@@ -3,7 +3,7 @@
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tree_rl.rollout.gateway.dialects.dialect import (
     CallFault,
@@ -25,17 +25,6 @@ from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 _NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
 """Characters that no tool's name has: a call in another family's format may have its arguments in its name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallsInText:
-    """The tool calls of a visible text."""
-
-    around: str
-    """The text without its calls."""
-    calls: Sequence[WrittenCall] = ()
-    fault: CallFault | None = None
-    """Fault of a call at the end of the text, which stays in `around`."""
 
 
 class ThinkingDialect(Dialect):
@@ -66,19 +55,15 @@ class ThinkingDialect(Dialect):
         opening = turn[: len(turn) - len(visible)]
         try:
             found = self.read_calls(visible, tools)
-            if any(
-                _NO_NAME.search(call.name) and not is_offered(call.name, tools)
-                for call in found.calls
-                if not call.arguments
-            ):
+            empty = [call.name for call in found.calls if not call.arguments]
+            if any(_NO_NAME.search(name) and not is_offered(name, tools) for name in empty):
                 raise UnreadableCallError("malformed")
         except UnreadableCallError as error:
             return Reading(content=visible, reasoning=thought, opening=opening, fault=error.fault)
-        fault = found.fault
         if not is_closed or (not found.calls and self._hides_call(thought or "", visible)):
-            fault = "in_reasoning"
-        content = found.around.strip() if found.calls else visible
-        return Reading(content=content, reasoning=thought, opening=opening, calls=tuple(found.calls), fault=fault)
+            found = replace(found, fault="in_reasoning")
+        content = found.content.strip() if found.calls else visible
+        return replace(found, content=content, reasoning=thought, opening=opening)
 
     def _hides_call(self, thought: str, visible: str) -> bool:
         """True if the model seems to have made a call in its reasoning: nothing or the call's end follows."""
@@ -101,8 +86,10 @@ class ThinkingDialect(Dialect):
         return None
 
     @abstractmethod
-    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+    def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a visible text, up to an opening mark of reasoning.
+
+        A call at its end with a fault stays in the content.
 
         Raises:
             UnreadableCallError: one of them cannot be read.
@@ -132,7 +119,7 @@ class CallsBetweenTags(ThinkingDialect):
     ends_reasoning = ""
     """Mark that ends open reasoning and starts a call, as in the engines' parsers of the family; empty for none."""
 
-    def read_calls(self, text: str, tools: Tools) -> CallsInText:
+    def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a text. A last call that the turn's end cuts off stays text."""
         around: list[str] = []
         calls: list[WrittenCall] = []
@@ -158,7 +145,7 @@ class CallsBetweenTags(ThinkingDialect):
         outside = "".join([*around, text[done : _find(text, self.marks[0], done)]])
         for wrapper in self.wrappers:
             outside = outside.replace(wrapper, "")
-        return CallsInText(around=outside, calls=calls, fault=fault)
+        return Reading(content=outside, calls=tuple(calls), fault=fault)
 
     def shows_call(self, text: str) -> bool:
         return self.start.search(text) is not None

@@ -21,15 +21,9 @@ _PYTHON = {"True": True, "False": False, "None": None}
 """Values that templates of Qwen3-Coder write as Python does."""
 
 
-def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
-    """The JSON schemas of a tool's parameters; empty if the tool declares none."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if isinstance(function, Mapping) and function.get("name") == name:
-            schema = function.get("parameters") or {}
-            properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            return properties if isinstance(properties, Mapping) else {}
-    return {}
+def name_of(tool: Mapping[str, Any]) -> str:
+    """The name of a tool."""
+    return str(tool["function"]["name"])
 
 
 def is_offered(name: str, tools: Tools) -> bool:
@@ -37,10 +31,11 @@ def is_offered(name: str, tools: Tools) -> bool:
     return any(name_of(tool) == name for tool in tools)
 
 
-def name_of(tool: Mapping[str, Any]) -> str:
-    """The name of a tool."""
-    function = tool.get("function", tool)
-    return str(function.get("name")) if isinstance(function, Mapping) else ""
+def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """The JSON schemas of a tool's parameters; empty if the tool declares none."""
+    schema = next((tool["function"].get("parameters") for tool in tools if name_of(tool) == name), None)
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def typed(text: str, schema: Any) -> Any:

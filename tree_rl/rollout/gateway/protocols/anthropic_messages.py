@@ -7,13 +7,15 @@ from typing import Any
 from anthropic.types import Message, MessageTokensCount, ModelInfo
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.protocols.demands import JsonDemand, read_json_format, tools_to_call
+from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to_call
+from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
+from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
 from tree_rl.rollout.gateway.protocols.request_fields import MESSAGE_FIELDS, check_fields
 
 PATH = "/messages"
+SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0, MAX_INTEGER)}
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "stop_sequence": "stop_sequence"}
 ERROR_TYPES = {
@@ -50,16 +52,16 @@ def answer(request: ChatRequest, completion: Completion) -> dict[str, Any]:
 def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
     (choice,) = completion.choices
     started = _message(request, completion, content=[], choice=None)
-    yield _event("message_start", {"message": started})
+    yield event({"message": started}, "message_start")
     for index, block in enumerate(_blocks(choice.message)):
         empty, deltas = _parts(block)
-        yield _event("content_block_start", {"index": index, "content_block": empty})
+        yield event({"index": index, "content_block": empty}, "content_block_start")
         for delta in deltas:
-            yield _event("content_block_delta", {"index": index, "delta": delta})
-        yield _event("content_block_stop", {"index": index})
+            yield event({"index": index, "delta": delta}, "content_block_delta")
+        yield event({"index": index}, "content_block_stop")
     reason = {"stop_reason": STOP_REASONS[choice.stop_cause], "stop_sequence": choice.stop_sequence}
-    yield _event("message_delta", {"delta": reason, "usage": {"output_tokens": completion.completion_tokens}})
-    yield _event("message_stop", {})
+    yield event({"delta": reason, "usage": {"output_tokens": completion.completion_tokens}}, "message_delta")
+    yield event({}, "message_stop")
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    return _event("error", error_body(error))
+    return event(error_body(error), "error")
 
 
 def models(name: str) -> dict[str, Any]:
@@ -90,31 +92,24 @@ def model(name: str) -> dict[str, Any]:
 
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     left_out = [*check_fields(fields, MESSAGE_FIELDS)]
-    choice = fields.child("tool_choice") if fields.raw("tool_choice") is not None else Fields({"type": "auto"})
+    choice = fields.part("tool_choice")
     system = _system(fields)
     objects = fields.objects("messages", required=True)
     messages = [one for message in objects for one in _read_message(message, left_out)]
     if not messages:
         raise wrong("messages", "at least one message", [])
-    stop = fields.items("stop_sequences")
-    check_stop_texts("stop_sequences", stop)
     tools, must_call = _tools(fields, choice)
-    sampling = {
-        "temperature": fields.number("temperature", low=0.0, high=1.0),
-        "top_p": fields.number("top_p", low=0.0, high=1.0),
-        "top_k": fields.integer("top_k", None, low=0, high=MAX_INTEGER),
-    }
     return ChatRequest(
         model=fields.text("model", "default"),
         messages=(*system, *messages),
         tools=tools,
         must_call=must_call,
         one_call=choice.flag("disable_parallel_tool_use"),
-        json=_json_format(fields),
+        json=read_json_format(fields.part("output_config"), "format") or read_json_format(fields, "output_format"),
         continues_last=messages[-1].role == "assistant",
         max_tokens=max_tokens,
-        stop=tuple(stop),
-        sampling={key: value for key, value in sampling.items() if value is not None},
+        stop=fields.stop_texts("stop_sequences"),
+        sampling=fields.numbers(SAMPLING),
         is_stream=fields.flag("stream"),
         left_out=tuple(dict.fromkeys(left_out)),
     )
@@ -122,20 +117,13 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
 
 def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
     tools = tuple(_tool(tool) for tool in fields.objects("tools"))
-    kind = choice.text("type")
+    kind = choice.text("type", "auto" if fields.raw("tool_choice") is None else None)
     if kind not in ("auto", "none", "any", "tool"):
         raise wrong("tool_choice.type", "auto, any, tool or none", kind)
     if kind in ("auto", "none"):
         return (tools if kind == "auto" else ()), ()
     named = choice.text("name") if kind == "tool" else None
     return tools, tools_to_call(tools, named=named, field="tool_choice")
-
-
-def _json_format(fields: Fields) -> JsonDemand | None:
-    config = fields.child("output_config") if fields.raw("output_config") is not None else Fields({})
-    if config.raw("format") is not None:
-        return read_json_format(config.child("format"))
-    return read_json_format(fields.child("output_format")) if fields.raw("output_format") is not None else None
 
 
 def _system(fields: Fields) -> list[ChatMessage]:
@@ -270,8 +258,3 @@ def _parts(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     arguments = json.dumps(block["input"], ensure_ascii=False)
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-
-
-def _event(kind: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps({"type": kind, **body}, ensure_ascii=False).encode("utf-8", "replace")
-    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

@@ -8,6 +8,10 @@ from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 """JSON schema of `json_object`."""
+NAMESPACE_MARK = "__"
+"""Separator of a namespace and a tool's name in the name that the model sees."""
+CHOSEN = ("function", "custom")
+Functions = tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,12 +23,15 @@ class JsonDemand:
     """Path of the request's field, for errors."""
 
 
-def read_json_format(fields: Fields) -> JsonDemand | None:
+def read_json_format(holder: Fields, key: str) -> JsonDemand | None:
     """Read a format: `text`, `json_object` or `json_schema`, whose schema OpenAI wraps in an object of that name.
 
     Raises:
         RequestError: another type, or no schema.
     """
+    if not holder.raw(key):
+        return None
+    fields = holder.child(key)
     kind = fields.text("type")
     if kind == "text":
         return None
@@ -54,3 +61,43 @@ def tools_to_call(tools: Sequence[Mapping[str, Any]], *, named: str | None, fiel
         offered = ", ".join(names) or "no tools"
         raise RequestError(f"expected one of the offered tools ({offered}), received {named or 'any'!r}", field=field)
     return names if named is None else (named,)
+
+
+def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple[str, ...]]:
+    """The tools that OpenAI's field `tool_choice` allows, and those of which one must be called."""
+    choice = fields.raw("tool_choice")
+    if choice in (None, "auto"):
+        return functions, ()
+    if choice == "none":
+        return (), ()
+    if choice == "required":
+        return functions, tools_to_call(functions, named=None, field="tool_choice")
+    if not isinstance(choice, dict):
+        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
+    asked = fields.child("tool_choice")
+    kind = asked.text("type")
+    if kind in CHOSEN:
+        named = _inner(asked, kind)
+        return functions, tools_to_call(functions, named=seen_name(named), field=named.name("name"))
+    if kind != "allowed_tools":
+        raise RequestError(
+            f"expected {', '.join(CHOSEN)} or allowed_tools, received {kind!r}", field="tool_choice.type"
+        )
+    allowed = _inner(asked, kind)
+    names = [seen_name(_inner(tool, tool.text("type"))) for tool in allowed.objects("tools", required=True)]
+    for name in names:
+        tools_to_call(functions, named=name, field=allowed.name("tools"))
+    kept = tuple(function for function in functions if function["function"]["name"] in names)
+    is_required = allowed.text("mode") == "required"
+    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
+
+
+def _inner(fields: Fields, kind: str) -> Fields:
+    """What chat completions put into an object of the kind's name, and the Responses API beside the type."""
+    return fields.child(kind) if fields.raw(kind) is not None else fields
+
+
+def seen_name(fields: Fields) -> str:
+    """The name that the model sees of a tool."""
+    name, namespace = fields.text("name"), fields.text("namespace", "")
+    return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name

@@ -1,13 +1,26 @@
-"""Waits for an answer and watches the client. If the client disconnects, its generation is cancelled."""
+"""Event streams: their frames, and waiting for an answer. If the client disconnects, its generation is cancelled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 from starlette.types import Receive
 
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
 STREAM_HEADERS = {"cache-control": "no-store"}
+
+
+def json_bytes(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def event(body: Mapping[str, Any], kind: str = "") -> bytes:
+    """An event of a stream; with a kind, it stands in the event's name and in its body."""
+    if not kind:
+        return b"data: " + json_bytes(body) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + json_bytes({"type": kind, **body}) + b"\n\n"
 
 
 async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:

@@ -67,11 +67,11 @@ class Fields:
             raise wrong(self.name(key), "a string", value)
         return value
 
-    def flag(self, key: str) -> bool:
-        """A boolean, False if it is absent."""
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """A boolean."""
         value = self._value.get(key)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             raise wrong(self.name(key), "true or false", value)
         return value
@@ -95,6 +95,24 @@ class Fields:
             raise wrong(self.name(key), f"a number from {low} to {high}", value)
         return float(value)
 
+    def numbers(self, bounds: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+        """The numbers that are given, each within its bounds: a whole number if these are whole."""
+        read = {
+            key: self.integer(key, None, low=low, high=high)
+            if isinstance(low, int) and isinstance(high, int)
+            else self.number(key, low=low, high=high)
+            for key, (low, high) in bounds.items()
+        }
+        return {key: value for key, value in read.items() if value is not None}
+
+    def stop_texts(self, key: str) -> tuple[str, ...]:
+        """One stop text or a list of them."""
+        value = self._value.get(key)
+        texts = [value] if isinstance(value, str) else self.items(key)
+        if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
+            raise wrong(self.name(key), f"a text or a list of texts, at most {MAX_STOP_TEXTS}", texts)
+        return tuple(texts)
+
     def items(self, key: str, *, required: bool = False) -> Sequence[Any]:
         """A list. Empty if it is absent and not required."""
         value = self._value.get(key)
@@ -113,6 +131,10 @@ class Fields:
     def child(self, key: str) -> "Fields":
         return type(self)(self._value.get(key), self.name(key))
 
+    def part(self, key: str) -> "Fields":
+        """An object, empty if it is absent."""
+        return type(self)({} if self._value.get(key) is None else self._value[key], self.name(key))
+
 
 def wrong(field: str, expected: str, received: Any) -> RequestError:
     """The error for a field that is missing or of the wrong type."""
@@ -120,12 +142,6 @@ def wrong(field: str, expected: str, received: Any) -> RequestError:
         return RequestError(f"expected {expected}, received nothing", field=field)
     shown = json.dumps(received, default=str)
     return RequestError(f"expected {expected}, received {shown[:SHOWN]}{'...' * (len(shown) > SHOWN)}", field=field)
-
-
-def check_stop_texts(field: str, texts: Sequence[Any]) -> None:
-    """Refuse stop texts that are no text, empty or too many."""
-    if len(texts) > MAX_STOP_TEXTS or not all(isinstance(text, str) and text for text in texts):
-        raise wrong(field, f"a text or a list of texts, at most {MAX_STOP_TEXTS}", texts)
 
 
 def read_json(body: bytes) -> Any:

@@ -1,6 +1,5 @@
 """OpenAI's Chat Completions API. Answers equal those that OpenAI's SDK serializes."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,9 +7,10 @@ from openai.types import Model
 from openai.types.chat import ChatCompletionChunk
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to_call
+from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_format
+from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, check_stop_texts, wrong
+from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments, unseen
 from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, check_fields
 
@@ -18,8 +18,27 @@ PATH = "/chat/completions"
 PING = b": ping\n\n"
 END = b"data: [DONE]\n\n"
 MAX_CHOICES = 128
-UNSEEN_PARTS = {"image_url": "image", "input_audio": "sound", "video_url": "video", "file": "file"}
-"""Names of the parts that a text model cannot read, by their type."""
+SAMPLING: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 10.0),
+    "top_k": (-1, MAX_INTEGER),
+    "seed": (-(2**63), 2**63 - 1),
+}
+UNSEEN_PARTS = {
+    "image_url": "image",
+    "input_audio": "sound",
+    "video_url": "video",
+    "file": "file",
+    "input_image": "image",
+    "input_file": "file",
+}
+"""Names of the parts that a text model cannot read, by their type, here and in the Responses API."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Keys of the texts, by the type of their part."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -27,15 +46,11 @@ def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`."""
     fields = Fields(body)
     left_out = [*check_fields(fields, CHAT_FIELDS)]
-    tools, must_call = _tools(fields)
-    stop = fields.raw("stop")
-    stop_texts = [stop] if isinstance(stop, str) else fields.items("stop")
-    check_stop_texts("stop", stop_texts)
+    tools, must_call = chosen_tools(fields, tuple(_tool(tool) for tool in fields.objects("tools")))
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
     messages = tuple(_message(message, left_out) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
-    stream_options = fields.child("stream_options") if fields.raw("stream_options") is not None else Fields({})
     continues = fields.flag("continue_final_message")
     if continues and messages[-1].role != "assistant":
         raise wrong("continue_final_message", "a last message of role assistant", messages[-1].role)
@@ -44,15 +59,15 @@ def read_request(body: Any) -> ChatRequest:
         messages=messages,
         tools=tools,
         must_call=must_call,
-        one_call=fields.raw("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"),
-        json=read_json_format(fields.child("response_format")) if fields.raw("response_format") else None,
+        one_call=not fields.flag("parallel_tool_calls", default=True),
+        json=read_json_format(fields, "response_format"),
         continues_last=continues,
         count=fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1,
         max_tokens=limit,
-        stop=tuple(stop_texts),
-        sampling=_sampling(fields),
+        stop=fields.stop_texts("stop"),
+        sampling=fields.numbers(SAMPLING),
         is_stream=fields.flag("stream"),
-        with_usage=stream_options.flag("include_usage"),
+        with_usage=fields.part("stream_options").flag("include_usage"),
         with_log_probs=fields.flag("logprobs"),
         left_out=tuple(dict.fromkeys(left_out)),
     )
@@ -97,7 +112,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: ChatRequest, error: RequestError | BackendError) -> bytes:
-    return _event(error_body(error))
+    return event(error_body(error))
 
 
 def models(name: str) -> dict[str, Any]:
@@ -114,7 +129,7 @@ def _message(fields: Fields, left_out: list[str]) -> ChatMessage:
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):
         raise wrong(fields.name("role"), "system, developer, user, assistant or tool", role)
-    content = _text(fields, left_out)
+    content = "" if fields.raw("content") is None else text_of(fields, "content", left_out)
     if role != "assistant":
         call = fields.text("tool_call_id", "") if role == "tool" else ""
         return ChatMessage(role=role, content=content, tool_call_id=call or None, name=fields.text("name", "") or None)
@@ -125,22 +140,23 @@ def _message(fields: Fields, left_out: list[str]) -> ChatMessage:
     return ChatMessage(role=role, content=content, reasoning=reasoning, tool_calls=calls)
 
 
-def _text(fields: Fields, left_out: list[str]) -> str:
-    content = fields.raw("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = []
-    for part in fields.objects("content", required=True):
+def text_of(fields: Fields, key: str, left_out: list[str]) -> str:
+    """A text, or the texts of a list of parts; `left_out` receives the kinds of other parts."""
+    content = fields.raw(key)
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in fields.objects(key, required=True):
         kind = part.text("type")
         if kind in UNSEEN_PARTS:
             left_out.append(UNSEEN_PARTS[kind])
-            named = part.child("file").text("filename", "") if kind == "file" else ""
-            parts.append(unseen(UNSEEN_PARTS[kind], named))
-        elif kind in ("text", "refusal"):
-            parts.append(part.text(kind))
+            name = part.text("filename", "") or part.part("file").text("filename", "")
+            texts.append(unseen(UNSEEN_PARTS[kind], name))
+        elif kind in TEXT_PARTS:
+            texts.append(part.text(TEXT_PARTS[kind]))
         else:
-            raise RequestError(f"expected text, received a part of type {kind!r}", field=part.name("type"))
-    return "\n".join(parts)
+            raise RequestError(f"expected text, received a part of type {kind[:80]!r}", field=part.name("type"))
+    return "\n".join(texts)
 
 
 def _called_tool(fields: Fields) -> CalledTool:
@@ -157,48 +173,6 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
     function = fields.child("function")
     function.text("name")
     return {"type": "function", "function": dict(fields.raw("function"))}
-
-
-def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
-    choice = fields.raw("tool_choice")
-    if choice is None or choice == "auto":
-        return tools, ()
-    if choice == "none":
-        return (), ()
-    if choice == "required":
-        return tools, tools_to_call(tools, named=None, field="tool_choice")
-    if not isinstance(choice, dict):
-        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
-    asked = fields.child("tool_choice")
-    kind = asked.text("type")
-    if kind == "function":
-        named = asked.child("function").text("name")
-        return tools, tools_to_call(tools, named=named, field="tool_choice.function.name")
-    if kind != "allowed_tools":
-        raise wrong("tool_choice.type", "function or allowed_tools", kind)
-    allowed = asked.child("allowed_tools")
-    names = [_tool(tool)["function"]["name"] for tool in allowed.objects("tools", required=True)]
-    for name in names:
-        tools_to_call(tools, named=name, field="tool_choice.allowed_tools.tools")
-    kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    is_required = allowed.text("mode") == "required"
-    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
-
-
-def _sampling(fields: Fields) -> dict[str, Any]:
-    bounds = {
-        "temperature": (0.0, 2.0),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "presence_penalty": (-2.0, 2.0),
-        "frequency_penalty": (-2.0, 2.0),
-        "repetition_penalty": (0.0, 10.0),
-    }
-    numbers: dict[str, Any] = {key: fields.number(key, low=low, high=high) for key, (low, high) in bounds.items()}
-    numbers["top_k"] = fields.integer("top_k", None, low=-1, high=MAX_INTEGER)
-    numbers["seed"] = fields.integer("seed", None, low=-(2**63), high=2**63 - 1)
-    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _head(request: ChatRequest, completion: Completion, kind: str) -> dict[str, Any]:
@@ -234,18 +208,20 @@ def _finish_reason(choice: Choice) -> str:
 
 
 def _log_probs(choice: Choice) -> dict[str, Any] | None:
-    if choice.tokens is None:
-        return None
-    content = [
-        {"token": text, "bytes": _bytes(text), "logprob": log_prob, "top_logprobs": []}
-        for text, log_prob in choice.tokens
+    return None if choice.tokens is None else {"content": shown_tokens(choice, unknown=None), "refusal": None}
+
+
+def shown_tokens(choice: Choice, *, unknown: list[int] | None) -> list[dict[str, Any]]:
+    """The tokens with their log-probs. `unknown`: bytes of a token that ends inside a character."""
+    return [
+        {
+            "token": text,
+            "bytes": unknown if "\ufffd" in text else list(text.encode()),
+            "logprob": value,
+            "top_logprobs": [],
+        }
+        for text, value in choice.tokens or ()
     ]
-    return {"content": content, "refusal": None}
-
-
-def _bytes(text: str) -> list[int] | None:
-    """The bytes of a token; None if it ends inside a character, as its bytes are unknown."""
-    return None if "\ufffd" in text else list(text.encode())
 
 
 def _usage(completion: Completion) -> dict[str, int]:
@@ -258,8 +234,4 @@ def _chunk(request: ChatRequest, completion: Completion, choices: list[dict[str,
     made = ChatCompletionChunk.model_validate(
         {**head, "choices": [{"finish_reason": None, **choice} for choice in choices], **more}
     )
-    return _event(made.model_dump(mode="json", exclude_unset=True))
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+    return event(made.model_dump(mode="json", exclude_unset=True))

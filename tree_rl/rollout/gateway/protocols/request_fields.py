@@ -1,6 +1,6 @@
-"""The treatment of each field of a request, as docs/request_fields.md shows; tests compare the tables with the SDKs."""
+"""The treatment of each field of a request. docs/request_fields.md shows it; tests compare the tables with the SDKs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,18 +46,11 @@ _TOOLS = _honoured("offered to the model; `strict` has no effect")
 _JSON = _honoured("as `json_output` says: refused, asked for, or enforced")
 _CONSTRAINT = _refused("the gateway constrains tokens by response_format alone; leave it out")
 _CONSTRAINT_NAMES = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "allowed_token_ids",
-    "bad_words",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "allowed_token_ids"),
+    *("bad_words", "min_tokens", "ignore_eos", "stop_token_ids"),
 )
-_NO_ENGINE = _refused("not supported by this gateway; leave it out")
+READ = _honoured("")
+NOT_SUPPORTED = _refused("not supported by this gateway; leave it out")
 
 CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "messages": _honoured("images, sound, videos and files become a line of text"),
@@ -74,35 +67,18 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "response_format": _JSON,
     "logprobs": _honoured("of the generated tokens"),
     "top_logprobs": _refused("expected 0: the model server reports drawn tokens alone"),
-    "temperature": _SAMPLED,
-    "top_p": _SAMPLED,
-    "top_k": _SAMPLED,
-    "min_p": _SAMPLED,
-    "presence_penalty": _SAMPLED,
-    "frequency_penalty": _SAMPLED,
-    "repetition_penalty": _SAMPLED,
-    "seed": _SAMPLED,
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"), _SAMPLED),
+    **dict.fromkeys(("repetition_penalty", "seed"), _SAMPLED),
     "continue_final_message": _honoured("continues a last assistant message"),
-    "reasoning_effort": _TEMPLATE,
-    "verbosity": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE,
-    "enable_thinking": _TEMPLATE,
-    "thinking": _TEMPLATE,
-    "reasoning": _TEMPLATE,
-    "user": _ACCOUNTING,
-    "metadata": _ACCOUNTING,
-    "safety_identifier": _ACCOUNTING,
+    **dict.fromkeys(("reasoning_effort", "verbosity", "chat_template_kwargs", "enable_thinking"), _TEMPLATE),
+    **dict.fromkeys(("thinking", "reasoning"), _TEMPLATE),
+    **dict.fromkeys(("user", "metadata", "safety_identifier"), _ACCOUNTING),
     "service_tier": _ONE_MODEL,
     "store": _STORE,
-    "prompt_cache_key": _CACHE,
-    "prompt_cache_options": _CACHE,
-    "prompt_cache_retention": _CACHE,
-    "logit_bias": _NO_ENGINE,
-    "prediction": _NO_ENGINE,
-    "audio": _NO_ENGINE,
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), _CACHE),
+    **dict.fromkeys(("logit_bias", "prediction", "audio"), NOT_SUPPORTED),
     "modalities": _refused("expected text alone", ["text"]),
-    "moderation": _NO_ENGINE,
-    "web_search_options": _NO_ENGINE,
+    **dict.fromkeys(("moderation", "web_search_options"), NOT_SUPPORTED),
     "functions": _refused("an older form of tools, which the gateway does not read; send tools"),
     "function_call": _refused("an older form of tool_choice, which the gateway does not read; send that", "auto"),
     **dict.fromkeys(_CONSTRAINT_NAMES, _CONSTRAINT),
@@ -124,27 +100,18 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     ),
     "output_config": _honoured("`format` as `json_output` says; `effort` has no effect"),
     "output_format": _honoured("the older name of `output_config.format`"),
-    "temperature": _SAMPLED,
-    "top_p": _SAMPLED,
-    "top_k": _SAMPLED,
+    **dict.fromkeys(("temperature", "top_p", "top_k"), _SAMPLED),
     "thinking": _TEMPLATE,
-    "metadata": _ACCOUNTING,
-    "user_profile_id": _ACCOUNTING,
-    "workspace_id": _ACCOUNTING,
-    "billing_policy": _ACCOUNTING,
+    **dict.fromkeys(("metadata", "user_profile_id", "workspace_id", "billing_policy"), _ACCOUNTING),
     "fallback_credit_token": _ACCOUNTING,
-    "service_tier": _ONE_MODEL,
-    "inference_geo": _ONE_MODEL,
-    "speed": _ONE_MODEL,
-    "fallbacks": _ONE_MODEL,
+    **dict.fromkeys(("service_tier", "inference_geo", "speed", "fallbacks"), _ONE_MODEL),
     "cache_control": _CACHE,
     "diagnostics": _no_effect("answers carry no diagnostics"),
     "betas": _no_effect("it names versions of the API; their fields are listed here"),
     "context_management": _no_effect("the gateway edits nothing: the context is what the client sends"),
     "compaction": _refused("the gateway edits no context; let the client compact it"),
     "thread": _refused("the gateway holds no conversation; send its messages"),
-    "container": _NO_ENGINE,
-    "mcp_servers": _NO_ENGINE,
+    **dict.fromkeys(("container", "mcp_servers"), NOT_SUPPORTED),
 }
 """Fields of `POST /v1/messages`: Anthropic's, beta ones included."""
 
@@ -159,9 +126,5 @@ def check_fields(fields: Fields, known: Mapping[str, FieldTreatment]) -> tuple[s
         treatment, value = known.get(name), fields.raw(name)
         if treatment is not None and treatment.effect == "refused" and value and value not in treatment.neutral:
             raise RequestError(treatment.note, field=fields.name(name))
-    return notes_of_unknown([name for name in fields.names() if name not in known])
-
-
-def notes_of_unknown(names: Sequence[str]) -> tuple[str, ...]:
-    """Notes of a request's unknown fields for the session's record."""
-    return tuple(f"field {name[:SHOWN_NAME]}" for name in names[:MANY_UNKNOWN])
+    unknown = [fields.name(name) for name in fields.names() if name not in known]
+    return tuple(f"field {name[:SHOWN_NAME]}" for name in unknown[:MANY_UNKNOWN])

@@ -3,10 +3,11 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Dialect
-from tree_rl.rollout.gateway.dialects.other_format import OtherFormat
+from tree_rl.rollout.gateway.dialects.dialect import Dialect, Tools
+from tree_rl.rollout.gateway.dialects.typed_text import name_of
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
@@ -35,18 +36,31 @@ Render = Callable[..., str]
 """`Renderer.render`."""
 
 
-def checked_dialect(dialect: Dialect, render: Render, *, specials: Sequence[str]) -> Dialect:
-    """Return a dialect that reads the template's calls unchanged, and otherwise one that also counts unread calls.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherFormat:
+    """A template's format of calls, which the dialect does not read."""
 
-    Templates without tools are not checked.
-    """
+    marks: Sequence[str]
+    """Texts that occur only in calls."""
+    before_name: str | None = None
+    """Text that precedes a tool's name only in calls; None if the marks suffice."""
+
+    def is_in(self, turn: str, tools: Tools) -> bool:
+        """True if a turn holds a call in this format."""
+        before = self.before_name
+        is_named = before is not None and any(before + name_of(tool) in turn for tool in tools)
+        return bool(tools) and (is_named or any(mark in turn for mark in self.marks))
+
+
+def other_format(dialect: Dialect, render: Render, *, specials: Sequence[str]) -> OtherFormat | None:
+    """The template's format of calls if the dialect does not read it. Templates without tools are not checked."""
     opened = _rendered(render, [ASKED], tools=[TOOL], is_prompt=True)
     turn, is_open = _written_call(dialect, render, opened)
     if turn is not None and _reads(dialect, turn, specials, is_open=is_open):
-        return dialect
+        return None
     has_tools = opened is not None and NAME in opened
     if turn is None and not has_tools:
-        return dialect
+        return None
     logger.warning(
         "the chat template writes a tool call as %s, which dialect=%r does not read: agents get such calls as text, "
         "and drift.unread counts them as other_format; set gateway.dialect to the model's family or to an engine's "
@@ -56,13 +70,13 @@ def checked_dialect(dialect: Dialect, render: Render, *, specials: Sequence[str]
     )
     marks = [token for token in specials if _TOOL_TOKEN.search(token)]
     if turn is None:
-        return OtherFormat(dialect, marks=marks, before_name=None)
+        return OtherFormat(marks=marks)
     before_name = turn[: turn.rfind(NAME, 0, turn.index(VALUE))]
     tag = (_TAG.findall(before_name) or [""])[-1]
     answer = _rendered(render, [ASKED, ChatMessage(role="assistant", content="y")], tools=[TOOL], is_prompt=False) or ""
     if tag and tag not in answer.removeprefix(opened or ""):
-        return OtherFormat(dialect, marks=[*marks, tag], before_name=None)
-    return OtherFormat(dialect, marks=marks, before_name=before_name.rpartition("\n")[2].lstrip() or None)
+        return OtherFormat(marks=[*marks, tag])
+    return OtherFormat(marks=marks, before_name=before_name.rpartition("\n")[2].lstrip() or None)
 
 
 def _written_call(dialect: Dialect, render: Render, opened: str | None) -> tuple[str | None, bool]:
@@ -97,8 +111,13 @@ def _reads(dialect: Dialect, turn: str, specials: Sequence[str], *, is_open: boo
 
 def common_prefix(one: str, other: str) -> str:
     """The text with which both texts start."""
+    return one[: shared_length(one, other)]
+
+
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the common prefix."""
     different = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return one[: next(different, min(len(one), len(other)))]
+    return next(different, min(len(one), len(other)))
 
 
 def _rendered(render: Render, messages: Sequence[ChatMessage], **options: Any) -> str | None:

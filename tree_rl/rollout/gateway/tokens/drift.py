@@ -5,13 +5,14 @@ different context.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
 
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
+from tree_rl.rollout.gateway.tokens.call_format import shared_length
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
@@ -25,7 +26,6 @@ WINDOW_TOKENS = 64
 class ReturnedTurn:
     """A generated turn in a later prompt, whose text tokenizes to other ids than the model sampled."""
 
-    session: str
     call: int
     """Index of the call that generated the turn."""
     position: int
@@ -43,35 +43,11 @@ class ReturnedTurn:
 class DriftedSiblings:
     """Two calls of a session that branch only because one text has two tokenizations."""
 
-    session: str
     calls: tuple[int, int]
     position: int
     """Position of the first differing token, counted from the start of either sequence."""
     text: str
     """Text of both tokenizations."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeftTurn:
-    """A turn that a client sent back but whose tokens the prompt does not continue: a branch."""
-
-    session: str
-    call: int
-    """Index of the call that generated the turn."""
-    cause: LeftCause
-    """reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before
-    it, differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
-    another token than the template, or with a stop text."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnreadCall:
-    """A turn with a tool call that its dialect could not read, or that is inside open reasoning."""
-
-    session: str
-    call: int
-    """Index of the call that generated the turn."""
-    cause: CallFault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +58,15 @@ class DriftReport:
     """Turns with drift, avoided or not. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
     """Branches of the session's token trie whose only cause is drift."""
-    left: tuple[LeftTurn, ...] = ()
-    """Turns that came back and still caused a branch. Each is reported once."""
+    left: Mapping[int, LeftCause] = field(default_factory=dict)
+    """Cause by the call whose turn came back and still caused a branch, as the prompt does not continue its tokens.
+    reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before it,
+    differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
+    another token than the template, or with a stop text."""
     guessed: tuple[int, ...] = ()
     """Calls whose turns were chosen, as the latest, among turns with the same text but different reasoning."""
-    unread: tuple[UnreadCall, ...] = ()
-    """Turns with a tool call that stayed text, or that is inside open reasoning."""
+    unread: Mapping[int, CallFault] = field(default_factory=dict)
+    """Fault by the call whose turn has a tool call that stayed text, or that is inside open reasoning."""
 
     @property
     def num_avoided(self) -> int:
@@ -97,8 +76,8 @@ class DriftReport:
     def figures(self) -> dict[str, int]:
         """Number of each kind of event, by the metric's name. Every report has all names."""
         kinds = Counter(turn.kind for turn in self.returned)
-        causes = Counter(turn.cause for turn in self.left)
-        faults = Counter(call.cause for call in self.unread)
+        causes = Counter(self.left.values())
+        faults = Counter(self.unread.values())
         return {
             "drift_avoided": self.num_avoided,
             **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
@@ -123,7 +102,7 @@ def first_difference(
         Index of the first differing token, and the model's text from there to where both meet again. None if all ids
         are equal.
     """
-    start = _common_prefix(generated, again)
+    start = shared_length(generated, again)
     if start == len(generated) == len(again):
         return None
     left, right = generated[start:], again[start:]
@@ -132,7 +111,7 @@ def first_difference(
 
 
 def find_drifted_siblings(
-    session: str, calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
+    calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
 ) -> tuple[DriftedSiblings, ...]:
     """Find branches of a session's token trie between two tokenizations of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
@@ -151,7 +130,7 @@ def find_drifted_siblings(
             if meeting:
                 first, second = sorted((owners[left], owners[right]))
                 text = decode(windows[left][:meeting])
-                found.append(DriftedSiblings(session=session, calls=(first, second), position=position, text=text))
+                found.append(DriftedSiblings(calls=(first, second), position=position, text=text))
     return tuple(found)
 
 
@@ -178,11 +157,6 @@ def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], s
     """Text of the shortest prefix that ends with a complete character; empty if none does."""
     texts = (decode(window[:count]) for count in range(1, len(window) + 1))
     return next((text for text in texts if text and not text.endswith("\ufffd")), "")
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    different = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
-    return next(different, min(len(a), len(b)))
 
 
 def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:

@@ -13,11 +13,6 @@ NOT_AS_JAVASCRIPT = re.compile(r"\d[.eE]|\d{16}")
 """Pattern of numbers that JavaScript may write differently (it also matches in strings)."""
 
 
-def key_after(before: bytes, message: ChatMessage) -> bytes:
-    """Key of a message and all messages before it; `before` is the previous message's key, empty for the first."""
-    return joined_key(before, key_alone(message))
-
-
 def key_alone(message: ChatMessage) -> bytes:
     """Key of a message without its context: a digest of role, text and tool calls, without reasoning and ids."""
     content = message.content.strip() if message.role == "assistant" else message.content

@@ -11,12 +11,34 @@ from dataclasses import dataclass, field
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
-from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_after, key_alone
-
-__all__ = ["OwnTurn", "OwnTurns", "Restored", "key_after"]
+from tree_rl.rollout.gateway.tokens.message_keys import joined_key, key_alone
 
 MOST_COMPARED = 64
 """Most turns that are compared when the messages before a turn have changed: the latest ones."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Restored:
+    """A request's messages, and the session's turns among them. Lists of calls are in the messages' order."""
+
+    messages: Sequence[ChatMessage]
+    """Messages with the reasoning that clients drop, and tool results with the ids of their calls."""
+    keys: tuple[bytes, ...]
+    """`key_alone` of each message."""
+    key: bytes
+    """Key of all messages; empty without messages."""
+    turns_key: bytes
+    """Key of the list of the assistant's messages."""
+    own_calls: list[int] = field(default_factory=list)
+    """Calls that generated turns among the messages."""
+    guessed: list[int] = field(default_factory=list)
+    """Calls of `own_calls` that were chosen, as the latest, among several turns with the same text."""
+    edited: list[int] = field(default_factory=list)
+    """Calls whose turns are here with a different text or different tool calls."""
+    moved: list[int] = field(default_factory=list)
+    """Calls of `own_calls` whose turns follow other messages than when they were generated."""
+    unclear: list[int] = field(default_factory=list)
+    """Latest call of each group that may have generated a turn after changed messages; none was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -24,40 +46,14 @@ class OwnTurn:
     """A generated turn."""
 
     message: ChatMessage
-    history: tuple[ChatMessage, ...]
-    """Messages of its prompt, with their reasoning."""
+    behind: Restored
+    """Messages of its prompt."""
     agent: str
     call: int
-    before: tuple[int, ...]
-    """Calls that generated the turns in its history, in order."""
     key: bytes
     """`key_alone` of its message."""
-    keys_before: tuple[bytes, ...]
-    """`key_alone` of each message in its history."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
-    """A request's messages, and the session's turns among them."""
-
-    messages: tuple[ChatMessage, ...]
-    """Messages with the reasoning that clients drop, and tool results with the ids of their calls."""
-    key: bytes
-    """Key of all messages; empty without messages."""
-    own_calls: tuple[int, ...]
-    """Calls that generated turns among the messages, in order."""
-    guessed: tuple[int, ...]
-    """Calls of `own_calls` that were chosen, as the latest, among several turns with the same text."""
-    edited: tuple[int, ...]
-    """Calls whose turns are here with a different text or different tool calls."""
-    moved: tuple[int, ...] = ()
-    """Calls of `own_calls` whose turns follow other messages than when they were generated."""
-    unclear: tuple[int, ...] = ()
-    """Latest call of each group that may have generated a turn after changed messages; none was chosen."""
-    keys: tuple[bytes, ...] = field(default=(), compare=False)
-    """`key_alone` of each message."""
-    turns_key: bytes = field(default=b"", compare=False)
-    """Key of the list of the assistant's messages."""
+    turns_key: bytes
+    """Key of the assistant's messages up to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,28 +71,14 @@ class _Sent:
     """Ids of more than one tool call, which identify none."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Found:
-    """The session's turns found in a request, last one first; fields as in `Restored`."""
-
-    calls: list[int] = field(default_factory=list)
-    guessed: list[int] = field(default_factory=list)
-    edited: list[int] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
-    unclear: list[int] = field(default_factory=list)
-    later: OwnTurn | None = None
-    """The turn found last, which follows in the conversation."""
-
-
 class OwnTurns:
     """The generated turns of a session."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[OwnTurn]] = {}
-        self._by_turns: dict[bytes, list[OwnTurn]] = {}
-        """Turns by the key of the assistant's messages up to them."""
-        self._by_front: dict[tuple[bytes, bytes], list[OwnTurn]] = {}
-        """Turns by `key_alone` of their message and of the message before it."""
+        """Turns by the key of the messages up to them."""
+        self._by_text: dict[bytes, list[OwnTurn]] = {}
+        """Turns by the key of their message alone."""
         self._by_id: dict[str, OwnTurn] = {}
         """Turns by the id of a tool call."""
         self._of_call: dict[int, OwnTurn] = {}
@@ -117,45 +99,35 @@ class OwnTurns:
         ids, by the turns before it, or by the message before it; if several match, none is chosen.
         """
         sent = self._with_keys(messages, agent)
-        restored, found = list(messages), _Found()
+        found = Restored(
+            messages=messages,
+            keys=sent.alone,
+            key=sent.keys[-1] if messages else b"",
+            turns_key=sent.turns_keys[-1] if messages else b"",
+        )
+        restored, later = list(messages), None
         # Backwards, because a turn knows the turns before it.
         for index in reversed(range(len(messages))):
-            if messages[index].role == "assistant":
-                own = self._find(sent, index, found)
-                restored[index] = messages[index] if own is None else own.message
+            if messages[index].role == "assistant" and (own := self._find(sent, index, later, found)) is not None:
+                restored[index] = own.message
+                later = own
+        for calls in (found.own_calls, found.guessed, found.edited, found.moved, found.unclear):
+            calls.reverse()
         restored = with_ids_of_calls(restored, answered_calls(messages))
         for index, message in enumerate(restored):
             if message.role != "assistant":
                 # Clients send every message with every call, so we keep one copy.
                 known = self._sent.setdefault(sent.keys[index], message)
                 restored[index] = known if known == message else message
-        return Restored(
-            messages=tuple(restored),
-            key=sent.keys[-1] if messages else b"",
-            own_calls=tuple(reversed(found.calls)),
-            guessed=tuple(reversed(found.guessed)),
-            edited=tuple(reversed(found.edited)),
-            moved=tuple(reversed(found.moved)),
-            unclear=tuple(reversed(found.unclear)),
-            keys=sent.alone,
-            turns_key=sent.turns_keys[-1] if messages else b"",
-        )
+        found.messages = tuple(restored)
+        return found
 
     def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
         key = key_alone(message)
-        turn = OwnTurn(
-            message=message,
-            history=behind.messages,
-            agent=agent,
-            call=call,
-            before=behind.own_calls,
-            key=key,
-            keys_before=behind.keys,
-        )
+        turns_key = joined_key(behind.turns_key, key)
+        turn = OwnTurn(message=message, behind=behind, agent=agent, call=call, key=key, turns_key=turns_key)
         self._by_key.setdefault(joined_key(behind.key, key), []).append(turn)
-        self._by_turns.setdefault(joined_key(behind.turns_key, key), []).append(turn)
-        if behind.messages and _says_something(behind.messages[-1]):
-            self._by_front.setdefault((key, behind.keys[-1]), []).append(turn)
+        self._by_text.setdefault(key, []).append(turn)
         self._by_id.update((called.id, turn) for called in message.tool_calls)
         self._of_call[call] = self._behind[behind.key] = turn
 
@@ -182,8 +154,8 @@ class OwnTurns:
             repeated_ids=frozenset(id_ for id_, count in ids.items() if count > 1),
         )
 
-    def _find(self, sent: _Sent, index: int, found: _Found) -> OwnTurn | None:
-        """Find the session's turn that a message is, and update `found`."""
+    def _find(self, sent: _Sent, index: int, later: OwnTurn | None, found: Restored) -> OwnTurn | None:
+        """Find the session's turn that a message is, and update `found`; `later` follows in the conversation."""
         message, key = sent.messages[index], sent.keys[index]
         named = self._named(sent, index)
         same_text = [own for own in self._by_key.get(key, ()) if _may_be(own, message)]
@@ -191,10 +163,10 @@ class OwnTurns:
         if named is not None and named.key == sent.alone[index] and _may_be(named, message):
             own = named
         elif same_text:
-            own, is_guess = self._choose(same_text, sent, index, found.later)
+            own, is_guess = self._choose(same_text, sent, index, later)
             found.guessed += [own.call] if is_guess else []
         elif named is None:
-            fitting = self._after_changed(sent, index, found.later)
+            fitting = self._after_changed(sent, index, later)
             if len({one.message.reasoning for one in fitting}) > 1:
                 found.unclear.append(fitting[-1].call)
                 return None
@@ -203,8 +175,7 @@ class OwnTurns:
             replaced = named or self._behind.get(sent.keys[index - 1] if index else b"")
             found.edited += [] if replaced is None else [replaced.call]
             return None
-        found.later = own
-        found.calls.append(own.call)
+        found.own_calls.append(own.call)
         found.moved += [] if own in self._by_key.get(key, ()) else [own.call]
         return own
 
@@ -225,21 +196,19 @@ class OwnTurns:
         sent_ids = [call.id for call in message.tool_calls]
         certain = (
             [own for own in same_text if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
-            or [own for own in same_text if later is not None and own.call in later.before]
+            or [own for own in same_text if later is not None and own.call in later.behind.own_calls]
             or [own for own in same_text if (message.reasoning or "").strip()]
         )
         same_agent = [own for own in same_text if own.agent == sent.agent] or same_text
-        own = certain[-1] if certain else self._likeliest(same_agent, following)
+        # Without a sign: the turn that this conversation continued before, else the latest that none continued.
+        went_on = [own for own in same_agent if following in self._went_on.get(own.call, ())]
+        unanswered = [own for own in same_agent if own.call not in self._went_on]
+        own = (certain or went_on or unanswered or same_agent)[-1]
         if following:
             self._went_on.setdefault(own.call, set()).add(following)
         # Turns with the same text and reasoning differ only in their tokens.
         is_guess = not certain and len({one.message.reasoning for one in same_agent}) > 1
         return own, is_guess
-
-    def _likeliest(self, same_text: Sequence[OwnTurn], following: bytes) -> OwnTurn:
-        """Choose the turn that this conversation continued before, else the latest one that none continued."""
-        went_on = [own for own in same_text if following in self._went_on.get(own.call, ())]
-        return (went_on or [own for own in same_text if own.call not in self._went_on] or same_text)[-1]
 
     def _after_changed(self, sent: _Sent, index: int, later: OwnTurn | None) -> list[OwnTurn]:
         """The turns that a message may be although the messages before it have changed, the likeliest last.
@@ -247,21 +216,32 @@ class OwnTurns:
         The text is not enough evidence, as an agent may have written it. The turns before it or the message before it
         must be the same, or a later turn of the conversation must have it in its history.
         """
-        key, before = sent.alone[index], later.before if later is not None else ()
-        front = sent.alone[index - 1] if index else b""
-        led = [own for own in map(self._of_call.__getitem__, before[-MOST_COMPARED:]) if own.key == key]
-        same_turns = self._by_turns.get(sent.turns_keys[index], [])[-MOST_COMPARED:]
-        same_front = self._by_front.get((key, front), [])[-MOST_COMPARED:]
-        known_turns = [own for own in same_turns if own.before or _has_similar_history(own, sent, index)]
-        candidates = {own.call: own for own in (*led, *known_turns, *same_front)}
-        fitting = [own for _, own in sorted(candidates.items()) if _may_be(own, sent.messages[index])]
+        before = later.behind.own_calls if later is not None else []
+        front = sent.alone[index - 1] if index and _says_something(sent.messages[index - 1]) else None
+        led = [self._of_call[call] for call in before[-MOST_COMPARED:]]
+
+        def has_same_turns(own: OwnTurn) -> bool:
+            return own.turns_key == sent.turns_keys[index]
+
+        def has_same_front(own: OwnTurn) -> bool:
+            return own.behind.keys[-1:] == (front,)
+
+        def is_likely(own: OwnTurn) -> bool:
+            has_turns = has_same_turns(own) and (own.behind.own_calls or _has_similar_history(own, sent, index))
+            return own in led or has_same_front(own) or bool(has_turns)
+
+        same_text = self._by_text.get(sent.alone[index], [])[-MOST_COMPARED:]
+        candidates = {own.call: own for own in (*led, *same_text) if own.key == sent.alone[index]}
+        fitting = [
+            own for _, own in sorted(candidates.items()) if _may_be(own, sent.messages[index]) and is_likely(own)
+        ]
         if len(fitting) < 2:
             return fitting
-        shared = {own.call: len(set(sent.alone[:index]).intersection(own.keys_before)) for own in fitting}
+        shared = {own.call: len(set(sent.alone[:index]).intersection(own.behind.keys)) for own in fitting}
         most = max(shared.values())
         signs: Iterable[Callable[[OwnTurn], bool]] = (
-            lambda own: own in same_turns and own.keys_before[-1:] == (front,),
-            lambda own: own.call == before[-1] if before else False,
+            lambda own: has_same_turns(own) and own.behind.keys[-1:] == sent.alone[:index][-1:],
+            lambda own: own.call in before[-1:],
             lambda own: own.call in before,
             lambda own: shared[own.call] == most,
             lambda own: own.agent == sent.agent,
@@ -282,10 +262,11 @@ def _says_something(message: ChatMessage) -> bool:
 
 def _has_similar_history(own: OwnTurn, sent: _Sent, index: int) -> bool:
     """True if the messages before a conversation's first generated turn have changed only a little."""
-    given = {key for key, one in zip(own.keys_before, own.history, strict=True) if _says_something(one)}
+    history = own.behind.messages
+    given = {key for key, one in zip(own.behind.keys, history, strict=True) if _says_something(one)}
     if not given.isdisjoint(sent.alone[:index]):
         return True
-    if not own.history or not index or own.history[-1].role != sent.messages[index - 1].role:
+    if not history or not index or history[-1].role != sent.messages[index - 1].role:
         return False
-    known, now = (set(re.findall(r"\w+", one.content)) for one in (own.history[-1], sent.messages[index - 1]))
+    known, now = (set(re.findall(r"\w+", one.content)) for one in (history[-1], sent.messages[index - 1]))
     return 2 * len(known & now) >= min(len(known), len(now)) > 0

@@ -17,9 +17,7 @@ from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTu
 from tree_rl.rollout.gateway.tokens.drift import (
     DriftReport,
     LeftCause,
-    LeftTurn,
     ReturnedTurn,
-    UnreadCall,
     find_drifted_siblings,
     first_difference,
 )
@@ -65,20 +63,19 @@ class Recorder:
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[Node, str] = {}
         """Turns that came back, as rendered in the first prompt that contains them."""
-        self._left: dict[int, LeftTurn] = {}
-        """Turns that a prompt did not continue, by the index of their call."""
+        self._left: dict[int, LeftCause] = {}
         self._guessed: set[int] = set()
-        self._unread: list[UnreadCall] = []
+        self._unread: dict[int, CallFault] = {}
 
     def drift_report(self) -> DriftReport:
-        siblings = find_drifted_siblings(self._session, self.calls, self._renderer.decode)
+        siblings = find_drifted_siblings(self.calls, self._renderer.decode)
         returned = [self._drift_of(node, written) for node, written in self._returned.items()]
         return DriftReport(
             returned=tuple(turn for turn in returned if turn is not None),
             siblings=siblings,
-            left=tuple(self._left.values()),
+            left=self._left,
             guessed=tuple(sorted(self._guessed)),
-            unread=tuple(self._unread),
+            unread=self._unread,
         )
 
     async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
@@ -118,21 +115,20 @@ class Recorder:
         """Record turns that this prompt contains without continuing their tokens, and why."""
         self._guessed.update(restored.guessed + restored.unclear)
         for call in restored.edited:
-            self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="edited"))
+            self._left.setdefault(call, "edited")
         for call in restored.unclear:
-            self._left.setdefault(call, LeftTurn(session=self._session, call=call, cause="rewritten"))
+            self._left.setdefault(call, "rewritten")
         continued = {node.turn.call for node, _ in match.turns if node.turn is not None}
         left = next((call for call in restored.own_calls if call not in continued), None)
         if left is None or left in self._left:
             return
         own = self._own.of_call(left)
-        if not {*restored.edited, *restored.unclear}.isdisjoint(own.before):
+        if not {*restored.edited, *restored.unclear}.isdisjoint(own.behind.own_calls):
             return  # The branch starts at that earlier turn.
         reasoning = (own.message.reasoning or "").strip()
         closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
         is_kept = not reasoning or left in restored.moved or re.search(closed, text)
-        cause: LeftCause = "rewritten" if is_kept else "reasoning_dropped"
-        self._left[left] = LeftTurn(session=self._session, call=left, cause=cause)
+        self._left[left] = "rewritten" if is_kept else "reasoning_dropped"
 
     def _note_other_ends(self, match: Match) -> None:
         """Record turns that this prompt ends with another token than the model did."""
@@ -141,8 +137,7 @@ class Recorder:
             if node.turn is not None:
                 end = self._renderer.decode(node.turn.response_ids[len(node.ids) :])
                 if after and not after.startswith(end) and not self._is_end_of_template(node.turn, end):
-                    left = LeftTurn(session=self._session, call=node.turn.call, cause="other_end")
-                    self._left.setdefault(node.turn.call, left)
+                    self._left.setdefault(node.turn.call, "other_end")
             after, node = node.text, node.parent
 
     def _is_end_of_template(self, turn: GeneratedTurn, end: str) -> bool:
@@ -170,7 +165,7 @@ class Recorder:
         read = partial(self.read, prompt, answer.text, index)
         message, fault = await beside_the_loop(read, READ, characters=len(answer.text))
         if fault is not None:
-            self._unread.append(UnreadCall(session=self._session, call=index, cause=fault))
+            self._unread[index] = fault
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
@@ -197,6 +192,7 @@ class Recorder:
             reasoning=self._options.reasoning,
             key=f"{self._session}_{call}",
             dialect=self._renderer.dialect,
+            other_format=self._renderer.other_format,
         )
 
     def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
@@ -237,7 +233,6 @@ class Recorder:
         again = [token for ids in self._renderer.encode(self._renderer.pieces(prompt.text + written)) for token in ids]
         different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
         return different and ReturnedTurn(
-            session=self._session,
             call=turn.call,
             position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
             text=different[1],

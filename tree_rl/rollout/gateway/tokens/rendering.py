@@ -5,6 +5,7 @@ they get the same ids as in the whole text, and prompts can share them.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from jinja2 import TemplateError
 from tree_rl.rollout.gateway.dialects.families import AUTO, dialect_named
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.call_format import checked_dialect
+from tree_rl.rollout.gateway.tokens.call_format import other_format
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
 
@@ -74,7 +75,7 @@ class Renderer:
         self._templates: dict[str, ChatTemplate] = {}
         self.dialect = dialect_named(dialect, template=self._template_source([PROBE_TOOL]), tokenizer=tokenizer)
         self._form = self._find_form(template_options)
-        self.dialect = checked_dialect(self.dialect, self.render, specials=self.specials)
+        self.other_format = other_format(self.dialect, self.render, specials=self.specials)
         self.opens_reasoning = False
         """True if `dropped_opening` ends inside reasoning."""
         self.dropped_opening = self._find_dropped_opening()
@@ -97,8 +98,11 @@ class Renderer:
         self, conversation: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool
     ) -> str:
         offered = list(tools) or None
+        source = self._template_source(offered)
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._settings)
         try:
-            return self._template(offered).render(conversation, tools=offered, is_prompt=is_prompt)
+            return self._templates[source].render(conversation, tools=offered, is_prompt=is_prompt)
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
@@ -106,12 +110,6 @@ class Renderer:
 
     def _template_source(self, tools: list[Mapping[str, Any]] | None) -> str:
         return self._tokenizer.get_chat_template(tools=tools)
-
-    def _template(self, tools: list[Mapping[str, Any]] | None) -> ChatTemplate:
-        source = self._template_source(tools)
-        if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, self._settings)
-        return self._templates[source]
 
     def pieces(self, text: str) -> list[str]:
         return [piece for piece in self._cut.split(text) if piece]
@@ -173,16 +171,14 @@ class Renderer:
 
         A count that ends inside a character does not qualify.
         """
-        low, high = 0, len(token_ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if text.startswith(self.decode(token_ids[:middle]).rstrip("\ufffd")):
-                low = middle
-            else:
-                high = middle - 1
-        while low and not text.startswith(self.decode(token_ids[:low])):
-            low -= 1
-        return low
+
+        def is_beyond(count: int) -> bool:
+            return not text.startswith(self.decode(token_ids[:count]).rstrip("\ufffd"))
+
+        count = bisect_left(range(1, len(token_ids) + 1), True, key=is_beyond)
+        while count and not text.startswith(self.decode(token_ids[:count])):
+            count -= 1
+        return count
 
     def _find_form(self, options: Mapping[str, Any]) -> TemplateForm:
         form = find_form(self._written, self.dialect)

@@ -18,33 +18,25 @@ NOT_A_FOLDER = (errno.ELOOP, errno.ENOTDIR)
 
 def parts_of(name: str) -> tuple[str, ...]:
     """The parts of a path relative to a sandbox. Raises `ValueError` if it leads outside or names no file."""
-    if "\0" in name or not _is_encodable(name):
-        raise ValueError(f"sandbox path {name!r}: expected text that UTF-8 can hold, without NUL")
     parts: list[str] = []
+    is_inside = not name.startswith("/")
     for part in name.split("/"):
         if part == "..":
-            if not parts:
-                raise ValueError(_outside(name))
-            parts.pop()
+            is_inside = is_inside and bool(parts)
+            parts = parts[:-1]
         elif part not in ("", "."):
             parts.append(part)
-    if name.startswith("/") or not parts:
-        raise ValueError(_outside(name))
-    if any(len(os.fsencode(part)) > 255 for part in parts):
+    try:
+        longest = max((len(part.encode()) for part in parts), default=0)
+    except UnicodeEncodeError:
+        longest = -1
+    if longest < 0 or "\0" in name:
+        raise ValueError(f"sandbox path {name!r}: expected text that UTF-8 can hold, without NUL")
+    if not is_inside or not parts:
+        raise ValueError(f"sandbox path {name!r} leads outside; expected a path relative to the sandbox")
+    if longest > 255:
         raise ValueError(f"sandbox path {name[:100]!r}...: expected parts of at most 255 bytes")
     return tuple(parts)
-
-
-def _outside(name: str) -> str:
-    return f"sandbox path {name!r} leads outside; expected a path relative to the sandbox"
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def open_nofollow(name: str, flags: int, folder: int) -> int:

@@ -3,19 +3,13 @@
 import logging
 import math
 import os
-import secrets
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tree_rl.rollout.sandbox.files.descriptors import (
-    FOLDER_FLAGS,
-    READ_FLAGS,
-    folder_below,
-    new_file,
-    open_nofollow,
-)
+from tree_rl.rollout.sandbox.files.descriptors import READ_FLAGS, folder_below, new_file, open_nofollow
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +85,7 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
     Raises:
         TooLarge: more than `max_bytes`, or too deep.
         ValueError: the target has a link or a folder where a file belongs, or the other way round.
+        OSError: a file cannot be read or written.
     """
     total = 0
     for entry in entries_below(source, at_rest=True):
@@ -101,14 +96,11 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
         if total > max_bytes:
             raise TooLarge(f"the files to copy exceed {max_bytes} bytes")
         *folders, name = entry.parts
-        try:
-            with folder_below(source, folders) as old, folder_below(target, folders, make=True, make_for=owner) as new:
-                if is_link:
-                    _copy_link(old, new, name, depth=len(folders), owner=owner)
-                else:
-                    _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
-        except OSError as error:
-            raise ValueError(f"cannot copy {'/'.join(entry.parts)!r}: {error}") from error
+        with folder_below(source, folders) as old, folder_below(target, folders, make=True, make_for=owner) as new:
+            if is_link:
+                _copy_link(old, new, name, depth=len(folders), owner=owner)
+            else:
+                _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
 
 
 def _copy_file(old: int, new: int, name: str, *, max_bytes: int, owner: int | None) -> None:
@@ -148,89 +140,17 @@ def stays_inside(target: str, *, depth: int) -> bool:
 
 def remove_tree(folder: Path) -> bool:
     """Delete a folder of any depth and with any permissions; return True if it is gone. Logs instead of raising."""
-    try:
-        top = os.open(folder, FOLDER_FLAGS)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        logger.warning("cannot remove %s: %s", folder, error)
-        return False
-    try:
-        failed = _empty(top)
-    finally:
-        os.close(top)
-    try:
-        os.rmdir(folder)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        logger.warning("cannot remove %s: %s; %d entries stay, such as %s", folder, error, len(failed), failed[:1])
+    reason = "it is a link"
+    for command in () if folder.is_symlink() else (["rm", "-rf"], ["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        if not folder.exists():
+            break
+        try:
+            argv = [*command, "--", str(folder)]
+            done = subprocess.run(argv, capture_output=True, errors="replace", env={"PATH": os.defpath}, check=False)
+            reason = done.stderr
+        except OSError as error:
+            reason = str(error)
+    if os.path.lexists(folder):
+        logger.warning("cannot remove %s: %s", folder, ascii(reason[:500]))
         return False
     return True
-
-
-def _empty(top: int) -> list[str]:
-    """Delete the contents of an open folder, and return what could not be deleted.
-
-    Moves nested folders up to the top first, so that no path gets too long and not every level needs a descriptor.
-    """
-    failed: list[str] = []
-    moved, prefix = 0, f".removed-{secrets.token_hex(8)}-"
-    waiting = _delete_files(top, failed)
-    while waiting:
-        name = waiting.pop()
-        try:
-            folder = open_nofollow(name, FOLDER_FLAGS, top)
-        except OSError as error:
-            failed.append(f"{name}: {error}")
-            continue
-        try:
-            for inner in _delete_files(folder, failed):
-                moved += 1
-                new_name = f"{prefix}{moved}"
-                try:
-                    _allow_moving(inner, folder)
-                    os.rename(inner, new_name, src_dir_fd=folder, dst_dir_fd=top)
-                    waiting.append(new_name)
-                except OSError as error:
-                    failed.append(f"{inner}: {error}")
-        finally:
-            os.close(folder)
-        try:
-            os.rmdir(name, dir_fd=top)
-        except OSError as error:
-            failed.append(f"{name}: {error}")
-    return failed
-
-
-def _allow_moving(name: str, folder: int) -> None:
-    """Make a folder writable for its owner, who could not move it otherwise."""
-    if os.geteuid() != 0:
-        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            os.chmod(f"/proc/self/fd/{opened}", 0o700)
-        finally:
-            os.close(opened)
-
-
-def _delete_files(folder: int, failed: list[str]) -> list[str]:
-    """Delete the files in an open folder, and return the names of its folders."""
-    folders = []
-    try:
-        os.fchmod(folder, 0o700)
-        with os.scandir(folder) as listed:
-            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listed]
-    except OSError as error:
-        failed.append(f"a folder: {error}")
-        return []
-    for name, is_folder in found:
-        if is_folder:
-            folders.append(name)
-            continue
-        try:
-            os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            failed.append(f"{name}: {error}")
-    return folders

@@ -1,20 +1,19 @@
-"""Limits on what all commands of a session use together, enforced by a control group or by polling."""
+"""Limits on what all commands of a session use together, enforced by polling."""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from tree_rl.rollout.sandbox.files.trees import use_of
-from tree_rl.rollout.sandbox.processes.control_group import GROUP_NOTE, TASKS_OF_SANDBOX, ControlGroup, parent_group
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.processes import children_of, descendants_of, die_first
 from tree_rl.rollout.sandbox.processes.usage import usage_of
 
-Looked = TypeVar("Looked")
 Found = TypeVar("Found")
+TASKS_OF_SANDBOX = 8
+"""Most processes that the sandbox adds to a command; they count too."""
 LOOKS_AT_ENDLESS = 20
 """Number of checks that a command survives if the tree was already deeper than `MAX_DEPTH` when it started: such a tree
 counts as infinite, so we cannot see it grow."""
@@ -31,10 +30,10 @@ class Pace:
     def is_due(self) -> bool:
         return time.monotonic() >= self._next
 
-    def timed(self, look: Callable[[Looked], Found], at: Looked) -> Found:
+    def timed(self, look: Callable[[], Found]) -> Found:
         started = time.monotonic()
         try:
-            return look(at)
+            return look()
         finally:
             taken = time.monotonic() - started
             self._next = started + taken + min(20 * taken, LONGEST_SECONDS)
@@ -46,43 +45,22 @@ class SessionBounds:
     Args:
         limits: the sandbox's. A single command may get more time or processes, never more memory.
         has_namespace: True if each command has a process namespace, so that no process escapes its parents.
-        folder: where we record the control group; commands must not be able to write there.
     """
 
-    def __init__(self, limits: Limits, *, has_namespace: bool, folder: Path) -> None:
+    def __init__(self, limits: Limits, *, has_namespace: bool) -> None:
         self._limits = limits
-        self._group: ControlGroup | None = None
-        self._kills = 0
         self._has_namespace = has_namespace
         self._looking = threading.Lock()
         self._disk_pace, self._processes_pace = Pace(), Pace()
         self._is_full = False
         self._allowed_bytes: float = limits.disk_bytes
         self._looks_at_endless = 0
-        parent = parent_group()
-        if parent is not None:
-            self._group = ControlGroup(parent, memory_bytes=limits.memory_bytes)
-            (folder / GROUP_NOTE).write_text(str(self._group.path))
 
-    @property
-    def group(self) -> Path | None:
-        return None if self._group is None else self._group.path
-
-    def begin(self, top: int, running: Sequence[Limits]) -> None:
-        """Prepare for a command.
-
-        Args:
-            top: open directory of the session's files.
-            running: limits of this command, and of commands that already run.
-        """
-        if len(running) == 1:
-            # Files over the limit remain when their command is killed; the next command may delete them.
-            self._allowed_bytes = (
-                max(use_of(top), self._limits.disk_bytes) if self._is_full else self._limits.disk_bytes
-            )
-            self._looks_at_endless = 0
-        if self._group is not None:
-            self._group.allow(tasks=max(limits.processes for limits in running), commands=len(running))
+    def begin(self, top: int) -> None:
+        """Prepare for a command while no other runs. `top` is the open directory of the session's files."""
+        # Files over the limit remain when their command is killed; the next command may delete them.
+        self._allowed_bytes = max(use_of(top), self._limits.disk_bytes) if self._is_full else self._limits.disk_bytes
+        self._looks_at_endless = 0
 
     def exceeded(self, top: int, running: Mapping[int, Limits]) -> str | None:
         """Message for the agent if the session exceeds a limit; None otherwise, and while another thread checks.
@@ -94,10 +72,10 @@ class SessionBounds:
         if not self._looking.acquire(blocking=False):
             return None
         try:
-            if self._disk_pace.is_due() and self._disk_pace.timed(self._exceeds_disk, top):
+            if self._disk_pace.is_due() and self._disk_pace.timed(lambda: self._exceeds_disk(top)):
                 return "disk limit exceeded"
             if self._processes_pace.is_due():
-                return self._processes_pace.timed(self._exceeds_together, running)
+                return self._processes_pace.timed(lambda: self._exceeds_together(running))
             return None
         finally:
             self._looking.release()
@@ -115,27 +93,10 @@ class SessionBounds:
         if self._has_namespace:
             first = {child for process_id in running for child in children_of(process_id)}
         die_first(process_ids)
-        if self._group is not None:
-            return None
-        used = usage_of(process_ids, first_processes=first, near_bytes=self._limits.memory_bytes)
-        if used.memory_bytes > self._limits.memory_bytes:
+        memory_bytes, tasks = usage_of(process_ids, first_processes=first, near_bytes=self._limits.memory_bytes)
+        if memory_bytes > self._limits.memory_bytes:
             return "memory limit exceeded"
         allowed = max((limits.processes for limits in running.values()), default=0)
-        if used.tasks > allowed + TASKS_OF_SANDBOX * len(running):
+        if tasks > allowed + TASKS_OF_SANDBOX * len(running):
             return "process limit exceeded"
         return None
-
-    def killed_for(self) -> str | None:
-        """Message for the agent if the kernel killed a command since the last call, else None."""
-        if self._group is None:
-            return None
-        before, self._kills = self._kills, self._group.kills_for_memory()
-        return "memory limit exceeded" if self._kills > before else None
-
-    def kill_all(self) -> None:
-        if self._group is not None:
-            self._group.kill()
-
-    def close(self) -> None:
-        if self._group is not None:
-            self._group.close()

@@ -36,35 +36,29 @@ class Output:
     timed_out: bool
 
 
-class Script:
-    """A command for /bin/sh. A long one lies in a sealed memory file that nobody can change.
+def script_argv(command: str) -> tuple[list[str], int | None]:
+    """The argv of a command for /bin/sh.
+
+    Returns:
+        With a descriptor to pass on for a long command, which lies in a sealed memory file that nobody can change.
 
     Raises:
         ValueError: the text holds a NUL, or characters that UTF-8 cannot encode.
     """
-
-    def __init__(self, command: str) -> None:
-        if "\0" in command:
-            raise ValueError("a command cannot contain a NUL character")
-        try:
-            text = command.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"a command must be text that UTF-8 can hold: {error}") from error
-        self.descriptor: int | None = None
-        self.argv = ["/bin/sh", "-c", command]
-        if len(text) > LONGEST_ARGUMENT_BYTES:
-            self.descriptor = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            with open(self.descriptor, "wb", closefd=False) as stream:
-                stream.write(text)
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-            self.argv = ["/bin/sh", f"/proc/self/fd/{self.descriptor}"]
-
-    def close(self) -> None:
-        """Close our descriptor; a command that already started keeps its copy."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+    if "\0" in command:
+        raise ValueError("a command cannot contain a NUL character")
+    try:
+        text = command.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a command must be text that UTF-8 can hold: {error}") from error
+    if len(text) <= LONGEST_ARGUMENT_BYTES:
+        return ["/bin/sh", "-c", command], None
+    descriptor = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as stream:
+        stream.write(text)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return ["/bin/sh", f"/proc/self/fd/{descriptor}"], descriptor
 
 
 class RunningCommand:

@@ -1,8 +1,7 @@
-"""Memory and number of a session's processes, for machines where no control group can be created."""
+"""Memory and number of a session's processes."""
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
 from tree_rl.rollout.sandbox.processes.processes import GONE, PROC
@@ -14,23 +13,16 @@ INODE_BYTES = 4096
 """Smallest size that an entry of a file system in memory counts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    """Resources that processes use together."""
-
-    memory_bytes: int
-    """Resident memory and files in memory; near the limit, shared pages count once."""
-    tasks: int
-    """Number of threads of all processes."""
-
-
-def usage_of(process_ids: Collection[int], *, first_processes: Iterable[int], near_bytes: int) -> Usage:
+def usage_of(process_ids: Collection[int], *, first_processes: Iterable[int], near_bytes: int) -> tuple[int, int]:
     """Measure a session's processes.
 
     Args:
         process_ids: all processes of the session.
         first_processes: first process of each namespace, whose file systems in memory count; empty without namespaces.
         near_bytes: above it we measure exactly: a shared page counts once, a page of a file on disk not at all.
+
+    Returns:
+        Bytes of resident memory and files in memory; and the number of threads.
     """
     tasks = resident = 0
     for process_id in process_ids:
@@ -43,10 +35,10 @@ def usage_of(process_ids: Collection[int], *, first_processes: Iterable[int], ne
             resident += int(fields[RSS_PAGES]) * PAGE_BYTES
     in_files = sum(_scratch_bytes(process_id) for process_id in first_processes) + _memfd_bytes(process_ids)
     if resident + in_files <= near_bytes:
-        return Usage(memory_bytes=resident + in_files, tasks=tasks)
+        return resident + in_files, tasks
     anonymous, shared = _proportional_bytes(process_ids)
     # The shared pages include mapped files in memory, so the two must not be added.
-    return Usage(memory_bytes=anonymous + max(shared, in_files), tasks=tasks)
+    return anonymous + max(shared, in_files), tasks
 
 
 def _proportional_bytes(process_ids: Iterable[int]) -> tuple[int, int]:

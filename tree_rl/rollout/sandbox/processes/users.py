@@ -11,17 +11,13 @@ TRIES = 1000
 """Number of random users that we try before we report that none is free."""
 
 
-class UserTakenError(OSError):
-    """Another living sandbox uses this user."""
-
-
 class CommandUser:
     """A reserved user id, until `close` or the death of this process; only root can reserve one.
 
     An abstract Unix socket reserves it, so the kernel releases it when this process is killed.
 
     Raises:
-        UserTakenError: another sandbox uses it.
+        OSError: `EADDRINUSE` if another living sandbox uses it.
     """
 
     def __init__(self, user_id: int) -> None:
@@ -29,10 +25,8 @@ class CommandUser:
         self._held = socket.socket(socket.AF_UNIX)
         try:
             self._held.bind(f"\0tree-rl-command-user-{user_id}")
-        except OSError as error:
+        except OSError:
             self._held.close()
-            if error.errno == errno.EADDRINUSE:
-                raise UserTakenError(f"user {user_id} belongs to another sandbox") from error
             raise
 
     def close(self) -> None:
@@ -50,8 +44,9 @@ def own_user() -> CommandUser | None:
     for _ in range(TRIES):
         try:
             return CommandUser(secrets.choice(command_users()))
-        except UserTakenError:
-            continue
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
     raise OSError(f"{TRIES} users for commands tried, all taken; does another process hold their names?")
 
 

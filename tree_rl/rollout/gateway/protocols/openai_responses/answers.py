@@ -1,17 +1,21 @@
-"""Complete answers of the Responses API: a response and its output items."""
+"""Answers of the Responses API: a response and its output items, or typed events with sequence numbers."""
 
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import BackendError
+from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool
+from tree_rl.rollout.gateway.protocols.openai_chat import error_body, shown_tokens
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
+Event = tuple[str, dict[str, Any]]
+"""An event's type without `response.`, and its fields."""
 # Written by hand like chat completions; a test compares them with the SDK's types.
 
 
@@ -79,7 +83,12 @@ def _items(request: ResponsesRequest, choice: Choice) -> Iterator[dict[str, Any]
             "status": "completed",
         }
     if message.content or not message.tool_calls:
-        text = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": _log_probs(choice)}
+        text = {
+            "type": "output_text",
+            "text": message.content,
+            "annotations": [],
+            "logprobs": shown_tokens(choice, unknown=[]),
+        }
         body: dict[str, Any] = {"role": "assistant", "status": "completed", "content": [text]}
         yield {"id": f"msg_{name}", "type": "message", **body}
     for index, call in enumerate(message.tool_calls):
@@ -96,14 +105,6 @@ def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, A
     return {"id": f"fc_{name}", **called, "arguments": call.arguments_json, "status": "completed"}
 
 
-def _log_probs(choice: Choice) -> list[Mapping[str, Any]]:
-    """Log-probs of the text; `bytes` is empty for a token that ends inside a character."""
-    return [
-        {"token": text, "bytes": [] if "\ufffd" in text else list(text.encode()), "logprob": value, "top_logprobs": []}
-        for text, value in choice.tokens or ()
-    ]
-
-
 def _usage(completion: Completion, choice: Choice) -> dict[str, Any]:
     prompt, generated = completion.prompt_tokens, completion.completion_tokens
     return {
@@ -113,3 +114,68 @@ def _usage(completion: Completion, choice: Choice) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens or 0},
         "total_tokens": prompt + generated,
     }
+
+
+def stream(request: ResponsesRequest, completion: Completion) -> Iterator[bytes]:
+    for number, (kind, body) in enumerate(_events(request, completion)):
+        yield event({**body, "sequence_number": number}, f"response.{kind}")
+
+
+def error_event(request: ResponsesRequest, error: RequestError | BackendError) -> bytes:
+    body = error_body(error)
+    fields = {key: body["error"][key] for key in ("code", "message", "param")}
+    failure = {"code": error_code(error), "message": str(error)}
+    events = (
+        ("response.created", {"response": response(request, "in_progress")}),
+        # The API has these fields at the top level. OpenAI's SDK raises only if they are also in an object.
+        ("error", {**fields, **body}),
+        ("response.failed", {"response": response(request, "failed", error=failure)}),
+    )
+    return b"".join(event({**more, "sequence_number": n}, kind) for n, (kind, more) in enumerate(events))
+
+
+def _events(request: ResponsesRequest, completion: Completion) -> Iterator[Event]:
+    done = answer(request, completion)
+    started = response(request, "in_progress")
+    yield "created", {"response": started}
+    yield "in_progress", {"response": started}
+    for index, item in enumerate(done["output"]):
+        place = {"item_id": item["id"], "output_index": index}
+        yield "output_item.added", {"output_index": index, "item": _empty(item)}
+        for kind, body in _parts(item):
+            yield kind, {**place, **body}
+        yield "output_item.done", {"output_index": index, "item": item}
+    yield done["status"], {"response": done}
+
+
+def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item before its first delta."""
+    fillings: dict[str, Any] = {"summary": [], "content": [], "arguments": "", "input": "", "status": "in_progress"}
+    return {key: fillings.get(key, value) for key, value in item.items()}
+
+
+def _parts(item: Mapping[str, Any]) -> Iterator[Event]:
+    match item["type"]:
+        case "reasoning":
+            for index, part in enumerate(item["summary"]):
+                yield from _part("reasoning_summary_part", "reasoning_summary_text", {"summary_index": index}, part)
+            for index, part in enumerate(item["content"]):
+                yield from _part("content_part", "reasoning_text", {"content_index": index}, part)
+        case "message":
+            for index, part in enumerate(item["content"]):
+                yield from _part("content_part", "output_text", {"content_index": index}, part)
+        case "function_call":
+            yield "function_call_arguments.delta", {"delta": item["arguments"]}
+            yield "function_call_arguments.done", {"arguments": item["arguments"]}
+        case "custom_tool_call":
+            yield "custom_tool_call_input.delta", {"delta": item["input"]}
+            yield "custom_tool_call_input.done", {"input": item["input"]}
+
+
+def _part(part_kind: str, text_kind: str, place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[Event]:
+    empty = {**part, "text": ""} | ({"logprobs": []} if "logprobs" in part else {})
+    log_probs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    yield f"{part_kind}.added", {**place, "part": empty}
+    yield f"{text_kind}.delta", {**place, "delta": part["text"], **log_probs}
+    yield f"{text_kind}.done", {**place, "text": part["text"], **log_probs}
+    yield f"{part_kind}.done", {**place, "part": part}

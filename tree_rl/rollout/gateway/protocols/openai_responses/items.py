@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from tree_rl.rollout.gateway.protocols.demands import NAMESPACE_MARK
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import NAMESPACE_MARK, custom_input, read_call
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.openai_chat import text_of
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input, read_call
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
 
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
-UNSEEN_PARTS = {"input_image": "image", "input_file": "file", "input_audio": "sound"}
-"""Names of the parts that a text model cannot read, by their type."""
-TEXT_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
 
@@ -73,7 +72,7 @@ class _Conversation:
         elif kind in CALLS:
             self._add_call(item)
         elif kind in OUTPUTS:
-            output = self._text(item, "output")
+            output = text_of(item, "output", self.left_out)
             self._append(ChatMessage(role="tool", content=output, tool_call_id=item.text("call_id")), stage="")
         else:
             known = ", ".join(("message", "reasoning", *CALLS, *OUTPUTS, "item_reference"))
@@ -83,7 +82,7 @@ class _Conversation:
         role = ROLES.get(item.text("role"))
         if role is None:
             raise wrong(item.name("role"), ", ".join(ROLES), item.raw("role"))
-        text = self._text(item, "content")
+        text = text_of(item, "content", self.left_out)
         if role == "assistant":
             self._extend({"reasoning"}, "text", content=text)
         else:
@@ -107,22 +106,6 @@ class _Conversation:
             return
         calls = self.messages[-1].tool_calls if self._stage else ()
         self._extend({"reasoning", "text", "calls"}, "calls", tool_calls=(*calls, call))
-
-    def _text(self, fields: Fields, key: str) -> str:
-        content = fields.raw(key)
-        if isinstance(content, str):
-            return content
-        texts = []
-        for part in fields.objects(key, required=True):
-            kind = part.text("type")
-            if kind in UNSEEN_PARTS:
-                self.left_out.append(UNSEEN_PARTS[kind])
-                texts.append(unseen(UNSEEN_PARTS[kind], part.text("filename", "")))
-            elif kind in TEXT_PARTS:
-                texts.append(part.text(TEXT_PARTS[kind]))
-            else:
-                raise RequestError(f"expected text, received a part of type {kind[:80]!r}", field=part.name("type"))
-        return "\n".join(texts)
 
     def _extend(self, stages: set[str], stage: str, **parts: Any) -> None:
         """Extend the assistant's last turn if it is at one of these stages, else start one."""

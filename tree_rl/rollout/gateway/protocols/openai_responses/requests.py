@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tree_rl.rollout.gateway.protocols.demands import JsonDemand, read_json_format
+from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_format
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, chosen_tools, read_tools
-from tree_rl.rollout.gateway.protocols.request_fields import notes_of_unknown
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
+from tree_rl.rollout.gateway.protocols.request_fields import NOT_SUPPORTED, READ, FieldTreatment, check_fields
 
 ECHOED: Mapping[str, Any] = {
     "background": None,
@@ -37,14 +37,14 @@ ECHOED: Mapping[str, Any] = {
     "user": None,
 }
 """Fields that an answer repeats from its request, and their values if the request lacks them."""
-READ = {*ECHOED, "include", "input", "model", "stream"}
-WITHOUT_EFFECT = {
-    *("access_programs", "background_options", "client_metadata", "image", "prompt_cache_options"),
-    *("prompt_cache_retention", "stream_options"),
+KNOWN: Mapping[str, FieldTreatment] = {
+    **dict.fromkeys((*ECHOED, "include", "input", "model", "stream"), READ),
+    # Fields of OpenAI's infrastructure, which have no effect here.
+    **dict.fromkeys(("access_programs", "background_options", "client_metadata", "image", "stream_options"), READ),
+    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), READ),
+    **dict.fromkeys(("context_management", "conversation", "moderation", "prompt"), NOT_SUPPORTED),
 }
-"""Fields of OpenAI's infrastructure, which have no effect here."""
-REFUSED = ("context_management", "conversation", "moderation", "prompt")
-KNOWN = {*READ, *WITHOUT_EFFECT, *REFUSED}
+SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
 INCLUDABLE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -80,42 +80,42 @@ class ResponsesRequest(ChatRequest):
 def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
     """Read the body of `POST /v1/responses`."""
     fields = Fields(body)
-    _refuse(fields)
+    read = _content(fields, remembered)
     include = _include(fields)
-    reasoning = fields.child("reasoning") if fields.raw("reasoning") is not None else Fields({})
-    is_stored = fields.raw("store") is None or fields.flag("store")
+    is_stored = fields.flag("store", default=True)
     is_background, is_stream = fields.flag("background"), fields.flag("stream")
     if is_background and (is_stream or not is_stored):
         raise RequestError("expected a stored response that is not streamed", field="background")
-    read = _content(fields, remembered)
     return ResponsesRequest(
         **read,
         response_id=f"resp_{secrets.token_hex(24)}",
         created=int(time.time()),
-        one_call=fields.raw("parallel_tool_calls") is not None and not fields.flag("parallel_tool_calls"),
-        json=_json(fields),
+        one_call=not fields.flag("parallel_tool_calls", default=True),
+        json=read_json_format(fields.part("text"), "format"),
         max_tokens=fields.integer("max_output_tokens", None, low=1),
-        sampling=_sampling(fields),
+        sampling=fields.numbers(SAMPLING),
         is_stream=is_stream,
         with_log_probs="message.output_text.logprobs" in include,
         with_reasoning_tokens=True,
         echo={key: default if body.get(key) is None else body[key] for key, default in ECHOED.items()},
         is_stored=is_stored,
         is_background=is_background,
-        with_summary=reasoning.text("summary", "") != "",
+        with_summary=fields.part("reasoning").text("summary", "") != "",
         with_token="reasoning.encrypted_content" in include,
     )
 
 
 def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
     """Read the body of `POST /v1/responses/input_tokens`."""
-    fields = Fields(body)
-    _refuse(fields)
-    read = _content(fields, remembered)
+    read = _content(Fields(body), remembered)
     return ChatRequest(model=read["model"], messages=read["messages"], tools=read["tools"])
 
 
 def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
+    unknown = check_fields(fields, KNOWN)
+    if fields.text("truncation", "disabled") != "disabled":
+        raise RequestError("expected disabled: the gateway drops no items", field="truncation")
+    fields.integer("top_logprobs", 0, low=0, high=0)
     previous = fields.text("previous_response_id", "")
     history = remembered.conversation(previous) if previous else ()
     sent = fields.raw("input")
@@ -131,7 +131,6 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
     toolbox = read_tools(fields.objects("tools"))
     tools, must_call = chosen_tools(fields, toolbox.functions)
-    unknown = notes_of_unknown([name for name in fields.names() if name not in KNOWN])
     return {
         "model": fields.text("model", "default"),
         "messages": (*system, *conversation),
@@ -144,31 +143,9 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     }
 
 
-def _refuse(fields: Fields) -> None:
-    for key in REFUSED:
-        if fields.raw(key):
-            raise RequestError("not supported by this gateway; leave it out", field=key)
-    if fields.text("truncation", "disabled") != "disabled":
-        raise RequestError("expected disabled: the gateway drops no items", field="truncation")
-    fields.integer("top_logprobs", 0, low=0, high=0)
-
-
-def _json(fields: Fields) -> JsonDemand | None:
-    text = fields.child("text") if fields.raw("text") is not None else Fields({})
-    return read_json_format(text.child("format")) if text.raw("format") is not None else None
-
-
 def _include(fields: Fields) -> Sequence[str]:
     include = fields.items("include")
     for name in include:
         if name not in INCLUDABLE:
             raise wrong("include", f"some of {', '.join(INCLUDABLE)}", name)
     return include
-
-
-def _sampling(fields: Fields) -> dict[str, Any]:
-    numbers = {
-        "temperature": fields.number("temperature", low=0.0, high=2.0),
-        "top_p": fields.number("top_p", low=0.0, high=1.0),
-    }
-    return {key: value for key, value in numbers.items() if value is not None}

@@ -5,17 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tree_rl.rollout.gateway.protocols.demands import tools_to_call
+from tree_rl.rollout.gateway.protocols.demands import NAMESPACE_MARK, Functions, seen_name
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, read_arguments
 
-Functions = tuple[Mapping[str, Any], ...]
-CHOSEN = ("function", "custom")
 CallKind = Literal["function_call", "custom_tool_call"]
 UNASKED = ("web_search", "web_search_preview", "tool_search")
 """Types of tools that only OpenAI runs, but that Codex sends with every request and can work without."""
-NAMESPACE_MARK = "__"
-"""Separator of a namespace and a tool's name in the name that the model sees."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +46,7 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
     left_out: list[str] = []
 
     def offer(fields: Fields, kind: CallKind, function: Mapping[str, Any], namespace: str | None) -> None:
-        seen = seen_name(function["name"], namespace)
+        seen = f"{namespace}{NAMESPACE_MARK}{function['name']}" if namespace else function["name"]
         if seen in offered:
             raise RequestError(f"expected tools of different names, received {seen!r} twice", field=fields.name("name"))
         offered[seen] = OfferedTool(kind=kind, name=function["name"], namespace=namespace)
@@ -78,45 +74,13 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
     return Toolbox(functions=tuple(functions), offered=offered, left_out=tuple(left_out))
 
 
-def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple[str, ...]]:
-    """The tools that the field `tool_choice` allows, and those of which one must be called."""
-    choice = fields.raw("tool_choice")
-    if choice in (None, "auto"):
-        return functions, ()
-    if choice == "none":
-        return (), ()
-    if choice == "required":
-        return functions, tools_to_call(functions, named=None, field="tool_choice")
-    if not isinstance(choice, dict):
-        raise wrong("tool_choice", "none, auto, required or an object that names a tool", choice)
-    asked = fields.child("tool_choice")
-    kind = asked.text("type")
-    if kind in CHOSEN:
-        return functions, tools_to_call(functions, named=_chosen_name(asked), field="tool_choice.name")
-    if kind != "allowed_tools":
-        raise RequestError(
-            f"expected {', '.join(CHOSEN)} or allowed_tools, received {kind!r}", field="tool_choice.type"
-        )
-    names = [_chosen_name(tool) for tool in asked.objects("tools", required=True)]
-    for name in names:
-        tools_to_call(functions, named=name, field="tool_choice.tools")
-    kept = tuple(function for function in functions if function["function"]["name"] in names)
-    is_required = asked.text("mode") == "required"
-    return kept, tools_to_call(kept, named=None, field="tool_choice") if is_required else ()
-
-
-def seen_name(name: str, namespace: str | None) -> str:
-    return f"{namespace}{NAMESPACE_MARK}{name}" if namespace else name
-
-
 def read_call(fields: Fields) -> CalledTool:
     """Read an item `function_call` or `custom_tool_call`."""
-    name = seen_name(fields.text("name"), fields.text("namespace", "") or None)
     if fields.raw("type") == "custom_tool_call":
         arguments: Mapping[str, Any] | str = {"input": fields.text("input")}
     else:
         arguments = read_arguments(fields.text("arguments", "{}") or "{}")
-    return CalledTool(id=fields.text("call_id"), name=name, arguments=arguments)
+    return CalledTool(id=fields.text("call_id"), name=seen_name(fields), arguments=arguments)
 
 
 def custom_input(call: CalledTool) -> str:
@@ -126,10 +90,6 @@ def custom_input(call: CalledTool) -> str:
         return call.arguments_json
     text = arguments["input"]
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
-
-
-def _chosen_name(fields: Fields) -> str:
-    return seen_name(fields.text("name"), fields.text("namespace", "") or None)
 
 
 def _function(fields: Fields) -> dict[str, Any]:
