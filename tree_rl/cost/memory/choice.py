@@ -5,7 +5,7 @@ the budget, so a smaller budget never has a higher predicted peak.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -134,9 +134,8 @@ class Chooser:
         """All ways with partitions of at most `capacity` tokens; None: in one forward."""
         tokens, seconds = forest.num_unique, self._seconds(forest)
         plan = None if capacity is None else quick_plan(forest, capacity)
-        if plan is None:
-            peak_of = partial(self.model.whole, tokens, round(head_share * tokens))
-        else:
+        peak_of: Callable[[MemorySaving], Peak] = partial(self.model.whole, tokens, round(head_share * tokens))
+        if plan is not None:
             peak_of = PartitionedPeak(self.model, plan, head_share=head_share).under
         choices = []
         for saving in self._savings(plan, tokens):
