@@ -21,6 +21,7 @@ import torch
 from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.against_packed.update import clipped_loss
 from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.benchmark.phases import Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows
 from tree_rl.cost.memory.choice import Chooser, quick_plan
@@ -151,11 +152,10 @@ class Tree:
 class Measured:
     """One forward and backward."""
 
-    seconds: float
+    times: UpdateTimes
     loss: float
     partitions: int
     base_bytes: int
-    peak_bytes: int
     reserved_bytes: int
 
 
@@ -169,8 +169,6 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         rows=tuple(range(tree.rows.num_rows)),
         offsets=tree.rows.offsets,
         forest=forest,
-        flat_tokens=forest.num_flat,
-        unique_tokens=forest.num_unique,
         plan=cut,
         saving=plan.saving,
     )
@@ -179,24 +177,19 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     _zero_gradients(model)
     if on_gpu:
         torch.cuda.empty_cache()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
     base_bytes = torch.cuda.memory_allocated() if on_gpu else 0
-    started = time.perf_counter()
+    clock = Stopwatch(context.device)
     if cut is None:
         ops = run_whole(context, call, batch, None, results)
     else:
         ops = run_partitioned(context, call, batch, None, results, known_F=None)
     for _ in ops:
         pass
-    if on_gpu:
-        torch.cuda.synchronize()
     return Measured(
-        seconds=time.perf_counter() - started,
+        times=clock.stop(),
         loss=results[0].loss,
         partitions=batch.num_partitions,
         base_bytes=base_bytes,
-        peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
         reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,
     )
 
@@ -240,7 +233,7 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
         except (torch.cuda.OutOfMemoryError, MemoryError) as error:
             row |= {"failed": type(error).__name__}
         else:
-            last, seconds = runs[-1], min(one.seconds for one in runs)
+            last, seconds = runs[-1], min(one.times.seconds for one in runs)
             norm = _gradient_norm(model)
             first = first or (last.loss, norm)
             row |= {
@@ -251,7 +244,7 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
                 "tflops": round(operations / seconds / 1e12, 2),
                 "base_gib": round(last.base_bytes / 2**30, 2),
                 "predicted_gib": None if plan.predicted_bytes is None else round(plan.predicted_bytes / 2**30, 6),
-                "peak_gib": round(max(one.peak_bytes for one in runs) / 2**30, 2),
+                "peak_gib": round(max(one.times.peak_bytes for one in runs) / 2**30, 2),
                 "reserved_gib": round(max(one.reserved_bytes for one in runs) / 2**30, 2),
                 "loss": last.loss,
                 "gradient_norm": norm,
@@ -262,6 +255,7 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
         gc.collect()
         row["host_gib"] = round(host_slab(device).num_bytes / 2**30, 2)
         row["host_peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        print(row, flush=True)
         yield row
 
 
@@ -325,14 +319,7 @@ def main() -> None:
     }
     name = f"deep_trunks_{args.model}_{size.shape.layers}_{args.trunk}_{args.branches}x{args.branch_tokens}.csv"
     rows = measured(args, device)
-    print(verdict(collect_rows(printed(rows), about, None if args.out is None else args.out / name)))
-
-
-def printed(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same rows, each printed as it comes."""
-    for row in rows:
-        print(row, flush=True)
-        yield row
+    print(verdict(collect_rows(rows, about, None if args.out is None else args.out / name)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack, unpack
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_weights_of_the_trainer_reach_the_model_bit_by_bit(model_path: str) -> N
 
 def test_bfloat16_weights_survive_packing() -> None:
     weights = {"a": torch.randn(3, 5).bfloat16(), "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 4)}
-    unpacked = {packed.name: packed.unpack() for bucket in pack(weights.items(), 16) for packed in bucket}
+    unpacked = {name: tensor for bucket in pack(weights.items(), 16) for name, tensor in unpack(bucket).items()}
     assert all(torch.equal(unpacked[name], weight) for name, weight in weights.items())
 
 

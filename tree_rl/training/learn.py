@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tree_rl.cost.memory.budget import room_beside
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.micro_batch import live_tokens, predicted_peak
@@ -59,16 +60,15 @@ class Learner:
             plan: the update's plan.
             base_bytes: result of `bytes_before_update`.
         """
-        measured = {
-            "base_bytes": base_bytes,
-            "peak_bytes": torch.cuda.max_memory_allocated() + self._context.pending_bytes(),
-            "total_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        }
-        budget, memory, batches = self._knowledge.budget, self._knowledge.memory, plan.batches
+        used_bytes = torch.cuda.max_memory_allocated() + self._context.pending_bytes() - base_bytes
+        total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        room, budget, memory = room_beside(base_bytes, total_bytes), self._knowledge.budget, self._knowledge.memory
         if memory is None:
-            budget.learn(live_tokens=live_tokens(batches), **measured)
-        else:
-            budget.learn_with(memory.model, lambda model: predicted_peak(batches, model).device, **measured)
+            budget.learn(live_tokens(plan.batches), used_bytes=used_bytes, room=room)
+            return
+        budget.learn_with(
+            memory.model, lambda model: predicted_peak(plan.batches, model).device, used_bytes=used_bytes, room=room
+        )
 
     def _remember(self, call: StepCall, result: StepResult) -> None:
         """After an inference: keep values that the next update can reuse."""

@@ -5,7 +5,7 @@ equation. A call's time is read and exchanged when the next call is planned, so 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,14 +29,6 @@ class MeasuredCall:
     """Prediction of the cost model as it was before the call; None before the first fit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Running:
-    work: Work
-    predicted_seconds: float | None
-    start: Stamp
-    end: Stamp
-
-
 class MeasuredCalls:
     """Times of a step's updates so far, and the cost model fitted to them."""
 
@@ -50,7 +42,8 @@ class MeasuredCalls:
         self._start = None if shape is None else shape.cost
         self.fit = None if self._start is None else CostFit(self._start)
         self._decides = decides
-        self._last: _Running | None = None
+        self._last: tuple[MeasuredCall, Stamp, Stamp] | None = None
+        """The last update without its seconds, its start and its end."""
         self.error: float | None = None
         """Absolute relative error, |predicted / measured - 1|, of the last update that had a prediction."""
 
@@ -70,16 +63,15 @@ class MeasuredCalls:
             return
         work = work_of(rows, batches)
         predicted = None if self.fit.model is None else _seconds(self.fit.model, work)
-        self._last = _Running(work=work, predicted_seconds=predicted, start=start, end=end)
+        self._last = MeasuredCall(work=work, seconds=0.0, predicted_seconds=predicted), start, end
 
     def take_last(self) -> MeasuredCall | None:
         """The last noted update with its time, and forget it; None if there is none."""
         last, self._last = self._last, None
         if last is None:
             return None
-        return MeasuredCall(
-            work=last.work, seconds=_between(last.start, last.end), predicted_seconds=last.predicted_seconds
-        )
+        call, start, end = last
+        return replace(call, seconds=_between(start, end))
 
     def learn(self, calls_of_ranks: Sequence[MeasuredCall | None]) -> None:
         """Add one update to the fit, given each rank's measurement; skipped if a rank has none."""

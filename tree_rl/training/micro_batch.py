@@ -27,16 +27,22 @@ class MicroBatch:
     """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None: equal weights."""
     edge_weight_F: np.ndarray | None = None
     """float64 per flat position, weight of the edge that starts there, for `path_weighting: token_unique`."""
-    flat_tokens: int = 0
-    """Tokens of all rows."""
-    unique_tokens: int = 0
-    """Tokens that run: those of the forest, or `flat_tokens` without a tree."""
     plan: PartitionPlan | None = None
     """Partitions of a forest beyond the budget; None runs it in one forward."""
     saving: MemorySaving = field(default_factory=MemorySaving)
     """Measures that reduce the forest's GPU memory."""
     choice: MemoryChoice | None = None
     """How a forest beyond the budget runs, with its predicted peak; None within it, or without a memory model."""
+
+    @property
+    def flat_tokens(self) -> int:
+        """Tokens of all rows."""
+        return int(self.offsets[-1])
+
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens that run: those of the forest, or `flat_tokens` without a tree."""
+        return self.flat_tokens if self.forest is None else self.forest.num_unique
 
     @property
     def num_partitions(self) -> int:

@@ -8,6 +8,7 @@ Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,12 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
-from tree_rl.training.cuts.host_store import HostStore
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.loss.edges import plan_edges
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
 from tree_rl.training.loss.path_weighting import weigh
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
-from tree_rl.training.loss.rows_loss import RowsLoss
+from tree_rl.training.loss.rows_loss import slot_gradients
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
@@ -87,7 +87,6 @@ class PartitionedRun:
         self.tile_tokens = tile_tokens
         self.ranks = ranks
         self._offload = offload
-        self._store = HostStore(readout.device) if offload else None
         self._offloaded = nullcontext if inputs is None else inputs.of_forward
         self.count = TokenCount()
 
@@ -148,7 +147,7 @@ class PartitionedRun:
             past,
             past_length=partition.past_length,
             cuts=tuple(cut.local_token for cut in partition.cuts),
-            store=self._store,
+            on_host=self._offload,
         )
         tokens = None if self.routing is None else self._index(partition.tokens)
         trace = None if self.routing is None else self.routing.open(tokens)
@@ -164,7 +163,7 @@ class PartitionedRun:
             ranks=self.ranks,
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
-        relay.close(self._index(relayed_tokens(partition)) if partition.cuts else None)
+        relay.close(self._index(partition.relayed_tokens) if partition.cuts else None)
         if self.routing is not None and trace is not None:
             share = self.routing.close(trace, tokens)
             anchor = anchor if share is None else anchor + share
@@ -178,15 +177,10 @@ class PartitionedRun:
         """The path to the cut from which `partition` continues, among its parent's relayed tokens."""
         parent = self.plan.partitions[partition.parent]
         ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
-        return CutPath(cut=cut, tokens=self._index(np.searchsorted(relayed_tokens(parent), path)))
+        return CutPath(cut=cut, tokens=self._index(np.searchsorted(parent.relayed_tokens, path)))
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array.astype(np.int64), self.readout.device)
-
-
-def relayed_tokens(partition: Partition) -> np.ndarray:
-    """Indices in a partition, ascending, of the tokens on any path to one of its cuts; needs at least one cut."""
-    return np.unique(np.concatenate([cut.path for cut in partition.cuts]))
 
 
 def training_ops(plan: PartitionPlan) -> str:
@@ -245,8 +239,7 @@ def run_partitioned(
             readout.preset(LOG_PROBS, known_F)
         if takes_preview(call, is_known=known_F is not None):
             yield from run.infer(preview=True)
-        rows_loss = RowsLoss(loss=loss, members=batch.rows, readout=readout)
-        yield from run.train(rows_loss.slot_gradients, scale=context.loss_scale())
+        yield from run.train(partial(slot_gradients, loss, batch.rows, readout), scale=context.loss_scale())
     else:
         yield from run.infer()
     with torch.no_grad():

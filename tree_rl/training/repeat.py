@@ -16,6 +16,7 @@ import torch
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import plan_edges, tree_log_probs
 from tree_rl.training.loss.outputs import VALUES, beside_log_probs
 from tree_rl.training.micro_batch import MicroBatch, largest_forward
@@ -115,7 +116,7 @@ def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_k
         previews = forwards if takes_preview(call, is_known=is_known) else []
         numbered = previews + trained if call.trains else forwards
     held = [ranks.own_tokens(tokens) for tokens in tokens_of]
-    gathered = held if VALUES in call.outputs else _most_edges(call, batch, partition_N, held, ranks.size)
+    gathered = held if VALUES in call.outputs else _most_edges(call, batch, partition_N, tokens_of, ranks)
     return [
         OpSize(kind=kind, number=number, tokens=held[number], gathered=gathered[number], has_graph=has_graph)
         for kind, number, has_graph in numbered
@@ -123,7 +124,7 @@ def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_k
 
 
 def _most_edges(
-    call: StepCall, batch: MicroBatch, partition_N: np.ndarray, held: Sequence[int], size: int
+    call: StepCall, batch: MicroBatch, partition_N: np.ndarray, tokens_of: Sequence[int], ranks: SequenceParallel
 ) -> list[int]:
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
@@ -131,12 +132,10 @@ def _most_edges(
     edges = plan_edges(batch.forest, call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.temperature_B[rows])
     source_E = edges.source_R[edges.row_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
-    most = []
-    for number, tokens in enumerate(held):
-        source_e = source_E[partition_N[source_E] == number]
-        count = np.bincount(local_N[source_e] // tokens, minlength=size)
-        most.append(max(int(count.max()), 1))
-    return most
+    return [
+        EdgeShare.of(local_N[source_E[partition_N[source_E] == number]], tokens, ranks, "cpu").most
+        for number, tokens in enumerate(tokens_of)
+    ]
 
 
 def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize]) -> Iterator[str]:

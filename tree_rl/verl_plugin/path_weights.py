@@ -41,25 +41,24 @@ def path_weight_columns(
     for group in np.unique(group_of_row).tolist():
         rows = np.flatnonzero(group_of_row == group).tolist()
         forest = Forest.from_rows([row_tokens[row] for row in rows])
-        masks = [_at_the_end(trained[row], len(row_tokens[row])) for row in rows]
-        weight_B = tree_mean_weights(forest)
-        weights = once_per_token_weights(forest, forest.row_index.with_values(np.concatenate(masks)))
-        for local, row in enumerate(rows):
-            size = len(trained[row])
-            by_name = {
-                "sep_avg": np.full(size, weight_B[local]),
-                "token_unique": weights[local][len(masks[local]) - size :],
-            }
+        mean_B = tree_mean_weights(forest)
+        for local, weight in enumerate(weights_within(forest, [trained[row] for row in rows])):
+            by_name = {"sep_avg": np.full(len(weight), mean_B[local]), "token_unique": weight}
             for name in weightings:
-                columns[name][row] = torch.from_numpy(by_name[name])
+                columns[name][rows[local]] = torch.from_numpy(by_name[name])
     return {
         PATH_WEIGHT_COLUMNS[name]: torch.nested.as_nested_tensor(entries, layout=torch.jagged)
         for name, entries in columns.items()
     }
 
 
-def _at_the_end(mask: np.ndarray, size: int) -> np.ndarray:
-    """bool [size], a mask padded at the start."""
-    full = np.zeros(size, dtype=bool)
-    full[size - len(mask) :] = mask != 0
-    return full
+def weights_within(forest: Forest, trained: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """1 / (rows that train the token) where trained, else 0: one float64 array per row, as long as its mask.
+
+    `trained` has a mask per row, nonzero where its token is trained and aligned with the row's end.
+    """
+    marks = [
+        np.pad(mask != 0, (size - len(mask), 0)) for mask, size in zip(trained, forest.row_index.lengths, strict=True)
+    ]
+    weights = once_per_token_weights(forest, forest.row_index.with_values(np.concatenate(marks)))
+    return [row[len(row) - len(mask) :] for row, mask in zip(weights, trained, strict=True)]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
@@ -108,12 +109,15 @@ class Chooser:
         fitting: list[MemoryChoice] = []
         refused: list[MemoryChoice] = []
         lowest, in_vain = math.inf, 0
-        for least_seconds, choices in self._in_groups(forest, head_share):
+        tokens, whole_seconds = forest.num_unique, self._seconds(forest)
+        for capacity in (None, *capacities(tokens)):
+            fewest_cuts = 0 if capacity is None else -(-tokens // capacity) - 1
+            least_seconds = whole_seconds + fewest_cuts * self._partition_seconds
             within = _cheapest(fitting, budget.device)
             if within is not None and within.seconds < least_seconds and budget.device >= SLACK * _least(fitting):
                 break
-            found = choices()
-            if found[0].plan is not None:
+            found = self._ways(forest, capacity, head_share)
+            if capacity is not None:
                 lower = _least(found)
                 lowest, in_vain = (lower, 0) if lower < WORTH_CUTTING * lowest else (lowest, in_vain + 1)
                 if in_vain > PATIENCE:
@@ -126,48 +130,31 @@ class Chooser:
         is_refused = beyond is not None and beyond.order < chosen.order
         return replace(chosen, needs_host=beyond.peak.host) if beyond is not None and is_refused else chosen
 
-    def _in_groups(self, forest: Forest, head_share: float) -> Iterator[tuple[float, Callable[[], list[MemoryChoice]]]]:
-        """Groups of ways, computed when called, each with a lower bound on its seconds; bounds ascend."""
-        yield 0.0, partial(self._whole, forest, head_share)
-        tokens = forest.num_unique
-        whole_seconds = self._seconds(forest)
-        for capacity in capacities(tokens):
-            more = -(-tokens // capacity) - 1
-            bound = whole_seconds + more * self._partition_seconds
-            yield bound, partial(self._at_capacity, forest, capacity, head_share)
-
-    def _whole(self, forest: Forest, head_share: float) -> list[MemoryChoice]:
+    def _ways(self, forest: Forest, capacity: int | None, head_share: float) -> list[MemoryChoice]:
+        """All ways with partitions of at most `capacity` tokens; None: in one forward."""
         tokens, seconds = forest.num_unique, self._seconds(forest)
+        plan = None if capacity is None else quick_plan(forest, capacity)
+        peak_of: Callable[[MemorySaving], Peak] = partial(self.model.whole, tokens, round(head_share * tokens))
+        if plan is not None:
+            peak_of = PartitionedPeak(self.model, plan, head_share=head_share).under
         choices = []
-        for tile in self._tiles(tokens):
-            for layers in range(self.model.shape.layers + 1 if self._moves_inputs else 1):
-                saving = MemorySaving(offloaded_layers=layers, tile_tokens=tile)
-                peak = self.model.whole(tokens, round(head_share * tokens), saving)
-                more = self._saving_seconds(tokens, seconds, saving)
-                choices.append(MemoryChoice(plan=None, saving=saving, peak=peak, seconds=seconds + more))
-        return choices
-
-    def _at_capacity(self, forest: Forest, capacity: int, head_share: float) -> list[MemoryChoice]:
-        plan = quick_plan(forest, capacity)
-        tokens, seconds = forest.num_unique, self._seconds(forest)
-        peaks = PartitionedPeak(self.model, plan, head_share=head_share)
-        choices = []
-        for saving in self._partition_savings(plan.capacity_tokens):
-            peak = peaks.under(saving)
+        for saving in self._savings(plan, tokens):
             more = self._saving_seconds(tokens, seconds, saving)
-            more += (plan.num_partitions - 1) * self._partition_seconds
-            if saving.relays_on_host:
-                more += RELAY_TRIPS * self.model.relayed * plan.relayed_tokens / HOST_BYTES_PER_SECOND
-            choices.append(MemoryChoice(plan=plan, saving=saving, peak=peak, seconds=seconds + more))
+            if plan is not None:
+                more += (plan.num_partitions - 1) * self._partition_seconds
+                if saving.relays_on_host:
+                    more += RELAY_TRIPS * self.model.relayed * plan.relayed_tokens / HOST_BYTES_PER_SECOND
+            choices.append(MemoryChoice(plan=plan, saving=saving, peak=peak_of(saving), seconds=seconds + more))
         return choices
 
-    def _partition_savings(self, capacity: int) -> Iterator[MemorySaving]:
-        layers = (0, self.model.shape.layers) if self._moves_inputs else (0,)
-        relays = (True,) if self.offload is True else (False, True) if self._uses_host else (False,)
-        for tile in self._tiles(capacity):
-            for offloaded in layers:
-                for on_host in relays:
-                    yield MemorySaving(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
+    def _savings(self, plan: PartitionPlan | None, tokens: int) -> Iterator[MemorySaving]:
+        """Any number of offloaded layers in one forward; all or none in partitions, where relays may be offloaded."""
+        every = self.model.shape.layers
+        layers = (0,) if not self._moves_inputs else range(every + 1) if plan is None else (0, every)
+        relays = (self.offload is True, self.offload is True or self._uses_host) if plan is not None else (False,)
+        sizes = self._tiles(tokens if plan is None else plan.capacity_tokens)
+        for tile, offloaded, on_host in product(sizes, layers, dict.fromkeys(relays)):
+            yield MemorySaving(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
 
     def _tiles(self, tokens: int) -> list[int | None]:
         return [

@@ -14,7 +14,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_rl.models.relay import Captured, LayerRelay, LayerTensors
-from tree_rl.training.cuts.host_store import HostStore
 from tree_rl.training.cuts.path_stack import Key, PathStack
 
 Tensors = dict[str, torch.Tensor]
@@ -63,7 +62,7 @@ class CutRelay:
         *,
         past_length: int = 0,
         cuts: tuple[int, ...] = (),
-        store: HostStore | None = None,
+        on_host: bool = False,
     ) -> None:
         """Open the relay of a partition that is about to run.
 
@@ -73,7 +72,8 @@ class CutRelay:
                 stack. No layers at all for a partition of roots.
             past_length: P.
             cuts: tokens of the partition from which children continue.
-            store: host memory for tensors that wait for children outside the stack; None keeps them on the device.
+            on_host: True keeps tensors that wait for children outside the stack in pinned host memory. The compute
+                stream copies them, as it does the stack.
         """
         for tensors in past:
             for tensor in tensors.values():
@@ -84,7 +84,7 @@ class CutRelay:
         self._cuts = cuts
         # Not a bound method: a reference cycle would keep the stack alive until Python's garbage collector runs.
         self.layers = LayerRelay(partial(_past_of, stack, self._past, past_length) if past else None, cuts)
-        self._store = store
+        self._on_host = on_host
         self._kept: list[_Kept] = []
         self._cut_on_stack: int | None = None
 
@@ -127,11 +127,11 @@ class CutRelay:
         past: list[Tensors] = []
         for number, layer in enumerate(self._kept):
             if layer.at_cuts:
-                past.append({name: self._on(path, t)[path.cut].clone() for name, t in layer.tensors.items()})
+                past.append({name: _on(path, t)[path.cut].clone() for name, t in layer.tensors.items()})
                 continue
             past.append({})
             if path.cut != self._cut_on_stack:
-                on_path = {name: self._on(path, t)[path.tokens] for name, t in layer.tensors.items()}
+                on_path = {name: _on(path, t)[path.tokens] for name, t in layer.tensors.items()}
                 self._stack.write(number, self._past_length, on_path)
         self._cut_on_stack = path.cut
         return past
@@ -195,15 +195,18 @@ class CutRelay:
         return self._stack.take_gradient(key, self._past_length, self._past_length + num_tokens)
 
     def _put_aside(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self._store is None else self._store.put(tensor)
-
-    def _on(self, path: CutPath, waiting: torch.Tensor) -> torch.Tensor:
-        """A waiting tensor on the device of `path`."""
-        return waiting if self._store is None else self._store.get(waiting, path.tokens.device)
+        if not (self._on_host and tensor.is_cuda):
+            return tensor
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _past_of(stack: PathStack, past: Sequence[Tensors], length: int, layer: int) -> LayerTensors:
     return past[layer] or stack.past(layer, length)
+
+
+def _on(path: CutPath, waiting: torch.Tensor) -> torch.Tensor:
+    """A waiting tensor on the device of `path`."""
+    return waiting.to(path.tokens.device, non_blocking=True)
 
 
 def _zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:

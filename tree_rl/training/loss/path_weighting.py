@@ -31,19 +31,14 @@ def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
             metrics.append(reported)
         return torch.stack(losses).sum(), metrics
 
-    def of_weighted_tokens(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
-        assert weight_F is not None
-        weight = torch.from_numpy(weight_F)
-        value, reported = loss(outputs.map(lambda output: _ScaleGradient.apply(output, weight.to(output))), members)
-        return value, [reported]
-
-    def plain(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+    def of_tokens(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        if weight_F is not None:
+            weight = torch.from_numpy(weight_F)
+            outputs = outputs.map(lambda output: _ScaleGradient.apply(output, weight.to(output)))
         value, reported = loss(outputs, members)
         return value, [reported]
 
-    if weight_B is not None:
-        return of_weighted_rows
-    return plain if weight_F is None else of_weighted_tokens
+    return of_tokens if weight_B is None else of_weighted_rows
 
 
 class _ScaleGradient(torch.autograd.Function):

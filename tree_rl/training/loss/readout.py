@@ -16,7 +16,7 @@ from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.edges import EdgePlan, request_edges, scatter
+from tree_rl.training.loss.edges import EdgePlan, FlatReads, request_edges, scatter
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted, beside_log_probs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
@@ -30,8 +30,11 @@ partition's forward in the graph if no slot is wanted."""
 class Readout(ABC):
     """Reads slots from a partition's forward and scatters them to the rows."""
 
-    def __init__(self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, device: torch.device) -> None:
+    def __init__(
+        self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, reads: FlatReads, device: torch.device
+    ) -> None:
         self.device = device
+        self._reads = reads
         self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
         self._known = EdgeOutputs.zeros(names, num_slots, device).present()
 
@@ -57,13 +60,15 @@ class Readout(ABC):
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition forward."""
 
-    @abstractmethod
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """Set one output from known values of the rows, [F]."""
+        known = self._known[name].to(torch.promote_types(values_F.dtype, torch.float32))
+        known[self._reads.edge_W] = values_F.to(known)[self._reads.flat_W]
+        self._known[name] = known
 
-    @abstractmethod
     def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
         """Scatter slots to the rows, [F]; differentiable; 0 where nothing is wanted."""
+        return slots.map(lambda value_E: scatter(value_E, self._reads))
 
 
 class EdgeReadout(Readout):
@@ -82,8 +87,7 @@ class EdgeReadout(Readout):
         source_E = edges.source_R[edges.row_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
-        super().__init__(slots_of, len(source_E), names, device)
-        self._reads = edges.reads
+        super().__init__(slots_of, len(source_E), names, edges.reads, device)
         self._requests: list[EdgeRequest] = []
         self._shares: list[EdgeShare | None] = []
         extras = beside_log_probs(names)
@@ -107,36 +111,19 @@ class EdgeReadout(Readout):
         # The sum of an empty slice is 0 and has the graph, even if no edge is wanted.
         return outputs if share is None else outputs.map(share.gather), per_edge.log_prob[:0].sum()
 
-    def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """See `Readout.preset`."""
-        known = self._known[name].to(torch.promote_types(values_F.dtype, torch.float32))
-        known[self._reads.edge_W] = values_F.to(known)[self._reads.flat_W]
-        self._known[name] = known
-
-    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """See `Readout.flat`."""
-        return slots.map(lambda value_E: scatter(value_E, self._reads))
-
 
 class ValueReadout(Readout):
     """Values of all tokens, from a token classifier with one label."""
 
     def __init__(self, forest: Forest, plan: PartitionPlan, *, device: torch.device) -> None:
         slots_of = [partition.tokens for partition in plan.partitions]
-        super().__init__(slots_of, forest.num_unique, (VALUES,), device)
-        self._row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
+        row_index_F = torch.from_numpy(forest.row_index.values.astype(np.int64)).to(device)
+        every_F = torch.arange(forest.num_flat, device=device)
+        reads = FlatReads(flat_W=every_F, edge_W=row_index_F, num_flat=forest.num_flat)
+        super().__init__(slots_of, forest.num_unique, (VALUES,), reads, device)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition and read the values of its tokens."""
         values_n = model(**inputs.model_kwargs()).logits[0, :, 0]
         values = inputs.of_all(values_n)[: len(self._slots_of[partition])]
         return EdgeOutputs(values=values), (values_n[:1] * 0).sum()
-
-    def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """See `Readout.preset`."""
-        self._known[name] = self._known[name].to(values_F.dtype)
-        self._known[name][self._row_index_F] = values_F.to(self.device)
-
-    def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """See `Readout.flat`."""
-        return slots.map(lambda value_N: value_N[self._row_index_F])

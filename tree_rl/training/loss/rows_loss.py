@@ -5,7 +5,6 @@ partitions back-propagate. A token-separable loss needs only the current partiti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,21 +22,18 @@ PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metr
 """A loss that may split the rows into parts and call the host's loss on each; one entry of metrics per part."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsLoss:
-    """The loss of one micro-batch as a function of slots."""
+def slot_gradients(loss: PartsLoss, members: Sequence[int], readout: Readout, slots: EdgeOutputs) -> EdgeOutputs:
+    """dL/dvalue of every slot at the given values; does not run the model.
 
-    loss: PartsLoss
-    """The host's loss with path weights."""
-    members: Sequence[int]
-    """Indices of the micro-batch's rows in the call."""
-    readout: Readout
-
-    def slot_gradients(self, slots: EdgeOutputs) -> EdgeOutputs:
-        """dL/dvalue of every slot at the given values; does not run the model."""
-        with torch.enable_grad():
-            leaves = slots.map(lambda value: value.clone().requires_grad_())
-            loss, _ = self.loss(self.readout.flat(leaves), self.members)
-            named = leaves.present()
-            gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
-        return EdgeOutputs(**dict(zip(named, gradients, strict=True)))
+    Args:
+        loss: the host's loss with path weights.
+        members: indices of the micro-batch's rows in the call.
+        readout: scatters the slots to these rows.
+        slots: values [E].
+    """
+    with torch.enable_grad():
+        leaves = slots.map(lambda value: value.clone().requires_grad_())
+        value, _ = loss(readout.flat(leaves), members)
+        named = leaves.present()
+        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
+    return EdgeOutputs(**dict(zip(named, gradients, strict=True)))

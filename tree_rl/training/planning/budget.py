@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.cost.memory.budget import room_beside, rounded_tokens, working_scale
+from tree_rl.cost.memory.budget import rounded_tokens, working_scale
 from tree_rl.cost.memory.model import GIB, MemoryModel
 
 logger = logging.getLogger(__name__)
@@ -57,43 +57,36 @@ class AutoBudget:
         # Checkpoints of versions without a memory model lack it.
         self.working_scale = state.get("working_scale", 1.0)
 
-    def learn(self, *, live_tokens: int, base_bytes: int, peak_bytes: int, total_bytes: int) -> None:
+    def learn(self, live_tokens: int, *, used_bytes: int, room: float) -> None:
         """Set the budget from one update; all ranks take the smallest. Only the first call has an effect.
 
         Args:
             live_tokens: most unique tokens whose graphs were alive at the same time; 0 on a rank without rows.
-            base_bytes: weights, gradients and optimizer state.
-            peak_bytes: peak allocation of the update.
-            total_bytes: memory of the device.
+            used_bytes: peak allocation of the update, without weights, gradients and optimizer state.
+            room: bytes that forwards may use.
         """
         if self.tokens is not None:
             return
-        mine = NO_LIMIT
-        if live_tokens and peak_bytes > base_bytes:
-            per_token = (peak_bytes - base_bytes) / live_tokens
-            mine = rounded_tokens(room_beside(base_bytes, total_bytes) / per_token)
-        self.tokens, _ = self._agree(mine, 1.0)
+        mine = rounded_tokens(room / (used_bytes / live_tokens)) if live_tokens and used_bytes > 0 else NO_LIMIT
+        self.tokens = int(self._least(mine))
         logger.info("tree.max_tokens=auto: %d unique tokens per forward", self.tokens)
 
     def learn_with(
-        self, model: MemoryModel, predicted: Callable[[MemoryModel], float], *, base_bytes: int, peak_bytes: int,
-        total_bytes: int,
-    ) -> None:  # fmt: skip
+        self, model: MemoryModel, predicted: Callable[[MemoryModel], float], *, used_bytes: int, room: float
+    ) -> None:
         """Correct a memory model by one update and set the budget; all ranks take the largest working set and the
         smallest budget. Only the first call has an effect.
 
         Args:
             model: the uncorrected model.
             predicted: peak of the update that a model predicts; 0 on a rank without rows.
-            base_bytes: this and the other arguments are those of `learn`.
+            used_bytes: this and `room` are those of `learn`.
         """
         if self.tokens is not None:
             return
-        scale = working_scale(model, predicted, peak_bytes - base_bytes)
-        room = room_beside(base_bytes, total_bytes)
         # Ranks compute their budgets with the largest working set, so they agree on it first.
-        _, self.working_scale = self._agree(NO_LIMIT, scale)
-        self.tokens, _ = self._agree(rounded_tokens(model.scaled(self.working_scale).tokens_of(room)), 1.0)
+        self.working_scale = -self._least(-working_scale(model, predicted, used_bytes))
+        self.tokens = int(self._least(rounded_tokens(model.scaled(self.working_scale).tokens_of(room))))
         logger.info(
             "tree.max_tokens=auto: %d unique tokens per forward, %.1f GiB beside weights and optimizer; a layer works "
             "with %.2f times the bytes that the model's shape gives",
@@ -109,18 +102,17 @@ class AutoBudget:
             is_out_of_memory: True if this rank ran out of memory.
             smaller_tokens: the budget that this rank proposes in that case.
         """
-        agreed, _ = self._agree(rounded_tokens(smaller_tokens) if is_out_of_memory else NO_LIMIT, 1.0)
+        agreed = int(self._least(rounded_tokens(smaller_tokens) if is_out_of_memory else NO_LIMIT))
         if agreed == NO_LIMIT:
             return None
         self.tokens = self.most_flat_tokens = agreed
         return agreed
 
-    def _agree(self, tokens: int, scale: float) -> tuple[int, float]:
-        """The smallest tokens and the largest scale of all ranks; a single rank does not wait for its device."""
+    def _least(self, value: float) -> float:
+        """The smallest value of all ranks; a single rank does not wait for its device."""
         if self._num_ranks == 1:
-            return tokens, scale
+            return value
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        agreed = torch.tensor([tokens, -scale], dtype=torch.float64, device=device)
-        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN, group=self._group)
-        least, negative = agreed.tolist()
-        return int(least), -negative
+        least = torch.tensor(value, dtype=torch.float64, device=device)
+        torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=self._group)
+        return least.item()

@@ -4,8 +4,10 @@ Whole groups are packed into forests by unique tokens; groups in which a tree wo
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import NoReturn
 
 import numpy as np
@@ -14,15 +16,14 @@ import torch
 from tree_rl.cost.cost_model import CostModel
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.measured_calls import MeasuredCall
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import ops_of_partitions
 from tree_rl.training.planning.budget import NO_LIMIT, Budget
 from tree_rl.training.planning.knowledge import Knowledge
 from tree_rl.training.planning.plan_memory import PlanMemory
-from tree_rl.training.planning.shared_plan import shared_plan
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, Agreement, SharedPlan, agree_on_ops
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import TreeOptions
 from tree_rl.tree.bins import best_fit
@@ -85,16 +86,12 @@ class Planner:
             flat_tokens=min(host_tokens, known.budget.most_flat_tokens),
         )
         memory = known.memory
-        if memory is not None and memory.scale != known.budget.working_scale:
-            memory.rescale(known.budget.working_scale)
-        failure: RowError | None = None
-        batches: list[MicroBatch] = []
+        chooser = None if memory is None else memory.chooser(known.budget.working_scale)
         try:
-            chooser = None if memory is None else memory.chooser
             batches = plan_micro_batches(call.rows, options, budget, known.calls.model, self._plans, chooser)
         except RowError as error:
-            failure = error
-        if memory is not None and any(batch.choice is not None for batch in batches):
+            self.refuse(error)
+        if memory is not None:
             memory.tell(batches, budget.unique_tokens)
         ops, log_probs_of = "", []
         for batch in batches:
@@ -110,12 +107,11 @@ class Planner:
         may_repeat = self._may_repeat and is_first and not is_repeat
         if context.num_ranks > 1:
             shared, measured = shared_plan(context.ranks, call.rows, batches), known.calls.take_last()
-            agreement = self._agree(ops, may_repeat, is_refused=failure is not None, shared=shared, measured=measured)
-            if failure is None and agreement.is_refused:
+            agreement = agree_on_ops(ops, context.data_parallel, may_repeat=may_repeat, shared=shared, payload=measured)
+            if agreement.is_refused:
                 raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
+            known.calls.learn(agreement.payloads)
             ops, may_repeat = agreement.schedule, agreement.may_repeat
-        if failure is not None:
-            raise failure
         return StepPlan(
             call=call,
             budget=budget,
@@ -131,43 +127,37 @@ class Planner:
         call = replace(plan.call, loss=None, trains=False)
         ops = "".join(FORWARD * batch.num_partitions for batch in plan.batches)
         if self._context.num_ranks > 1:
-            ops = self._agree(ops, plan.may_repeat).schedule
+            ops = agree_on_ops(ops, self._context.data_parallel).schedule
         return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
 
     def refuse(self, error: RowError) -> NoReturn:
         """Tell the other ranks that this one cannot read its rows, so that none of them waits; raises `error`."""
         if self._context.num_ranks > 1:
-            self._agree("", False, is_refused=True)
+            agree_on_ops("", self._context.data_parallel, is_refused=True)
         raise error
-
-    def _agree(
-        self,
-        ops: str,
-        may_repeat: bool,
-        *,
-        is_refused: bool = False,
-        shared: SharedPlan | None = None,
-        measured: MeasuredCall | None = None,
-    ) -> Agreement:
-        context = self._context
-        agreement = agree_on_ops(
-            ops,
-            is_refused=is_refused,
-            may_repeat=may_repeat,
-            num_ranks=context.num_ranks,
-            group=context.data_parallel,
-            shared=shared,
-            payload=measured,
-        )
-        if not agreement.is_refused:
-            self._knowledge.calls.learn(agreement.payloads)
-        return agreement
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
         if call.is_separable or not call.trains:
             return None
         known = self._knowledge.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
+
+
+def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[MicroBatch]) -> SharedPlan | None:
+    """Digest of this rank's rows and micro-batches; None without sequence parallelism.
+
+    Ranks that share tokens compare it: with other plans they would mix tokens of different rows.
+    """
+    if ranks is None:
+        return None
+    digest = blake2b(digest_size=16)
+    for array in (rows.token_ids_F, rows.offsets, rows.wanted_F):
+        digest.update(array.tobytes())
+    for batch in batches:
+        digest.update(repr((batch.rows, batch.saving)).encode())
+        if batch.plan is not None:
+            digest.update(batch.plan.partition_of_token.tobytes())
+    return tuple(torch.distributed.get_process_group_ranks(ranks.group)), digest.digest()
 
 
 def plan_micro_batches(
@@ -214,22 +204,11 @@ def plan_micro_batches(
             batches.append(_large_batch(part, group, large, budget.unique_tokens, config, plans, chooser))
     for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
         part = forest.select_rows(packed.rows)
-        batches.append(
-            MicroBatch(
-                rows=tuple(packed.rows.tolist()),
-                offsets=part.row_index.offsets,
-                forest=part,
-                flat_tokens=part.num_flat,
-                unique_tokens=part.num_unique,
-            )
-        )
+        batches.append(MicroBatch(rows=tuple(packed.rows.tolist()), offsets=part.row_index.offsets, forest=part))
     for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
         members = [flat_rows[index] for index in bin_]
         offsets = offsets_of(forest.row_index.lengths[members])
-        tokens = int(offsets[-1])
-        batches.append(
-            MicroBatch(rows=tuple(members), offsets=offsets, forest=None, flat_tokens=tokens, unique_tokens=tokens)
-        )
+        batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))
     return batches if config.path_weighting == "verl" else _with_weights(batches, forest, rows, config)
 
 
@@ -255,8 +234,6 @@ def _large_batch(
         offsets=part.row_index.offsets,
         forest=part,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
-        flat_tokens=part.num_flat,
-        unique_tokens=part.num_unique,
         saving=MemorySaving(relays_on_host=config.offload is True) if choice is None else choice.saving,
         choice=choice,
     )

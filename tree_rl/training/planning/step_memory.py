@@ -28,7 +28,7 @@ class StepMemory:
         num_ranks: int,
         sequence_parallel: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        """Bind a model; available host memory is measured on the first `rescale`.
+        """Bind a model; available host memory is measured for the first `chooser`.
 
         Args:
             model: memory model of the module, uncorrected.
@@ -38,18 +38,17 @@ class StepMemory:
         """
         self.model = model
         self._offload, self._num_ranks, self._sequence_parallel = offload, num_ranks, sequence_parallel
-        self.scale: float | None = None
-        """Current correction of the model's working set; None before the first `rescale`."""
-        self.chooser: Chooser | None = None
-        """Chooses how a group beyond the budget runs; a new object for each correction."""
+        self._chooser: Chooser | None = None
         self._logged: set[tuple[bool, bool, bool, bool]] = set()
 
-    def rescale(self, working_scale: float) -> None:
-        """Use the model with this correction from now on."""
-        # Host memory is measured once: later, this rank's own buffers would count as taken.
-        host = self._host_bytes() if self.chooser is None else self.chooser.host_bytes
-        model = self.model.scaled(working_scale)
-        self.scale, self.chooser = working_scale, Chooser(model=model, offload=self._offload, host_bytes=host)
+    def chooser(self, working_scale: float) -> Chooser:
+        """Chooses how a group beyond the budget runs; a new object for each correction of the working set."""
+        if self._chooser is None or self._chooser.model.working_scale != working_scale:
+            # Host memory is measured once: later, this rank's own buffers would count as taken.
+            host = self._host_bytes() if self._chooser is None else self._chooser.host_bytes
+            model = self.model.scaled(working_scale)
+            self._chooser = Chooser(model=model, offload=self._offload, host_bytes=host)
+        return self._chooser
 
     def predicted(self, batches: Sequence[MicroBatch], working_scale: float) -> Peak:
         """Largest predicted peaks of the micro-batches."""
@@ -66,7 +65,7 @@ class StepMemory:
 
     def tell(self, batches: Sequence[MicroBatch], tokens: int) -> None:
         """Log each new kind of choice once."""
-        host_bytes = 0.0 if self.chooser is None else self.chooser.host_bytes
+        host_bytes = 0.0 if self._chooser is None else self._chooser.host_bytes
         for choice, batch in ((batch.choice, batch) for batch in batches):
             if choice is None or choice.kind in self._logged:
                 continue

@@ -26,23 +26,16 @@ class Agreement:
     """The `payload` of each rank, in rank order."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedPlan:
-    """A rank's plan, for comparison with the ranks with which it shares tokens."""
-
-    ranks: tuple[int, ...]
-    """Global ranks that share the tokens."""
-    digest: bytes
-    """Digest of the rows and micro-batches."""
+SharedPlan = tuple[tuple[int, ...], bytes]
+"""Global ranks that share tokens, and a digest of the rows and micro-batches of one of them."""
 
 
 def agree_on_ops(
     ops: str,
-    *,
-    is_refused: bool,
-    may_repeat: bool,
-    num_ranks: int,
     group: torch.distributed.ProcessGroup | None,
+    *,
+    is_refused: bool = False,
+    may_repeat: bool = False,
     shared: SharedPlan | None = None,
     payload: Any = None,
 ) -> Agreement:
@@ -50,17 +43,16 @@ def agree_on_ops(
 
     Args:
         ops: this rank's ops, "F" and "B".
+        group: the ranks that run in lock-step.
         is_refused: True if this rank refused its rows.
         may_repeat: True if this rank can run the call again without losing anything.
-        num_ranks: size of `group`.
-        group: the ranks that run in lock-step.
         shared: this rank's plan under sequence parallelism.
         payload: anything else to send to all ranks; it is pickled.
 
     Raises:
         RuntimeError: ranks that share tokens have planned differently; all ranks raise it.
     """
-    gathered: list[Any] = [None] * num_ranks
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(gathered, (ops, is_refused, may_repeat, shared, payload), group=group)
     ops_of_rank, refused, repeatable, plans, payloads = zip(*gathered, strict=True)
     if not any(refused):
@@ -75,9 +67,8 @@ def agree_on_ops(
 
 def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
     digests: dict[tuple[int, ...], set[bytes]] = {}
-    for plan in plans:
-        if plan is not None:
-            digests.setdefault(plan.ranks, set()).add(plan.digest)
+    for ranks, digest in (plan for plan in plans if plan is not None):
+        digests.setdefault(ranks, set()).add(digest)
     unlike = [list(ranks) for ranks, found in digests.items() if len(found) > 1]
     if unlike:
         raise RuntimeError(

@@ -55,6 +55,11 @@ class Partition:
         """n, tokens of the partition."""
         return len(self.tokens)
 
+    @property
+    def relayed_tokens(self) -> np.ndarray:
+        """int32, ascending indices in the partition of the tokens on any path to one of its cuts."""
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int32), *(cut.path for cut in self.cuts)]))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PartitionPlan:

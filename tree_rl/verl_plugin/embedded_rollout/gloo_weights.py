@@ -5,12 +5,8 @@ verl's other backends need GPUs; `tree_separate_async` uses this one without the
 """
 
 import asyncio
-import json
-import math
-from collections.abc import AsyncGenerator, Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Generator
 from datetime import timedelta
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,7 @@ import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, pack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import pack, unpack
 
 BACKEND = "gloo"
 SENDER = 0
@@ -88,13 +84,13 @@ class GlooCheckpointEngine(CheckpointEngine):
             if self._rank == SENDER:
                 await asyncio.to_thread(self._send, bucket)
         if self._rank == SENDER:
-            await asyncio.to_thread(self._send, [])
+            await asyncio.to_thread(self._send, np.empty(0, dtype=np.uint8))
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Receive (name, tensor) pairs in host memory; `global_steps` is unused."""
         while bucket := await asyncio.to_thread(self._receive):
-            for packed in bucket:
-                yield packed.name, packed.unpack()
+            for named in bucket.items():
+                yield named
 
     def _broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._group is not None, "weights are sent between init_process_group and finalize"
@@ -104,61 +100,11 @@ class GlooCheckpointEngine(CheckpointEngine):
             self._group.broadcast([tensor], options).wait()  # type: ignore[attr-defined]  # torch's stubs lack it
         return tensor
 
-    def _send(self, bucket: list[PackedTensor]) -> None:
-        """Send two lengths, names with shapes, and the bytes of all tensors; an empty bucket ends the weights."""
-        labels = write_labels(bucket)
-        data = np.concatenate([packed.data for packed in bucket]) if bucket else np.zeros(0, dtype=np.uint8)
-        self._broadcast(torch.tensor([len(labels), len(data)]))
-        self._broadcast(torch.frombuffer(bytearray(labels), dtype=torch.uint8))
-        self._broadcast(torch.from_numpy(data))
+    def _send(self, bucket: np.ndarray) -> None:
+        """Send the length and the bytes of a bucket; an empty bucket ends the weights."""
+        self._broadcast(torch.tensor([len(bucket)]))
+        self._broadcast(torch.from_numpy(bucket.copy()))
 
-    def _receive(self) -> list[PackedTensor]:
-        label_bytes, data_bytes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
-        labels = read_labels(self._broadcast(torch.empty(label_bytes, dtype=torch.uint8)).numpy().tobytes())
-        ends = list(accumulate(label.num_bytes for label in labels))
-        if (ends or [0])[-1] != data_bytes:
-            raise ValueError(f"weights from the trainer: {data_bytes} bytes, expected {ends[-1:]} by their shapes")
-        data = self._broadcast(torch.empty(data_bytes, dtype=torch.uint8)).numpy()
-        return [
-            PackedTensor(name=label.name, data=data[end - label.num_bytes : end], dtype=label.dtype, shape=label.shape)
-            for label, end in zip(labels, ends, strict=True)
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Label:
-    """Description of a tensor, sent before its bytes."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def write_labels(bucket: Iterable[PackedTensor]) -> bytes:
-    """Names, dtypes and shapes as JSON, because unpickling another process's data could run code."""
-    labels = [(packed.name, str(packed.dtype).removeprefix("torch."), packed.shape) for packed in bucket]
-    return json.dumps(labels).encode()
-
-
-def read_labels(content: bytes) -> list[Label]:
-    """Read the output of `write_labels`; raises a ValueError for anything else."""
-    try:
-        return [_checked_label(*entry) for entry in json.loads(content)]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"weights from the trainer: expected a list of names, dtypes and shapes, received "
-            f"{content[:60]!r} ({error}); do trainer and rollout run the same version of tree_rl?"
-        ) from error
-
-
-def _checked_label(name: object, dtype_name: object, shape: object) -> Label:
-    dtype = getattr(torch, dtype_name, None) if isinstance(dtype_name, str) else None
-    if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name!r:.60} of dtype {dtype_name!r:.60}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise TypeError(f"shape {shape!r:.60} of {name!r:.60}")
-    return Label(name=name, dtype=dtype, shape=tuple(shape))
+    def _receive(self) -> dict[str, torch.Tensor]:
+        (num_bytes,) = self._broadcast(torch.zeros(1, dtype=torch.int64)).tolist()
+        return unpack(self._broadcast(torch.empty(num_bytes, dtype=torch.uint8)).numpy()) if num_bytes else {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -20,7 +21,7 @@ from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine,
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
-from tree_rl.verl_plugin.embedded_rollout.weight_buckets import PackedTensor, load
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load
 
 
 class HFServer:
@@ -113,7 +114,7 @@ class HFServer:
             },
         )
 
-    async def load_weights(self, bucket: list[PackedTensor]) -> None:
+    async def load_weights(self, bucket: np.ndarray) -> None:
         await self._in_thread(load, self.engine.model, bucket)
 
     async def finish_weights(self, global_steps: int | None) -> None:

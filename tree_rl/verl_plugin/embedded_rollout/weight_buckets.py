@@ -1,69 +1,64 @@
-"""Packs weights into buckets of NumPy arrays, which Ray passes from trainer to rollout server through shared memory.
+"""Packs weights into buckets in the format of safetensors, which cannot run code when it is read.
 
-NumPy has no bfloat16, so every tensor is sent as bytes with its dtype and shape.
+Ray passes a bucket from trainer to rollout server as a NumPy array, through shared memory.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedTensor:
-    """One named weight."""
-
-    name: str
-    """Parameter name in the Hugging Face model."""
-    data: np.ndarray
-    """Bytes of the tensor, uint8 [bytes]."""
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    def unpack(self) -> torch.Tensor:
-        tensor = torch.empty(self.shape, dtype=self.dtype)
-        if self.data.size:
-            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(self.data.copy()))
-        return tensor
-
-
-def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[list[PackedTensor]]:
-    """Group (name, tensor) pairs into buckets of about `bucket_bytes`, each with at least one weight."""
-    bucket: list[PackedTensor] = []
+def pack(weights: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Iterator[np.ndarray]:
+    """Group (name, tensor) pairs into buckets of about `bucket_bytes`, uint8, each with at least one weight."""
+    bucket: dict[str, torch.Tensor] = {}
     filled = 0
     for name, tensor in weights:
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        if bucket and filled + data.nbytes > bucket_bytes:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(PackedTensor(name=name, data=data, dtype=tensor.dtype, shape=tuple(tensor.shape)))
-        filled += data.nbytes
+        # A copy, because the format has no tensors that share memory, as tied weights do.
+        copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        if bucket and filled + copied.nbytes > bucket_bytes:
+            yield np.frombuffer(safetensors.save(bucket), dtype=np.uint8)
+            bucket, filled = {}, 0
+        bucket[name] = copied
+        filled += copied.nbytes
     if bucket:
-        yield bucket
+        yield np.frombuffer(safetensors.save(bucket), dtype=np.uint8)
+
+
+def unpack(bucket: np.ndarray) -> dict[str, torch.Tensor]:
+    """The weights in a bucket by name; raises a ValueError for other bytes."""
+    try:
+        return safetensors.load(bucket.tobytes())
+    except SafetensorError as error:
+        raise ValueError(
+            f"weights from the trainer: expected a bucket of safetensors, received {bucket[:60].tobytes()!r} "
+            f"({error}); do trainer and rollout run the same version of tree_rl?"
+        ) from error
 
 
 @torch.no_grad()
-def load(model: torch.nn.Module, bucket: Iterable[PackedTensor]) -> None:
+def load(model: torch.nn.Module, bucket: np.ndarray) -> None:
     """Copy weights into a model of the same architecture, converted to its dtype.
 
     Raises a KeyError for a parameter that the model lacks, and a ValueError for another shape.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    for packed in bucket:
-        target = targets.get(packed.name, _slice_of_experts(packed.name, targets))
+    for name, weight in unpack(bucket).items():
+        target = targets.get(name, _slice_of_experts(name, targets))
         if target is None:
             raise KeyError(
-                f"weight {packed.name!r} from the trainer: the rollout model has no such parameter, expected names "
+                f"weight {name!r} from the trainer: the rollout model has no such parameter, expected names "
                 f"like {next(iter(targets))!r}. LoRA adapters must be merged: actor_rollout_ref.model.lora.merge=True"
             )
-        if tuple(target.shape) != packed.shape:
+        if target.shape != weight.shape:
             raise ValueError(
-                f"weight {packed.name!r}: expected shape {tuple(target.shape)} of the rollout model, received "
-                f"{packed.shape}; do actor and rollout name the same model.path?"
+                f"weight {name!r}: expected shape {tuple(target.shape)} of the rollout model, received "
+                f"{tuple(weight.shape)}; do actor and rollout name the same model.path?"
             )
-        target.copy_(packed.unpack())
+        target.copy_(weight)
 
 
 EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<projection>gate|up|down)_proj\.weight")

@@ -152,48 +152,35 @@ def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) 
 
 
 @contextmanager
-def without_stock_liger(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """Turn off verl's use of Liger's layers, which patches the modelling file and so every model of the process."""
-    config = engine.model_config
-    engine.model_config = copy.copy(config)
-    vars(engine.model_config)["use_liger"] = False
+def replaced(engine: FSDPEngineWithLMHead, **attributes: Any) -> Iterator[None]:
+    """Give an engine other attributes while one of verl's builders runs."""
+    before = {name: getattr(engine, name) for name in attributes}
+    vars(engine).update(attributes)
     try:
         yield
     finally:
-        engine.model_config = config
+        vars(engine).update(before)
 
 
-@contextmanager
-def without_stock_sequence_parallel(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """Turn off verl's Ulysses, which needs divisible key-value heads and slices the inputs of some models."""
-    size, engine.ulysses_sequence_parallel_size = engine.ulysses_sequence_parallel_size, 1
-    try:
-        yield
-    finally:
-        engine.ulysses_sequence_parallel_size = size
+def without_liger(model_config: Any) -> Any:
+    """A config without verl's use of Liger's layers, which patches the modelling file and so every model of the
+    process."""
+    config = copy.copy(model_config)
+    vars(config)["use_liger"] = False
+    return config
 
 
-@contextmanager
-def without_pinned_offload(engine: FSDPEngineWithLMHead) -> Iterator[None]:
-    """Turn off verl's offload of a forward-only model to pinned host memory, which needs CUDA."""
-    config = engine.engine_config
-    if get_device_name() != "cpu" or not (config.forward_only or config.offload_policy):
-        yield
-        return
-    engine.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
-    engine._is_offload_param = engine._is_offload_optimizer = False
-    try:
-        yield
-    finally:
-        engine.engine_config = config
+def without_pinned_offload(engine_config: Any) -> Any:
+    """On a CPU, a config without verl's offload of a forward-only model to pinned host memory, which needs CUDA."""
+    if get_device_name() != "cpu" or not (engine_config.forward_only or engine_config.offload_policy):
+        return engine_config
+    return dataclasses.replace(engine_config, forward_only=False, offload_policy=False)
 
 
-@contextmanager
-def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> Iterator[None]:
-    """Do not shard layers that contain an embedding, such as those of image towers: verl also shards untied embeddings
-    separately, and FSDP2 cannot shard a weight twice."""
-    config = engine.engine_config
-    policy = dict(config.wrap_policy or {})
+def without_nested_shards(engine_config: Any, module: nn.Module) -> Any:
+    """A config that does not shard layers that contain an embedding, such as those of image towers: verl also shards
+    untied embeddings separately, and FSDP2 cannot shard a weight twice."""
+    policy = dict(engine_config.wrap_policy or {})
     layers = sorted(getattr(module, "_no_split_modules", None) or ())
     with_embedding = {
         type(layer).__name__
@@ -201,14 +188,9 @@ def without_nested_shards(engine: FSDPEngineWithLMHead, module: nn.Module) -> It
         if type(layer).__name__ in layers and any(isinstance(part, nn.Embedding) for part in layer.modules())
     }
     if policy.get("transformer_layer_cls_to_wrap") or not with_embedding:
-        yield
-        return
-    kept = [layer for layer in layers if layer not in with_embedding]
-    engine.engine_config = dataclasses.replace(config, wrap_policy={**policy, "transformer_layer_cls_to_wrap": kept})
-    try:
-        yield
-    finally:
-        engine.engine_config = config
+        return engine_config
+    policy["transformer_layer_cls_to_wrap"] = [layer for layer in layers if layer not in with_embedding]
+    return dataclasses.replace(engine_config, wrap_policy=policy)
 
 
 def zero_gradients_of_towers(module: nn.Module) -> None:

@@ -258,7 +258,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         build.choose_flat_attention(self.model_config.hf_config)
         fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
         uses_liger = build.uses_liger(self.model_config, **fused)
-        with build.without_stock_liger(self), build.without_stock_sequence_parallel(self):
+        # Not verl's Ulysses either: it needs divisible key-value heads and slices the inputs of some models.
+        stock = {"model_config": build.without_liger(self.model_config), "ulysses_sequence_parallel_size": 1}
+        with build.replaced(self, **stock):
             module: Any = self._stock_module()
         if uses_liger:
             use_liger_layers(module, **fused)
@@ -288,7 +290,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
-        with build.without_pinned_offload(self), build.without_nested_shards(self, self._plain_module):
+        config = build.without_pinned_offload(self.engine_config)
+        if config is not self.engine_config:
+            self._is_offload_param = self._is_offload_optimizer = False
+        with build.replaced(self, engine_config=build.without_nested_shards(config, self._plain_module)):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
 

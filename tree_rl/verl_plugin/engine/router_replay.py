@@ -6,7 +6,6 @@ Legend: B rows, F flat tokens of all rows, L decoder layers, K experts per token
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from tensordict import TensorDict
@@ -17,6 +16,7 @@ from tree_rl.models.support import UnsupportedModelError
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
+from tree_rl.verl_plugin.engine.rows_in import jagged
 from tree_rl.verl_plugin.options import RECORDED, REPLAY_KEY, REPLAYS, ROLLOUT, ROUTES
 
 
@@ -69,7 +69,10 @@ class RouterReplay:
                 ROLLOUT: "set actor_rollout_ref.rollout.enable_rollout_routing_replay=True and a rollout that records",
             }
             raise RowError(f"{REPLAY_KEY}={self._mode}: the rows carry no {ROUTES}; {source[self._mode]}")
-        offsets, routes_FLK = _jagged(data[ROUTES])
+        if not data[ROUTES].is_nested:
+            shape = tuple(data[ROUTES].shape)
+            raise RowError(f"{ROUTES}: expected a nested tensor of whole rows, received a padded {shape}")
+        offsets, routes_FLK = jagged(data[ROUTES])
         lengths, expected = np.diff(offsets), np.diff(rows.offsets)
         wrong = np.flatnonzero(lengths != expected)
         if len(wrong):
@@ -94,10 +97,3 @@ class RouterReplay:
             row = int(np.searchsorted(rows.offsets, int(outside.argmax()), side="right")) - 1
             raise RowError(f"{rows.label_B[row]}: {ROUTES} names an expert outside [0, {hooks.num_experts})")
         return drop_filler(routes) if hooks.experts_per_token > 1 else routes
-
-
-def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and values of a nested tensor, on the host."""
-    if not nested.is_nested:
-        raise RowError(f"{ROUTES}: expected a nested tensor of whole rows, received a padded {tuple(nested.shape)}")
-    return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()

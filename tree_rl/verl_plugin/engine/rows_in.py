@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from tree_rl.cost.balance.batch import number_groups
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
 from tree_rl.training.rows import Rows
@@ -90,15 +91,13 @@ def read_rows(
             weight outside (0, 1], or a temperature that is not above 0; names the row.
     """
     labels = _labels(data)
-    offsets, token_ids_F = _jagged(data["input_ids"])
+    offsets, token_ids_F = jagged(data["input_ids"])
     lengths = np.diff(offsets)
     _refuse(lengths == 0, labels, "has no tokens; drop it before training")
     if max_positions is not None:
         _refuse(lengths > max_positions, labels, f"is longer than the model's {max_positions} positions", lengths)
-    outside = (token_ids_F < 0) | (token_ids_F >= vocab_size)
-    if outside.any():
-        flat = int(np.flatnonzero(outside)[0])
-        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+    outside_F = (token_ids_F < 0) | (token_ids_F >= vocab_size)
+    for row, flat in _first(outside_F, offsets):
         raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
     if "position_ids" in data:
         _check_positions(data["position_ids"], offsets, labels, first_position)
@@ -115,7 +114,7 @@ def read_rows(
         wanted_F=wanted_F,
         counted_F=wanted_F & kept_F,
         temperature_B=_temperatures(data, labels),
-        group_B=_groups(data, len(lengths)),
+        group_B=number_groups([str(uid) for uid in data["uid"]] if "uid" in data else [""] * len(lengths)),
         label_B=tuple(labels),
         weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
     )
@@ -128,15 +127,13 @@ def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], 
         position_ids = torch.nested.as_nested_tensor(
             [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
         )
-    position_offsets, given_F = _jagged(position_ids)
+    position_offsets, given_F = jagged(position_ids)
     lengths, given_lengths = np.diff(offsets), np.diff(position_offsets)
     _refuse(given_lengths != lengths, labels, "has another number of position_ids than tokens", given_lengths)
     begin_B = given_F[offsets[:-1]]
     expected_F = np.arange(len(given_F)) + np.repeat(begin_B - offsets[:-1], lengths)
     odd_F = given_F != expected_F
-    if odd_F.any():
-        flat = int(np.flatnonzero(odd_F)[0])
-        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+    for row, flat in _first(odd_F, offsets):
         raise RowError(
             f"{labels[row]}: position_ids holds {given_F[flat]} for token {flat - offsets[row]}; expected "
             f"{expected_F[flat]}: on a tree a token's position is its depth. Let positions count the row's tokens, or "
@@ -155,7 +152,7 @@ def _path_weights(
     column = PATH_WEIGHT_COLUMNS.get(path_weighting)
     if column is None or column not in data:
         return None
-    weight_offsets, given = _jagged(data[column])
+    weight_offsets, given = jagged(data[column])
     lengths, given_lengths = np.diff(offsets), np.diff(weight_offsets)
     _refuse(given_lengths > lengths, labels, f"has more entries of {column} than tokens", given_lengths)
     weight_F = np.zeros(int(offsets[-1]))
@@ -163,22 +160,27 @@ def _path_weights(
     counts_F = np.zeros(len(weight_F), dtype=bool)
     counts_F[1:] = counted_F[:-1]
     wrong_F = counts_F & ~((weight_F > 0) & (weight_F <= 1))
-    if wrong_F.any():
-        flat = int(np.flatnonzero(wrong_F)[0])
-        row = int(np.searchsorted(offsets, flat, side="right")) - 1
+    for row, flat in _first(wrong_F, offsets):
         raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
     scale = float(tu.get_non_tensor_data(data=data, key=PATH_WEIGHT_SCALE, default=1.0))
     return np.where(counts_F, scale * weight_F, 0.0)
 
 
-def _jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
+def _first(bad_F: np.ndarray, offsets: np.ndarray) -> list[tuple[int, int]]:
+    """Row and flat position of the first bad token, in a list; empty if none is bad."""
+    return [
+        (int(np.searchsorted(offsets, flat, side="right")) - 1, flat) for flat in np.flatnonzero(bad_F)[:1].tolist()
+    ]
+
+
+def jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and values of a nested tensor, on the host."""
     return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()
 
 
 def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
     """bool [F], positions whose next token has mask 1. Masks are aligned with the row's end."""
-    mask_offsets, mask = _jagged(loss_mask)
+    mask_offsets, mask = jagged(loss_mask)
     lengths, mask_lengths = np.diff(offsets), np.diff(mask_offsets)
     _refuse(mask_lengths > lengths, labels, "has a loss mask longer than the row", mask_lengths)
     entries = np.flatnonzero(mask)
@@ -207,15 +209,6 @@ def _temperatures(data: TensorDict, labels: list[str]) -> np.ndarray:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float | np.number) else float("nan")
-
-
-def _groups(data: TensorDict, num_rows: int) -> np.ndarray:
-    if "uid" not in data:
-        return np.zeros(num_rows, dtype=np.int64)
-    uids = np.array([str(uid) for uid in data["uid"]], dtype=object)
-    _, first, inverse = np.unique(uids.astype(str), return_index=True, return_inverse=True)
-    order_of_appearance = np.argsort(np.argsort(first))
-    return order_of_appearance[inverse].astype(np.int64)
 
 
 def _labels(data: TensorDict) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tree_rl.verl_plugin.resume.file_marks import FileMark, open_regular, sync_folder
+from tree_rl.verl_plugin.resume.file_marks import FileMark, read_regular, sync_folder
 
 RECORD = "tree_checkpoint.json"
 STATE = "tree_trainer.json"
@@ -69,15 +69,13 @@ def read_record(folder: Path) -> Record | None:
     path = folder / RECORD
     if not folder.is_dir():
         raise DamagedCheckpointError(f"{folder} is no folder")
-    try:
-        with open_regular(path) as stream:
-            content = stream.readall()
-    except FileNotFoundError:
+    content, reason = read_regular(path)
+    if reason is not None:
+        raise DamagedCheckpointError(f"{path} cannot be read: {reason}")
+    if content is None:
         if (folder / STATE).exists() or any(folder.glob("*/tree_engine_*.json")):
-            raise DamagedCheckpointError(f"{path} is missing") from None
+            raise DamagedCheckpointError(f"{path} is missing")
         return None
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
         return _parse(json.loads(content), folder.name)
     except (ValueError, RecursionError) as error:

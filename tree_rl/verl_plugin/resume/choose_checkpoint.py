@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER, folder_of_step, steps_in
 from tree_rl.verl_plugin.resume.checkpoint_record import DamagedCheckpointError, Record, read_record, write_atomically
-from tree_rl.verl_plugin.resume.file_marks import open_regular
+from tree_rl.verl_plugin.resume.file_marks import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,7 @@ def _refuse_to_start_over(root: Path, tracker: str | None, choice: FoundCheckpoi
 
 def _tracker_text(path: Path) -> str | None:
     """Content of the tracker; None if there is none, and the error's text if it cannot be read."""
-    try:
-        with open_regular(path) as stream:
-            return stream.read(100).decode("ascii", errors="backslashreplace").strip()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return f"<{error.strerror}>"
+    content, reason = read_regular(path)
+    if reason is not None:
+        return f"<{reason}>"
+    return None if content is None else content[:100].decode("ascii", errors="backslashreplace").strip()

@@ -47,6 +47,17 @@ def open_regular(path: Path) -> io.FileIO:
     return io.FileIO(descriptor, closefd=True)
 
 
+def read_regular(path: Path) -> tuple[bytes | None, str | None]:
+    """Content of a regular file, None if there is none; and the reason if it cannot be read."""
+    try:
+        with open_regular(path) as stream:
+            return stream.readall(), None
+    except FileNotFoundError:
+        return None, None
+    except OSError as error:
+        return None, str(error.strerror)
+
+
 def seal_files(folder: Path, names: Iterable[str]) -> dict[str, FileMark]:
     """Flush files and their folders to the disk; return the files' marks."""
     names = sorted(names)

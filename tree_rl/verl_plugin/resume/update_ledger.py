@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tree_rl.verl_plugin.resume.checkpoint_record import write_atomically
-from tree_rl.verl_plugin.resume.file_marks import open_regular
+from tree_rl.verl_plugin.resume.file_marks import read_regular
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,8 @@ def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
     """
     path = root / LEDGER
     saved = None if checkpoint is None else checkpoint / LEDGER
-    there, problem = _read(path)
+    content, reason = read_regular(path)
+    there, problem = content or b"", reason and f"cannot be read ({reason})"
     if saved is not None and saved.is_file():
         content = saved.read_bytes()
         if not there.startswith(content):
@@ -87,17 +88,6 @@ def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
             f"trainer.default_local_dir={root}: {path} cannot be written: {error.strerror}; expected a folder that the "
             "trainer may write"
         ) from error
-
-
-def _read(path: Path) -> tuple[bytes, str | None]:
-    """Content of a file, and the reason if it cannot be read."""
-    try:
-        with open_regular(path) as stream:
-            return stream.readall(), None
-    except FileNotFoundError:
-        return b"", None
-    except OSError as error:
-        return b"", f"cannot be read ({error.strerror})"
 
 
 def _step_of(line: bytes) -> int | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tree_rl.tree import Forest
+from tree_rl.verl_plugin.path_weights import weights_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,15 +80,8 @@ def trained_token_weights(
     for rows in sessions.rows_of_session:
         if len(rows) == 1:
             continue
-        forest = Forest.from_rows([row_tokens[row] for row in rows])
-        response_index = [
-            forest.row_index[local][len(row_tokens[row]) - response_lengths[row] :] for local, row in enumerate(rows)
-        ]
+        tokens = [row_tokens[row] for row in rows]
         trained = [trained_BT[row, : response_lengths[row]] for row in rows]
-        uses_N = np.zeros(forest.num_unique, dtype=np.int64)
-        for index, mask in zip(response_index, trained, strict=True):
-            uses_N[index[mask]] += 1
-        for row, index, mask in zip(rows, response_index, trained, strict=True):
-            shares = np.where(mask, 1.0 / np.maximum(uses_N[index], 1), 0.0)
-            weights_BT[row, : response_lengths[row]] = torch.from_numpy(shares).to(weights_BT)
+        for row, weight in zip(rows, weights_within(Forest.from_rows(tokens), trained), strict=True):
+            weights_BT[row, : len(weight)] = torch.from_numpy(weight).to(weights_BT)
     return weights_BT
