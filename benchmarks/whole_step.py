@@ -11,7 +11,6 @@ own and runs the arms side by side.
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,9 +24,7 @@ from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-FOLDERS = [str(REPOSITORY / name) for name in ("", "kernels", "benchmarks", "recipes", "recipes/swe_tasks")]
-"""Folders in which every process finds packages, recipes and tasks."""
-sys.path[:0] = FOLDERS[2:4]
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
 from quickstart.progress import Phase, run_phase  # noqa: E402
 from scripted_steps.arms import ARMS, STOCK, TREE, Run  # noqa: E402
 from scripted_steps.gpu_watch import watched  # noqa: E402
@@ -35,11 +32,10 @@ from scripted_steps.inputs import save_agent_loop, save_prompts  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
 from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
 from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
+from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
-MARK = "TREE_RL_WHOLE_STEP"
-"""Variable that identifies the processes of a run."""
 PACKAGES = ("torch", "triton", "transformers", "verl", "vllm", "ray", "flash-attn", "flash-attn-4", "liger-kernel")
 
 
@@ -70,26 +66,6 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}
     return arguments
-
-
-def python_path() -> str:
-    """`PYTHONPATH` of the processes of a run."""
-    return os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-
-
-def end_leftovers(mark: str) -> None:
-    """End processes that outlived their run, such as a vLLM engine whose server was killed.
-
-    Args:
-        mark: value of the variable `MARK` in their environment.
-    """
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:
-            continue
 
 
 def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""The benchmark of learning on software tasks: where its arms run, and how it counts."""
+
+import argparse
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import swe_learning
+from quickstart.progress import PhaseFailedError
+from swe_learning_figures import Drawn, measured, rows_folder
+
+
+def arguments_of(folder: Path, *arms: str, per_gpu: int = 1) -> argparse.Namespace:
+    names = {"at_once": True, "gpus": ["4", "5"], "seed": 3, "deadline": 1e6, "started": 0.0, "rollout": "vllm"}
+    sizes = {"arms": list(arms), "arms_per_gpu": per_gpu, "device": "gpu"}
+    return argparse.Namespace(output=folder, csv=folder / "figures.csv", **names, **sizes)
+
+
+def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = arguments_of(tmp_path, "tree", "flat", "flat_again", "longest", "tree_float32", per_gpu=2)
+    placed: dict[str, tuple[int, str | None]] = {}
+    together, ended = threading.Barrier(4, timeout=20.0), threading.Event()
+
+    def run_arm(arguments: argparse.Namespace, name: str, place: tuple[int, str | None], model: str) -> None:
+        placed[name] = place
+        if name == "tree_float32":
+            ended.set()
+            return
+        together.wait()
+        if name == "flat":
+            raise PhaseFailedError("ran past its limit")
+        assert ended.wait(20.0), "the fifth arm waits for no more than one of the four"
+
+    monkeypatch.setattr(swe_learning, "run_arm", run_arm)
+    monkeypatch.setattr(swe_learning.time, "sleep", lambda seconds: None)
+    assert not swe_learning.train(arguments, "model", {}), "an arm failed"
+    assert sorted(placed[name] for name in arguments.arms[:4]) == [(0, "4"), (1, "5"), (2, "4"), (3, "5")]
+    assert placed["tree_float32"] == placed["flat"]
+
+
+def test_rows_are_counted_as_they_are_written_and_compared_within_a_precision(tmp_path: Path) -> None:
+    drawn = {
+        "tree": {1: [1, 2, 3]},
+        "flat": {1: [1, 2, 4], 2: [1]},
+        "flat_again": {1: [1, 4, 5]},
+        "tree_float32": {1: [6, 7]},
+        "flat_float32": {1: [6, 7]},
+    }
+    arguments = arguments_of(tmp_path, *drawn)
+    for arm, steps in drawn.items():
+        rows_folder(arguments, arm).mkdir()
+        rows = [{"step": s, "prompt_ids": [0], "response_ids": [token]} for s in steps for token in steps[s]]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (rows_folder(arguments, arm) / "train-0.jsonl").write_text(lines)
+        metrics = [{"step": step, "data": {"tree/session_score/mean": 0.5}} for step in steps]
+        (tmp_path / f"{arm}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    counter = Drawn()
+    file = rows_folder(arguments, "tree") / "train-0.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[:-20])
+    assert counter.rows(file.parent)[1].total() == 2, "a row that is still being written waits"
+    file.write_text(whole)
+    lines_of_csv = measured(arguments, {}, counter)
+    same = {
+        (line["arm"], line["step"]): (line["rows_as_in_tree_arm"], line["rows_as_in_flat_arm"]) for line in lines_of_csv
+    }
+    assert same == {
+        ("tree", 1): (3, 2),
+        ("flat", 1): (2, 3),
+        ("flat", 2): ("", 1),
+        ("flat_again", 1): (1, 2),
+        ("tree_float32", 1): (2, 2),
+        ("flat_float32", 1): (2, 2),
+    }
