@@ -248,13 +248,15 @@ async def group(case: Case, dialect: Dialect, at_once: int) -> list[tuple[list[R
     return list(await asyncio.gather(*(one(seed) for seed in range(case.attempts))))
 
 
-def write_rows(path: Path, rows: Sequence[Row], uid: str) -> None:
-    """Write what `tree-rl inspect` and `tree-rl bench --data` read."""
+def write_rows(path: Path, sessions: Sequence[Sequence[Row]]) -> None:
+    """Write what `tree-rl inspect` and `tree-rl bench --data` read; `--group-by session` looks at single sessions."""
+    rows = [row for own in sessions for row in own]
     masks = [[0] * len(row.prompt_ids) + list(row.response_mask) for row in rows]
     table = {
         "input_ids": pa.array([list(row.token_ids) for row in rows], pa.list_(pa.int32())),
         "response_mask": pa.array(masks, pa.list_(pa.int8())),
-        "uid": [uid] * len(rows),
+        "uid": [path.stem] * len(rows),
+        "session": [str(number) for number, own in enumerate(sessions) for _ in own],
     }
     pq.write_table(pa.table(table), path, compression="zstd", compression_level=19)
 
@@ -273,28 +275,28 @@ def predicted(path: Path) -> dict[str, float]:
 def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, Any]:
     """Record a case; returns its line of the CSV."""
     case = CASES[name]
-    sessions = asyncio.run(group(case, dialect_of(tokenizer, thinks=case.thinks), at_once))
-    rows = [row for own, _ in sessions for row in own]
+    played = asyncio.run(group(case, dialect_of(tokenizer, thinks=case.thinks), at_once))
+    sessions = [own for own, _ in played]
+    rows = [row for own in sessions for row in own]
     path = folder / f"{name}.parquet"
-    write_rows(path, rows, uid=name)
+    write_rows(path, sessions)
     tokens, unique = sum(len(row.token_ids) for row in rows), _unique(rows)
-    first = [own[0] for own, _ in sessions]
     return {
         "case": name,
         "what": case.what,
         "harness": case.harness,
         "version": harness_version(case.harness),
         "sessions": case.attempts,
-        "calls": sum(calls for _, calls in sessions),
+        "calls": sum(calls for _, calls in played),
         "rows": len(rows),
         "tokens": tokens,
         "trained_tokens": sum(sum(row.response_mask) for row in rows),
         "unique_tokens": unique,
         "por": 1 - unique / tokens,
-        "por_within_sessions": 1 - sum(_unique(own) for own, _ in sessions) / tokens,
+        "por_within_sessions": 1 - sum(_unique(own) for own in sessions) / tokens,
         "bound": tokens / unique,
         "longest_row": max(len(row.token_ids) for row in rows),
-        "shared_prompt": _shared(first),
+        "shared_prompt": _shared([own[0] for own in sessions]),
         **predicted(path),
         "command": f"python benchmarks/harness_rows.py {folder.name} --cases {name}",
         **{key: value for key, value in provenance(packages=()).items() if key != "device"},
