@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -40,13 +40,13 @@ from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import NAMESPACE_MARK
-from tree_rl.rollout.transcript import Row, rows_of_calls
+from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.tree import Forest
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 1500
-LIBRARY = Path("/usr/lib/python3.11")
-"""What the model reads. Sandboxes show it."""
+LIBRARY = Path("/usr/lib")
+"""The model reads Python's library there, which sandboxes show."""
 LINES = (12, 150)
 """Fewest and most lines that a step reads: some 100 to 1,600 tokens."""
 WORDS = {"turn": (15, 60), "thought": (80, 300), "summary": (500, 900), "answer": (80, 200)}
@@ -80,10 +80,12 @@ class Case:
     thinks: bool = False
     """The model thinks before each turn, and its template, as Qwen3's, drops thoughts before the latest question."""
     arguments: str = ""
-    context: int = 262_144
-    """Tokens of a call that the gateway takes; a longer one gets status 400."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the harness."""
 
 
+CLAUDE_CODE_COMPACTS = {"CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "19"}
+"""Per cent of 200,000 tokens at which Claude Code compacts."""
 CODEX_COMPACTS = "-c model_context_window=36000 -c model_auto_compact_token_limit=26000"
 CASES: Mapping[str, Case] = {
     "claude_code_attempts": Case(what="parallel attempts", harness="claude_code", attempts=8, steps=30),
@@ -94,7 +96,9 @@ CASES: Mapping[str, Case] = {
         what="two sub-agents each", harness="claude_code", attempts=8, steps=18, sub_agents=6
     ),
     "codex_sub_agents": Case(what="two sub-agents each", harness="codex", attempts=8, steps=20, sub_agents=8),
-    "claude_code_compacts": Case(what="compaction", harness="claude_code", attempts=6, steps=30, context=36_000),
+    "claude_code_compacts": Case(
+        what="compaction", harness="claude_code", attempts=6, steps=30, variables=CLAUDE_CODE_COMPACTS
+    ),
     "codex_compacts": Case(what="compaction", harness="codex", attempts=8, steps=36, arguments=CODEX_COMPACTS),
     "mini_swe_thinks": Case(
         what="the template drops earlier thoughts", harness="mini_swe", attempts=4, steps=20, thinks=True
@@ -111,7 +115,7 @@ def english() -> list[str]:
 @cache
 def library() -> list[tuple[Path, int]]:
     """Files of Python's library, and how many lines each has."""
-    files = [(path, path.read_text(errors="replace").count("\n")) for path in sorted(LIBRARY.glob("*.py"))]
+    files = [(path, path.read_text(errors="replace").count("\n")) for path in sorted(LIBRARY.glob("python3.*/*.py"))]
     return [(path, lines) for path, lines in files if lines > 2 * LINES[1]]
 
 
@@ -212,14 +216,18 @@ def dialect_of(folder: Path, *, thinks: bool) -> Dialect:
     return Dialect(name="hermes", tokenizer=tokenizer, call_end="<|im_end|>", answer_end="<|im_end|>")
 
 
-async def attempt(case: Case, dialect: Dialect, seed: int) -> tuple[list[Row], int]:
-    """One session: its rows, and how many calls it made. Raises `ValueError` if the harness is not installed."""
-    given = {"max_turns": 2 * case.steps} if case.harness == "mini_swe" else {"arguments": case.arguments}
+async def attempt(case: Case, dialect: Dialect, seed: int) -> Sequence[ModelCall]:
+    """The calls of one session. Raises `ValueError` if the harness is not installed."""
+    given = (
+        {"max_turns": 2 * case.steps}
+        if case.harness == "mini_swe"
+        else {"arguments": case.arguments, "variables": case.variables}
+    )
     agent, environment = build(case.harness, given, "swe", {})
     task = build_tasks()[0]
     asked = to_row(task, 0, "train")["prompt"]
     asked[-1]["content"] += "\n\n" + task_mark("main", case.steps)
-    options = GatewayOptions(max_context_tokens=case.context, max_turn_tokens=8192)
+    options = GatewayOptions(max_context_tokens=262_144, max_turn_tokens=8192)
     model = Attempt(dialect=dialect, case=case, seed=seed)
     async with Gateway(tokenizer=dialect.tokenizer, backend=model, options=options) as gateway:
         session = gateway.open_session()
@@ -234,14 +242,14 @@ async def attempt(case: Case, dialect: Dialect, seed: int) -> tuple[list[Row], i
         record = await gateway.close_session(session)
     if done.status != "completed":
         raise RuntimeError(f"attempt {seed} of {case.harness}: {done.status}, {done.detail}")
-    return rows_of_calls(record.calls), len(record.calls)
+    return record.calls
 
 
-async def group(case: Case, dialect: Dialect, at_once: int) -> list[tuple[list[Row], int]]:
+async def group(case: Case, dialect: Dialect, at_once: int) -> list[Sequence[ModelCall]]:
     """All attempts, so many at a time."""
     free = asyncio.Semaphore(at_once)
 
-    async def one(seed: int) -> tuple[list[Row], int]:
+    async def one(seed: int) -> Sequence[ModelCall]:
         async with free:
             return await attempt(case, dialect, seed)
 
@@ -276,7 +284,7 @@ def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, An
     """Record a case; returns its line of the CSV."""
     case = CASES[name]
     played = asyncio.run(group(case, dialect_of(tokenizer, thinks=case.thinks), at_once))
-    sessions = [own for own, _ in played]
+    sessions = [rows_of_calls(calls) for calls in played]
     rows = [row for own in sessions for row in own]
     path = folder / f"{name}.parquet"
     write_rows(path, sessions)
@@ -287,7 +295,8 @@ def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, An
         "harness": case.harness,
         "version": harness_version(case.harness),
         "sessions": case.attempts,
-        "calls": sum(calls for _, calls in played),
+        "calls": sum(map(len, played)),
+        "summaries": sum(call.side == "summary" for calls in played for call in calls),
         "rows": len(rows),
         "tokens": tokens,
         "trained_tokens": sum(sum(row.response_mask) for row in rows),
@@ -326,7 +335,7 @@ def main() -> None:
     for name in arguments.cases:
         try:
             line = play(name, arguments.folder, arguments.tokenizer, arguments.at_once)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             print(f"{name}: {error}")
             continue
         print(*(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in line.items()))
