@@ -84,8 +84,8 @@ class Case:
     """Environment variables of the harness."""
 
 
-CLAUDE_CODE_COMPACTS = {"CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "19"}
-"""Per cent of 200,000 tokens at which Claude Code compacts."""
+CLAUDE_CODE_COMPACTS = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "50"}
+"""Claude Code compacts at so many per cent of its window less 20,000 tokens for an answer."""
 CODEX_COMPACTS = "-c model_context_window=36000 -c model_auto_compact_token_limit=26000"
 CASES: Mapping[str, Case] = {
     "claude_code_attempts": Case(what="parallel attempts", harness="claude_code", attempts=8, steps=30),
@@ -97,7 +97,7 @@ CASES: Mapping[str, Case] = {
     ),
     "codex_sub_agents": Case(what="two sub-agents each", harness="codex", attempts=8, steps=20, sub_agents=8),
     "claude_code_compacts": Case(
-        what="compaction", harness="claude_code", attempts=6, steps=30, variables=CLAUDE_CODE_COMPACTS
+        what="compaction", harness="claude_code", attempts=4, steps=40, variables=CLAUDE_CODE_COMPACTS
     ),
     "codex_compacts": Case(what="compaction", harness="codex", attempts=8, steps=36, arguments=CODEX_COMPACTS),
     "mini_swe_thinks": Case(
