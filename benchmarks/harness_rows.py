@@ -99,7 +99,7 @@ CASES: Mapping[str, Case] = {
     "claude_code_compacts": Case(
         what="compaction", harness="claude_code", attempts=4, steps=40, variables=CLAUDE_CODE_COMPACTS
     ),
-    "codex_compacts": Case(what="compaction", harness="codex", attempts=8, steps=36, arguments=CODEX_COMPACTS),
+    "codex_compacts": Case(what="compaction", harness="codex", attempts=5, steps=36, arguments=CODEX_COMPACTS),
     "mini_swe_thinks": Case(
         what="the template drops earlier thoughts", harness="mini_swe", attempts=4, steps=20, thinks=True
     ),
