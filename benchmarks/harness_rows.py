@@ -305,7 +305,7 @@ def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, An
         "por_within_sessions": 1 - sum(_unique(own) for own in sessions) / tokens,
         "bound": tokens / unique,
         "longest_row": max(len(row.token_ids) for row in rows),
-        "shared_prompt": _shared([own[0] for own in sessions]),
+        "shared_prompt": _shared([max(own, key=lambda row: len(row.token_ids)) for own in sessions]),
         **predicted(path),
         "command": f"python benchmarks/harness_rows.py {folder.name} --cases {name}",
         **{key: value for key, value in provenance(packages=()).items() if key != "device"},
@@ -317,7 +317,7 @@ def _unique(rows: Sequence[Row]) -> int:
 
 
 def _shared(rows: Sequence[Row]) -> int:
-    """Tokens at the start of all rows."""
+    """Number of tokens with which all rows begin."""
     shortest, *others = sorted((row.token_ids for row in rows), key=len)
     return next((at for at, token in enumerate(shortest) if any(other[at] != token for other in others)), len(shortest))
 
