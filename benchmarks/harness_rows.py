@@ -97,7 +97,7 @@ CASES: Mapping[str, Case] = {
     ),
     "codex_sub_agents": Case(what="two sub-agents each", harness="codex", attempts=8, steps=20, sub_agents=8),
     "claude_code_compacts": Case(
-        what="compaction", harness="claude_code", attempts=4, steps=40, variables=CLAUDE_CODE_COMPACTS
+        what="compaction", harness="claude_code", attempts=4, steps=32, variables=CLAUDE_CODE_COMPACTS
     ),
     "codex_compacts": Case(what="compaction", harness="codex", attempts=5, steps=36, arguments=CODEX_COMPACTS),
     "mini_swe_thinks": Case(
