@@ -201,7 +201,7 @@ def _cell(
     wrong = differences(model, record)
     return Cell(
         client=client,
-        version=played.version or _version(client),
+        version=played.version or harness_version(client),
         dialect=dialect,
         stream=stream,
         works=played.is_right and not wrong,
@@ -215,7 +215,7 @@ def _cell(
     )
 
 
-def _version(client: str) -> str:
+def harness_version(client: str) -> str:
     """What a harness says of itself; a library that failed says nothing."""
     if client in CLIENTS:
         return ""

@@ -79,6 +79,20 @@ def test_svg_bars_do_not_overlap():
     assert all(max(end for _, end in line) <= 4000 for line in spans.values())
 
 
+def test_a_drawing_as_wide_as_a_phone_keeps_its_text_inside_and_apart():
+    forest = Forest.from_rows([[0] * 20_000 + [row] * 30_000 for row in range(1, 17)])
+    notes = ElementTree.fromstring(draw_svg(forest, width=390, title="Group attempts")).iter(f"{SVG}text")
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for note in notes:
+        x, width = float(note.attrib["x"]), 0.55 * float(note.attrib["font-size"]) * len(note.text or "")
+        left = x - width * {"start": 0, "middle": 0.5, "end": 1}[note.attrib["text-anchor"]]
+        lines.setdefault(note.attrib["y"], []).append((left, left + width))
+    for line in lines.values():
+        line.sort()
+        assert line[0][0] >= 0 and line[-1][1] <= 390
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(line))
+
+
 def test_svg_escapes_its_title_and_needs_nothing_else():
     svg = draw_svg(Forest.from_rows([[1, 2]]), title="<script>alert(1)</script> & more")
     ElementTree.fromstring(svg)

@@ -49,6 +49,8 @@ DrawGroup = Annotated[
     str | None, typer.Option("--draw-group", help="Group to draw. Default: the one with the most tokens.")
 ]
 
+DrawWidth = Annotated[int, typer.Option("--draw-width", min=200, help="Width of a drawn svg, in pixels.")]
+
 
 def inspect_file(
     file: File,
@@ -65,6 +67,7 @@ def inspect_file(
     as_json: Json = False,
     draw: Draw = None,
     draw_group_named: DrawGroup = None,
+    draw_width: DrawWidth = 960,
 ) -> None:
     """Show what trees would save on the rows in FILE: overlap, bounds, causes of branching, and a verdict.
 
@@ -109,7 +112,7 @@ def inspect_file(
             if memory is not None:
                 say("\n" + format_prediction(memory, update))
         if draw is not None:
-            picture = draw_group(recording.rows, draw_group_named, draw[0], tokenizer)
+            picture = draw_group(recording.rows, draw_group_named, draw[0], tokenizer, draw_width)
             _write(picture, draw[1], quiet=as_json)
         if not as_json:
             assumed = "Qwen2.5-7B; --model names another" if model is None else quoted_path(model)

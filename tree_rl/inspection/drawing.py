@@ -18,7 +18,7 @@ class Picture(StrEnum):
     SVG = "svg"
 
 
-def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None) -> str:
+def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None, width: int) -> str:
     """Draw the forest of one group and return the drawing as text.
 
     Args:
@@ -26,6 +26,7 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
         name: the group; None takes the one with the most tokens.
         picture: text or SVG.
         tokenizer: decodes the segments of a text drawing; None draws only their lengths.
+        width: pixels of an SVG.
 
     Raises:
         RowFileError: no such group.
@@ -38,6 +39,6 @@ def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: P
     chosen = max(groups, key=tokens.__getitem__) if name is None else name
     forest = forest_of([rows[index] for index in groups[chosen]])
     if picture is Picture.SVG:
-        return draw_svg(forest, title=f"Group {quoted(chosen)}")
+        return draw_svg(forest, width=width, title=f"Group {quoted(chosen)}")
     decode = None if tokenizer is None else ChatTokenizer(tokenizer).decode
     return f"Group {quoted(chosen)}: " + draw_text(forest, decode=decode)

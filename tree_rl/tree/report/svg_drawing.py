@@ -5,6 +5,7 @@ The heaviest child continues on its parent's line; the other children get lines 
 
 from html import escape
 from math import ceil, floor, log10
+from textwrap import wrap
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LANE, BAR, MARGIN, TOP, TREE_GAP = 20.0, 13.0, 28.0, 76.0, 10.0
+NARROW, NOTE_LINE, LEGEND = 640, 16.0, 30.0
+"""Pixels: the width below which the legend has a line of its own, a line of the caption, the legend's line."""
 FEW, MANY = (158, 202, 225), (8, 48, 107)
 INK, PALE, GRID = "#1f2933", "#7b8794", "#e8ecf0"
 STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
@@ -37,10 +40,13 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         raise ValueError(f"width: expected at least 200 pixels, received {width}")
     shown = choose_shown(forest, max_segments=max_segments)
     segments = forest.segments
-    y = _lines(forest, shown)
+    caption_lines = wrap(caption(forest), int((width - 2 * MARGIN) / 6.6))
+    legend_top = 40 + NOTE_LINE * len(caption_lines) if width < NARROW else 14.0
+    top = TOP + NOTE_LINE * (len(caption_lines) - 1) + (LEGEND if width < NARROW else 0)
+    y = _lines(forest, shown, top)
     depth_tokens = int((segments.depth + segments.lengths)[shown.segments].max(initial=1))
     scale = (width - 2 * MARGIN - 24) / depth_tokens
-    bottom = max(y.values(), default=TOP) + LANE
+    bottom = max(y.values(), default=top) + LANE
     height = bottom + 26
     most = int(forest.path_count.max()) if forest.num_unique else 1
     parts = [
@@ -48,9 +54,9 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         f'viewBox="0 0 {width} {height:.0f}" style="{STYLE}" role="img">',
         f'<rect width="{width}" height="{height:.0f}" fill="#ffffff"/>',
         _note(MARGIN, 24, title or "Prefix forest", size=15, ink=INK),
-        _note(MARGIN, 43, caption(forest), size=12),
-        *_legend(width, most),
-        *_axis(depth_tokens, scale, bottom),
+        *(_note(MARGIN, 43 + NOTE_LINE * number, line, size=12) for number, line in enumerate(caption_lines)),
+        *_legend(width, legend_top, most),
+        *_axis(depth_tokens, scale, top, bottom, most_labels=width // 110),
     ]
     parts += [_connector(forest, segment, y, scale, most) for segment in y]
     parts += [_bar(forest, shown, segment, y[segment], scale, most) for segment in y]
@@ -59,11 +65,11 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
     return "\n".join([part for part in parts if part] + ["</svg>"])
 
 
-def _lines(forest: Forest, shown: Shown) -> dict[int, float]:
+def _lines(forest: Forest, shown: Shown, top: float) -> dict[int, float]:
     """y of each shown segment: the heaviest child stays on its parent's line, every other child opens a new line."""
     y: dict[int, float] = {}
     continued: set[int] = set()
-    line = TOP - LANE - TREE_GAP
+    line = top - LANE - TREE_GAP
     for segment in shown.segments.tolist():
         parent = int(forest.segments.parent[segment])
         if parent >= 0 and parent not in continued:
@@ -114,24 +120,24 @@ def _connector(forest: Forest, segment: int, y: dict[int, float], scale: float, 
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.4"/>'
 
 
-def _axis(depth_tokens: int, scale: float, bottom: float) -> list[str]:
+def _axis(depth_tokens: int, scale: float, top: float, bottom: float, *, most_labels: int) -> list[str]:
     parts = []
-    step = _round_step(depth_tokens / 8)
+    step = _round_step(depth_tokens / most_labels)
     for position in range(0, depth_tokens + 1, step):
         x = MARGIN + position * scale
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{GRID}"/>')
-        parts.append(_note(x, TOP - 12, f"{position:,}", anchor="middle" if position else "start"))
+        parts.append(f'<line x1="{x:.1f}" y1="{top - 8}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{GRID}"/>')
+        parts.append(_note(x, top - 12, f"{position:,}", anchor="middle" if position else "start"))
     return parts
 
 
-def _legend(width: int, most: int) -> list[str]:
+def _legend(width: int, top: float, most: int) -> list[str]:
     counts = sorted({max(1, round(most ** (step / 4))) for step in range(5)})
     x = width - MARGIN - 30.0 * len(counts)
-    parts = [_note(x - 6, 25, "rows through a segment", anchor="end")]
+    parts = [_note(x - 6, top + 11, "rows through a segment", anchor="end")]
     for number, count in enumerate(counts):
         left = x + 30 * number
-        parts.append(f'<rect x="{left:.1f}" y="14" width="28" height="9" rx="2" fill="{_colour(count, most)}"/>')
-        parts.append(_note(left + 14, 35, f"{count:,}", anchor="middle"))
+        parts.append(f'<rect x="{left:.1f}" y="{top:.0f}" width="28" height="9" rx="2" fill="{_colour(count, most)}"/>')
+        parts.append(_note(left + 14, top + 21, f"{count:,}", anchor="middle"))
     return parts
 
 
