@@ -27,7 +27,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
-from tree_rl.inspection.files.writing import write_whole
+from tree_rl.inspection.files.writing import require_folder_of, write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.overlap_by_group import GroupReport, report_groups, total_of
 from tree_rl.inspection.row import any_trains
@@ -76,6 +76,8 @@ def inspect_file(
     with one_line_errors():
         if as_json and draw is not None and _prints(draw[1]):
             fail("--json and --draw: expected a file for the drawing, received standard output; name one")
+        if draw is not None:
+            require_folder_of(draw[1], "--draw")
         if model is None and gpu_price is not None:
             fail("--gpu-price: expected a model to predict its steps, received none; name one with --model")
         share = chosen_share(update_share, timing)
