@@ -15,12 +15,12 @@ import pyarrow.parquet
 import pytest
 
 from tree_rl import __version__
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.cost.memory.model import GIB, assumed_memory_model
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.verdict.judgement import DENSE, EXPERTS, Reached
@@ -316,6 +316,21 @@ def test_wrong_options_end_in_one_line(tree_rl: Run, rows: Path, config: Path, t
         code, out, err = tree_rl("inspect", rows, *given)
         assert (code, out, err.count("\n")) == (2, "", 1), (given, out, err)
         assert said in err
+
+
+def test_a_name_stands_for_a_config(tree_rl: Run, rows: Path, config: Path, tmp_path: Path) -> None:
+    asked = ("--json", "--gpus", 1)
+    by_file = read(tree_rl("inspect", rows, "--model", config, *asked))
+    for name in ("8b", "qwen3-8b", "Qwen3-8B"):
+        by_name = read(tree_rl("inspect", rows, "--model", name, *asked))
+        for told in (by_file, by_name):
+            told["verdict"].pop("next", None)
+        assert by_name == by_file
+    assert tree_rl("plan", rows, "--model", "8b", "--max-tokens", 8)[0] == 0
+    assert tree_rl("view", rows, "--model", "8b", "--html", tmp_path / "page.html")[0] == 0
+    code, out, err = tree_rl("inspect", rows, "--model", "9b")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "one of tiny, 0.6b, 8b, 32b" in err
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
