@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from math import isfinite
 
 from tree_rl.extras import require_modules
 
@@ -63,11 +64,13 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
                 if values:
                     label = name if dashes == "-" else f"{name}, second run"
                     _line(axes, values, colour, dashes, label)
-        bands = [band for band in BANDS if band.over is None and band.metric in (metric for metric, _ in metrics)]
-        if len(bands) == 1:
-            shown = axes.get_ylim()
-            axes.axhspan(bands[0].low, bands[0].high, color=COLOURS[2], alpha=0.08, linewidth=0, label="normal")
-            axes.set_ylim(shown)
+        names = dict(metrics)
+        for band in BANDS:
+            if band.over is None and band.metric in names and isfinite(band.high):
+                shown = axes.get_ylim()
+                said = f"normal: {names[band.metric]}"
+                axes.axhspan(band.low, band.high, color=COLOURS[2], alpha=0.12, linewidth=0, label=said)
+                axes.set_ylim(shown)
         if section.is_log and any(line.get_ydata().size for line in axes.lines):
             axes.set_yscale("log")
         return _finished(figure, axes)

@@ -2,10 +2,13 @@
 
 const MOST_TEXT = 20_000, MOST_ROWS = 200;
 
-/* First words of a group's first question: what its task is. Empty without a tokenizer. */
-function taskOf(group, roles) {
-  const run = group.text ? group.tracks.role.value.indexOf(roles.indexOf("user")) : -1;
-  return run < 0 ? "" : visible(group.text[run].replace(HEADER, "")).replace(/\s+/g, " ").trim().slice(0, 90);
+/* How a group's first question begins: what its task is. Empty without a tokenizer. */
+function taskOf({ text, tracks }, roles) {
+  const user = roles.indexOf("user"), { value } = tracks.role;
+  let run = text ? value.indexOf(user) : -1, words = "";
+  // Where rows branch inside the question, the runs of the heaviest one follow.
+  for (; run >= 0 && value[run] === user && words.length < 90; run++) words += text[run].replace(HEADER, "");
+  return visible(words).replace(/\s+/g, " ").trim().slice(0, 90);
 }
 
 /* The groups of a step, or all for null. */
