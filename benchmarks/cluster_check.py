@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.results import Columns, read_csv, write_csv
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import StepModel, StepWork
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.text import format_table
 
 Row = Mapping[str, str]

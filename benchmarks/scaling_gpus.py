@@ -52,9 +52,9 @@ from tree_rl.benchmark.against_verl.engines import actor_loss
 from tree_rl.benchmark.against_verl.verl_updates import Side
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.results import read_csv, write_csv
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 
 GRPO = "grpo"

@@ -38,9 +38,9 @@ from many_gpus.verdicts import trunk_report
 from tree_rl.benchmark.against_verl.engines import actor_loss
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.results import read_csv, write_csv
+from tree_rl.cost.model_sizes import MODEL_SIZES
 
 POSITIONS = 1 << 20
 """Positions of the model: its longest row."""

@@ -10,8 +10,8 @@ import torch
 import torch.distributed
 
 from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
-from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.benchmark.provenance import PACKAGES, provenance
+from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 

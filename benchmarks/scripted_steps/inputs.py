@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.benchmark.against_verl.engines import save_random_model
-from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 
 AGENT = "scripted"
 

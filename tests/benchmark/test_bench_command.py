@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from tree_rl.benchmark.against_packed.profiled_update import class_of, time_by_class
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.cost import ModelShape
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row import Row
 
 TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
@@ -53,6 +53,12 @@ def test_updates_are_timed_and_written_with_their_provenance(tmp_path: Path) -> 
     assert output.count("waits inside layers 0") == output.count("longest kernels") == 4
     assert {row["layer_kernels"] for row in rows} == {"transformers"} and "liger_kernel" in rows[0]
     assert (tmp_path / "update_tiny_agents.png").stat().st_size > 5_000
+
+
+def test_a_group_beyond_one_forward_ends_in_one_line() -> None:
+    result = CliRunner().invoke(app, [*TINY, "--row-tokens", "64", "--por", "0.5", "--max-tokens", "100"])
+    said = "--max-tokens 100: expected at least 255, the unique tokens of the largest group at POR 0.5; raise it"
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and said in result.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them")

@@ -12,7 +12,7 @@ from tree_rl.benchmark.against_packed.update import PACKED, ForwardPlan, packed_
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.comparison import TREE
 from tree_rl.benchmark.gradient_gate import GateError
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.models.tree_inputs import TreeInputs
 
 CPU = torch.device("cpu")

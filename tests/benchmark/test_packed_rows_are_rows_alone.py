@@ -10,7 +10,7 @@ from tree_rl.benchmark.against_packed.packed_rows import pack_rows
 from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.against_packed.update import log_probs, packed_planner, tree_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.training.rows_alone import branch_log_probs
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import pytest
 from many_gpus import shares, verdicts
 
 from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.benchmark.results import read_csv
 from tree_rl.cost.balance.batch import paths_of_groups
+from tree_rl.cost.model_sizes import MODEL_SIZES
 
 ROOT = Path(__file__).parents[2]
 SHAPE = MODEL_SIZES["tiny"].shape

@@ -12,7 +12,7 @@ from tree_rl.benchmark.against_packed.random_model import build_model, build_opt
 from tree_rl.benchmark.against_packed.update import PACKED, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import agent_batch
 from tree_rl.benchmark.comparison import TREE
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.recording import Recording

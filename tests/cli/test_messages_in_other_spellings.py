@@ -12,7 +12,7 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from tokenizers import Tokenizer
 
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row

@@ -40,10 +40,10 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path, rows: P
         "/dev/full": "/dev/full: expected a file that can be written: No space left on device",
         str(folder): "expected a file to write, received a folder",
         str(tmp_path / "pipe"): "expected a file that can be written",
-        str(rows / "under" / "a.svg"): "expected a file that can be written: Not a directory",
-        "/proc/nothing/a.svg": "expected a file that can be written",
+        str(rows / "under" / "a.svg"): "found no folder",
+        "/proc/1/a.svg": "expected a file that can be written",
         str(tmp_path / ("n" * 300)): "File name too long",
-        str(tmp_path / "\x1b[31m\n" / ("n" * 300)): "\\x1b[31m\\n",
+        str(tmp_path / "\x1b[31m\n" / "a"): "\\x1b[31m\\n",
     }.items():
         refused(tree_rl("inspect", rows, "--draw", "svg", target), message)
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
@@ -150,12 +150,32 @@ def test_folders_of_results_are_tried_before_the_work(tmp_path: Path, rows: Path
     refused(tree_rl("bench", "--model", "tiny", "--out", rows), f"--out {rows}: expected a folder that can be written")
     refused(tree_rl("precompile", "--cache", rows), f"--cache {rows}: expected a folder that can be written")
     assert rows.read_text().startswith("[")
-    new = tmp_path / "new" / "folder"
+    new = tmp_path / "new"
     require_writable_folder(new, "--out")
-    assert not new.parent.exists()
+    assert not new.exists()
     with pytest.raises(InputError, match="File name too long"):
         write_whole(new / ("n" * 300), b"x")
-    assert not new.parent.exists()
+    assert not new.exists()
+
+
+def test_no_folder_is_made_for_a_path_with_a_typo(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1, "data": {"timing_s/step": 1.0}}\n')
+    before = sorted(tmp_path.iterdir())
+    folder = tmp_path / "no" / "such"
+    for option, given in {
+        "--draw": ("inspect", rows, "--draw", "svg", folder / "a.svg"),
+        "--out": ("report", log, "--out", folder / "a.html"),
+        "--html": ("view", rows, "--html", folder / "a.html"),
+        "recipes": ("recipes", folder / "recipes"),
+        "--cache": ("precompile", "--cache", folder / "cache"),
+    }.items():
+        refused(
+            tree_rl(*given), f"{option} {given[-1]}: expected a path in a folder that exists, found no folder {folder}"
+        )
+    bench = ("bench", "--model", "tiny", "--out", folder / "bench")
+    refused(tree_rl(*bench), f"--out {folder}/bench: expected a path in a folder that exists")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_implementation_that_is_not_there_is_told(tree_rl: Run) -> None:

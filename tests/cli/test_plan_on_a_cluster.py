@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import KEPT, StepModel, StepWork
 from tree_rl.cost.cost_fit import CostFit, Work
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
 

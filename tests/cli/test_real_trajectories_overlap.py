@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
 from tree_rl.inspection.overlap_by_group import report_groups, total_of
@@ -41,6 +42,18 @@ def test_overlap_of_recorded_trajectories(rows_per: RowsPer, num_rows: int, por:
 def test_each_sampled_token_is_trained_once_per_trial(recorded: Recorded) -> None:
     sampled = {per: sum(int(np.sum(row.trained)) for row in rows) for per, rows in recorded.items()}
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
+
+
+def test_merged_calls_are_the_trials_up_to_the_last_answer(recorded: Recorded) -> None:
+    merged, trials = append_rows(recorded[RowsPer.CALL]), recorded[RowsPer.TRIAL]
+    assert len(merged) == len(trials) == 200
+    assert {row.record for row in merged} == {row.record for row in trials}
+    trial_of = {row.record: row for row in trials}
+    for row in merged:
+        trial, end = trial_of[row.record], len(row.token_ids)
+        assert np.array_equal(row.token_ids, trial.token_ids[:end])
+        assert row.trained is not None and trial.trained is not None
+        assert np.array_equal(row.trained, trial.trained[:end]) and not trial.trained[end:].any()
 
 
 def test_a_plan_computes_every_token_once(recorded: Recorded) -> None:

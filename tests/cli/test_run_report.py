@@ -60,10 +60,15 @@ def test_a_report_says_what_the_log_says(tree_rl: Run, tmp_path: Path) -> None:
     text = " ".join(out.split())
     assert "mean reward, first and last 5 steps 0.300, 0.600" in text, said
     assert "token bound of updates (most that trees can give) 5.00 times" in text
-    assert "really left out 4.00 times" in text
+    assert "by the tokens that updates left out 4.00 times" in text
+    # 3 s of updates as trees, 4 times that as rows: 10 + 3 * 3.
+    assert "gain of a whole step, estimated by tokens 1.90 times: rows 19.00 s, trees 10.00 s (3.00 s in" in text
+    assert "slowest rank over the best possible (normal: up to 1.1) 1.25, unusual" in text
+    assert "sessions completed (normal: over half) 0.75" in text and "0.75, unusual" not in text
+    assert "that the client changed (normal: depends on the agent) 0.5" in text and "0.5, unusual" not in text
     assert "rollouts 60%, actor's update 30%" in text
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1 + len(SECTIONS) and "Not in this run" not in page
+    assert page.count("<svg") == 1 + len(SECTIONS) and "<details>" not in page
     for title in ("Reward", "Where the time goes", *(section.title for section in SECTIONS)):
         assert f"<h2>{title}</h2>" in page
     for words in ("the rest", "sessions", "slowest rank", "ended"):
@@ -89,7 +94,12 @@ def test_what_a_run_lacks_is_named_with_its_key(tree_rl: Run, tmp_path: Path) ->
     code, out, _ = tree_rl("report", log_file(tmp_path / "run", [line]), "--out", tmp_path / "page.html")
     assert code == 0 and "steps" in out
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 1 and page.count("Not in this run") == len(SECTIONS)
+    assert page.count("<svg") == page.count("<section>") == 1
+    folded = re.search(
+        r"<details><summary>(\d+) charts without data in this run</summary><ul>(.*)</ul></details>", page
+    )
+    assert folded is not None and int(folded[1]) == folded[2].count("<li>") == len(SECTIONS)
+    assert "gain of a whole step" not in out
     assert "use_kl_loss=true" in page and "tree_sync" in page
 
 

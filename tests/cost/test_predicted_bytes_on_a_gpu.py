@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tree_rl.benchmark.model_sizes import MODEL_SIZES
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import GIB, TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.tree.forest import Forest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"

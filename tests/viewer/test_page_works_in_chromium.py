@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,23 @@ def test_zoom_into_five_thousand_segments(browser: Page, show: Open, key: str) -
         f"\n{key}: {told[0]:,} segments, up to {told[1]:.0f}x; frames {told[2]:.1f} ms, 95 % below {told[3]:.1f} ms; "
         f"drawing {told[4]:.1f} ms, 95 % below {told[5]:.1f} ms"
     )
+
+
+@pytest.mark.slow
+def test_a_slider_shows_the_groups_of_one_step_with_their_tasks(browser: Page, show: Open, roles: RoleReader) -> None:
+    written = [
+        replace(one, row=replace(one.row, group="train step 3 · a")) for one in written_rows(roles, "Mend it")[:2]
+    ]
+    later = [replace(one, row=replace(one.row, group="train step 5 · b")) for one in written_rows(roles, "Test it")[:2]]
+    show([*written, *later], roles, width=390)
+    listed = "[...document.querySelectorAll('#groupList button')].map((one) => one.textContent)"
+    assert len(browser.evaluate(listed)) == 2
+    for at, step, task in ((1, "3", "Mend it"), (2, "5", "Test it")):
+        browser.evaluate(f"byId('step').value = {at}; byId('step').dispatchEvent(new Event('input'))")
+        (only,) = browser.evaluate(listed)
+        assert task in only and browser.evaluate("byId('stepName').textContent") == step
+    browser.evaluate("byId('step').value = 0; byId('step').dispatchEvent(new Event('input'))")
+    assert len(browser.evaluate(listed)) == 2
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    show(written, roles)
+    assert browser.evaluate("byId('stepper').hidden")

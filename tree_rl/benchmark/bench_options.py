@@ -8,7 +8,7 @@ import torch
 
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
-from tree_rl.benchmark.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.row import Row
@@ -71,7 +71,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         for flag, value, known in (("--model", self.model, MODEL_SIZES), ("--dtype", self.precision, DTYPES)):
             if value is not None and value not in known:
-                raise InputError(f"{flag} {value}: expected one of {', '.join(known)}")
+                raise InputError(f"{flag} {quoted(value)}: expected one of {', '.join(known)}")
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
             raise InputError(f"--tree-attention {quoted(self.tree_attention)}: expected one of {', '.join(choices)}")

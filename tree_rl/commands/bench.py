@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows
+from tree_rl.cost.model_sizes import known_name
 from tree_rl.extras import require_modules
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
@@ -98,7 +99,7 @@ def bench_update(
             row_tokens=row_tokens,
             num_groups=groups,
             trained_share=trained_share,
-            model=model,
+            model=known_name(model) or model,
             layers=layers,
             precision=dtype,
             checkpointing=checkpointing,

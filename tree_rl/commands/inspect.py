@@ -1,5 +1,6 @@
 """`tree-rl inspect`: trees, overlap, bounds, predictions and a verdict on rows. Imports neither torch nor verl."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +22,12 @@ from tree_rl.commands.row_options import (
     typed_command,
 )
 from tree_rl.cost.cluster.gpus import Gpu
+from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
-from tree_rl.inspection.files.writing import write_whole
+from tree_rl.inspection.files.writing import require_folder_of, write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.overlap_by_group import GroupReport, report_groups, total_of
 from tree_rl.inspection.row import any_trains
@@ -33,7 +35,7 @@ from tree_rl.inspection.scale.scale_option import MOST_GPUS
 from tree_rl.inspection.text import format_report
 from tree_rl.inspection.verdict.as_json import inspected
 from tree_rl.inspection.verdict.grouping import regroup
-from tree_rl.inspection.verdict.judgement import Verdict
+from tree_rl.inspection.verdict.judgement import DENSE, EXPERTS, Verdict
 from tree_rl.inspection.verdict.prediction import MemoryPrediction, predict_memory, predict_update
 from tree_rl.inspection.verdict.text import format_missing_group, format_prediction, format_verdict
 from tree_rl.inspection.verdict.update_share import chosen_share
@@ -77,6 +79,8 @@ def inspect_file(
     with one_line_errors():
         if as_json and draw is not None and _prints(draw[1]):
             fail("--json and --draw: expected a file for the drawing, received standard output; name one")
+        if draw is not None:
+            require_folder_of(draw[1], "--draw")
         if model is None and gpu_price is not None:
             fail("--gpu-price: expected a model to predict its steps, received none; name one with --model")
         share = chosen_share(update_share, timing)
@@ -84,16 +88,21 @@ def inspect_file(
         recording = read_file(file, tokenizer, rows_per, group_by, model)
         reports = report_groups(recording.rows)
         total = total_of(reports)
+        rows = append_rows(recording.rows)
+        merged = replace(total_of(report_groups(rows)), name="merged") if len(rows) < len(recording.rows) else total
         regrouped = () if recording.has_groups else tuple(regroup(recording))
         column = group_by or (regrouped[0].column if regrouped else None)
-        rows, memory, update = recording.rows, None, None
+        memory, update = None, None
         if model is not None:
             memory = predict_memory(rows, model, gpu, gpus)
             update = predict_update(rows, model, memory, share, gpu_price) if any_trains(rows) else None
         command, more = _next(reports, model, memory)
         verdict = Verdict(
-            token_bound=total.overlap.token_bound,
-            flop_bound=shape.flop_bound(total.overlap),
+            rows=len(recording.rows),
+            prefix_rows=len(recording.rows) - len(rows),
+            token_bound=merged.overlap.token_bound,
+            flop_bound=shape.flop_bound(merged.overlap),
+            reached=EXPERTS if shape.active_experts else DENSE,
             share=share,
             recording=recording,
             regrouped=regrouped,
@@ -104,11 +113,11 @@ def inspect_file(
             else typed_command(command, file, tokenizer, rows_per, group_by, *more),
         )
         if as_json:
-            say(inspected(reports, total, shape, verdict))
+            say(inspected(reports, total, merged, shape, verdict))
         else:
             if not recording.has_groups:
                 say(format_missing_group(verdict) + "\n")
-            say(format_report(reports, total, shape, at_most=groups))
+            say(format_report(reports, total, merged, shape, at_most=groups))
             if memory is not None:
                 say("\n" + format_prediction(memory, update))
         if draw is not None:
@@ -116,7 +125,7 @@ def inspect_file(
             _write(picture, draw[1], quiet=as_json)
         if not as_json:
             assumed = "Qwen2.5-7B; --model names another" if model is None else quoted_path(model)
-            say("\n" + format_verdict(verdict, assumed))
+            say("\n" + format_verdict(verdict, merged, assumed))
 
 
 def _next(

@@ -10,6 +10,7 @@ import tree_rl
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
+from tree_rl.inspection.files.writing import require_folder_of
 
 FOLDERS = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
 """Folders and files that setup.py puts into a wheel."""
@@ -20,6 +21,7 @@ Folder = Annotated[Path, typer.Argument(help="A new or empty folder.")]
 def write_recipes(folder: Folder = Path("tree_rl_recipes")) -> None:
     """Write recipes with their tasks, examples, constraints files and cluster scripts to FOLDER."""
     with one_line_errors():
+        require_folder_of(folder, "recipes")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"recipes {quoted_path(folder)}: expected a new or empty folder, found one with files")
         source = _source()

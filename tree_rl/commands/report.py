@@ -13,7 +13,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_run
 from tree_rl.inspection.files.terminal import one_line_errors, say
-from tree_rl.inspection.files.writing import write_whole
+from tree_rl.inspection.files.writing import require_folder_of, write_whole
 from tree_rl.run_report.report import build_report, compare_rows, summary_rows
 from tree_rl.run_report.terminal import run_table
 
@@ -32,6 +32,7 @@ def report_run(run: Run, against: Against = None, out: Out = Path("report.html")
         if watch:
             watch_run(run)
             return
+        require_folder_of(out, "--out")
         runs = [read_run(path) for path in (run, against) if path is not None]
         write_whole(out, build_report(runs).encode())
         rows = [*summary_rows(runs[0]), *(compare_rows(*runs) if len(runs) > 1 else [])]

@@ -36,7 +36,10 @@ GroupBy = Annotated[
 ]
 Model = Annotated[
     Path | None,
-    typer.Option(help="config.json of the model, or an id in the local cache; sets FLOP bound and vocabulary size."),
+    typer.Option(
+        help="config.json of the model, an id in the local cache, or a name such as 8b or qwen3-30b-a3b; "
+        "sets FLOP bound and vocabulary size."
+    ),
 ]
 Groups = Annotated[int, typer.Option(help="Groups to list.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

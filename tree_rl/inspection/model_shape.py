@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.model_sizes import MODEL_SIZES, known_name
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.hub_cache import folder_of
 from tree_rl.inspection.files.json_text import parse_json
@@ -32,7 +33,7 @@ LARGEST = 2**31 - 1
 
 
 def read_model_shape(path: Path) -> ModelShape:
-    """Sizes from a config.json, its folder or an id in the local Hugging Face cache.
+    """Sizes from a config.json, its folder, an id in the local Hugging Face cache, or a name in `MODEL_SIZES`.
 
     For a Mixture-of-Experts model, those of the experts that one token visits.
 
@@ -44,6 +45,14 @@ def read_model_shape(path: Path) -> ModelShape:
 
 def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
     """The result of `read_model_shape`, whose errors it raises, and the decoder's entries of the file."""
+    if not os.path.exists(path) and path.name == str(path) and path.suffix != ".json":
+        name = known_name(path.name)
+        if name is None:
+            raise InputError(
+                f"--model {quoted(path.name)}: expected a config.json, its folder, an id in the local Hugging Face "
+                f"cache, or one of {', '.join(MODEL_SIZES)}; found none"
+            )
+        return MODEL_SIZES[name].shape, MODEL_SIZES[name].config()
     path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:

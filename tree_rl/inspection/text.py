@@ -21,11 +21,18 @@ CHOICES_SAY = "Predicted peaks, beside weights, gradients and optimizer."
 NAME_LENGTH = 32
 
 
-def format_report(reports: list[GroupReport], total: GroupReport, shape: ModelShape, *, at_most: int) -> str:
-    """Table of at most `at_most` groups, the total, and the causes of branching; `shape` sets the FLOP bound."""
+def format_report(
+    reports: list[GroupReport], total: GroupReport, merged: GroupReport, shape: ModelShape, *, at_most: int
+) -> str:
+    """Table of at most `at_most` groups, the total, the total of merged rows, and the causes of branching.
+
+    `shape` sets the FLOP bound. A total that equals the line above it is left out.
+    """
     lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
     if len(reports) > 1:
         lines.append(_overlap_cells(total, shape))
+    if merged.overlap.paths < total.overlap.paths:
+        lines.append(_overlap_cells(merged, shape))
     table = format_table(OVERLAP, lines)
     if len(reports) > at_most:
         table += f"\n({len(reports) - at_most} more groups in the total; list them with --groups {len(reports)})"

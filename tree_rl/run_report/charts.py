@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from math import isfinite
 
 from tree_rl.extras import require_modules
 
@@ -16,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tree_rl.inspection.files.run_log import RunLog
-from tree_rl.run_report.sections import TIMES, Section
+from tree_rl.run_report.sections import BANDS, TIMES, Section
 
 COLOURS = ("#2f83d6", "#e8590c", "#2f9e44", "#ae3ec9", "#c98a00", "#0ca678", "#d6336c", "#5c7cfa", "#868e96", "#74b816",
            "#15aabf")  # fmt: skip
@@ -63,6 +64,13 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
                 if values:
                     label = name if dashes == "-" else f"{name}, second run"
                     _line(axes, values, colour, dashes, label)
+        names = dict(metrics)
+        for band in BANDS:
+            if band.over is None and band.metric in names and isfinite(band.high):
+                shown = axes.get_ylim()
+                said = f"normal: {names[band.metric]}"
+                axes.axhspan(band.low, band.high, color=COLOURS[2], alpha=0.12, linewidth=0, label=said)
+                axes.set_ylim(shown)
         if section.is_log and any(line.get_ydata().size for line in axes.lines):
             axes.set_yscale("log")
         return _finished(figure, axes)

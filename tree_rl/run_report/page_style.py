@@ -18,6 +18,7 @@ table { border-collapse: collapse; } td { padding: .2rem 1.2rem .2rem 0; border-
 section { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: .8rem 1rem;
   min-width: 0; }
 svg { display: block; width: 100%; height: auto; } section svg text { fill: var(--ink) !important; }
+details { margin-top: 1.2rem; } summary { cursor: pointer; }
 pre { background: var(--panel); padding: 1rem; overflow-x: auto; font-size: 13px; white-space: pre-wrap; }
 code { overflow-wrap: anywhere; } mark { background: var(--mark); color: inherit; }
 """

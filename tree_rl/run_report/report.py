@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from tree_rl.inspection.files.run_log import RunLog
+from tree_rl.inspection.verdict.update_share import SHORTENED, STEP
 from tree_rl.run_report.page_style import page
-from tree_rl.run_report.sections import SECTIONS, TIMES
+from tree_rl.run_report.sections import BANDS, SECTIONS, TIMES
 
 EDGE = 5
 """Number of steps whose mean represents the beginning or the end of a run."""
+UNUSUAL = ", unusual"
 REWARDS = ("tree/session_score/mean", "critic/score/mean")
 
 
@@ -28,20 +30,26 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
     if (bound := predicted_speed_up(run)) is not None:
         yield "token bound of updates (most that trees can give)", f"{bound:.2f} times"
     if (reached := saved_speed_up(run)) is not None:
-        yield "the same, of the tokens that updates really left out", f"{reached:.2f} times"
-    step = run.mean("timing_s/step")
+        yield "by the tokens that updates left out", f"{reached:.2f} times"
+    if (gained := gained_step(run)) is not None:
+        yield "gain of a whole step, estimated by tokens", gained
+    step = run.mean(STEP)
     if step is not None:
         yield "seconds of a step", f"{step:.2f}"
         share = [(run.mean(metric) or 0.0, name) for metric, name in TIMES]
         longest = ", ".join(f"{name} {part / step:.0%}" for part, name in sorted(share, reverse=True)[:3] if part)
         yield "most of it", longest or "not logged"
-    for metric, name, unit in (
-        ("actor/perf/max_memory_allocated_gb", "most memory", " GiB"),
-        ("tree/imbalance", "slowest rank over the mean", ""),
-        ("tree/self_check_error", "self-check (normal: 1e-5 in float32, 0.03 in bf16)", ""),
-    ):
+    for metric, name, unit in (("actor/perf/max_memory_allocated_gb", "most memory", " GiB"),):
         if (value := run.latest(metric)) is not None:
             yield name, f"{value:.3g}{unit}"
+    for band in BANDS:
+        divisor = 1.0 if band.over is None else run.latest(band.over)
+        if (value := run.latest(band.metric)) is not None and divisor:
+            ratio = value / divisor
+            yield (
+                f"{band.name} (normal: {band.says})",
+                f"{ratio:.3g}{'' if band.low <= ratio <= band.high else UNUSUAL}",
+            )
 
 
 def predicted_speed_up(run: RunLog) -> float | None:
@@ -54,6 +62,16 @@ def saved_speed_up(run: RunLog) -> float | None:
     """Flat tokens over the tokens that updates computed; None if no update reports it."""
     saved = run.mean("tree/realised_saving")
     return None if saved is None or saved >= 1 else 1 / (1 - saved)
+
+
+def gained_step(run: RunLog) -> str | None:
+    """How long a step of rows would take, if its passes over rows took time by tokens; None without times or trees."""
+    step, by_tokens = run.mean(STEP), saved_speed_up(run) or predicted_speed_up(run)
+    passes = sum(run.mean(name) or 0.0 for name in SHORTENED)
+    if not step or not passes or by_tokens is None:
+        return None
+    rows = step + passes * (by_tokens - 1)
+    return f"{rows / step:.2f} times: rows {rows:.2f} s, trees {step:.2f} s ({passes:.2f} s in log-probs and updates)"
 
 
 def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
@@ -76,13 +94,17 @@ def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = ()
     rows = [*summary_rows(run), *(row for other in others for row in compare_rows(run, other)), *rows]
     table = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     names = escape(run.name) + "".join(f"; dashed: {escape(other.name)}" for other in others)
-    time_of = [(f"Where the time goes{suffix}", draw_times(one)) for one, suffix in zip(runs, SUFFIXES, strict=False)]
-    charts = [_section(title, "Bars: seconds of each step by part.", chart, NO_TIMES) for title, chart in time_of]
-    charts += [_section(one.title, one.about, draw_section(one, runs), one.missing) for one in SECTIONS]
-    order = [*charts[len(runs) : len(runs) + 1], *charts[: len(runs)], *charts[len(runs) + 1 :]]
+    times = [
+        (f"Where the time goes{suffix}", "Bars: seconds of each step by part.", draw_times(one), NO_TIMES)
+        for one, suffix in zip(runs, SUFFIXES, strict=False)
+    ]
+    first, *more_charts = [(one.title, one.about, draw_section(one, runs), one.missing) for one in SECTIONS]
+    charts = [first, *times, *more_charts]
+    drawn = "".join(_section(title, about, chart) for title, about, chart, _ in charts if chart is not None)
+    missing = [(title, why) for title, _, chart, why in charts if chart is None]
     body = (
         f'<h1>Run report</h1>\n<p class="lead">{names}</p>\n<table>{table}</table>\n'
-        f'<div class="charts">\n{"".join(order)}</div>\n{more}'
+        f'<div class="charts">\n{drawn}</div>\n{_folded(missing)}{more}'
         '<p class="about">Next: <code>tree-rl view RUN</code> shows the trees that a run dumped '
         "(<code>rollout.custom.tree_dump_dir</code>).</p>"
     )
@@ -93,6 +115,14 @@ NO_TIMES = "The run's log has no times."
 SUFFIXES = ("", ", second run")
 
 
-def _section(title: str, about: str, chart: str | None, missing: str) -> str:
-    inside = f'<p class="about">Not in this run. {escape(missing)}</p>' if chart is None else chart
-    return f'<section><h2>{escape(title)}</h2><p class="about">{escape(about)}</p>{inside}</section>\n'
+def _section(title: str, about: str, chart: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="about">{escape(about)}</p>{chart}</section>\n'
+
+
+def _folded(missing: Sequence[tuple[str, str]]) -> str:
+    """The charts without data, closed: their titles, and how to get them."""
+    if not missing:
+        return ""
+    lines = "".join(f"<li><b>{escape(title)}</b>: {escape(why)}</li>" for title, why in missing)
+    charts = "1 chart" if len(missing) == 1 else f"{len(missing)} charts"
+    return f"<details><summary>{charts} without data in this run</summary><ul>{lines}</ul></details>\n"

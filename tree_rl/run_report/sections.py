@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,43 @@ class Section:
     is_log: bool = False
     """True for a logarithmic axis."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """Normal values of a metric."""
+
+    metric: str
+    name: str
+    low: float
+    high: float
+    says: str
+    """The band in words."""
+    over: str | None = None
+    """Metric by which the first one is divided."""
+
+
+BANDS = (
+    Band(metric="actor/ppo_kl", name="KL to the policy before the update", low=-0.1, high=0.1, says="within 0.1 of 0"),
+    Band(
+        metric="tree/imbalance",
+        over="tree/imbalance_bound",
+        name="slowest rank over the best possible",
+        low=0,
+        high=1.1,
+        says="up to 1.1",
+    ),
+    Band(metric="tree/session/ended_completed", name="sessions completed", low=0.5, high=1, says="over half"),
+    Band(metric="tree/session/drift_branches", name="branches by drift per session", low=0, high=0.1, says="up to 0.1"),
+    Band(
+        metric="tree/session/drift_edited",
+        name="edited per session: turns of the model that the client changed",
+        low=0,
+        high=inf,
+        says="depends on the agent",
+    ),
+    Band(metric="tree/self_check_error", name="self-check", low=0, high=0.03, says="1e-5 in float32, 0.03 in bf16"),
+)
+"""Bands by which a user can tell whether a value is normal."""
 
 TIMES = (
     ("timing_s/gen", "rollouts"),
@@ -92,8 +130,8 @@ SECTIONS = (
     ),
     Section(
         title="Drift",
-        about="Per session: turns that came back otherwise than the model wrote them, by cause. avoided and returned "
-        "turns cost nothing; branches are rows that a client's edit cost.",
+        about="Turns per session that came back otherwise than the model wrote them, by cause. Edited: the client "
+        "changed a turn; rewritten, reasoning dropped: the template did. Avoided and returned turns cost no row.",
         lines=(),
         prefix="tree/session/drift_",
         missing="Nothing drifted, or no gateway recorded the sessions.",

@@ -4,6 +4,7 @@ Legend: N unique tokens, S segments, B rows, F row tokens.
 """
 
 import base64
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from tree_rl.tree.report.branching import classify_branches
 from tree_rl.viewer.recorded_rows import RecordedRow
 from tree_rl.viewer.roles import RoleReader
 from tree_rl.viewer.tracks import Track, class_track, mean_over_rows, number_track
+
+STEP = re.compile(r"(?:train |val )?step (\d+) · ")
+"""Beginning of the name of a group of a training step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +38,13 @@ class Measure:
 
 
 MEASURES = (
-    Measure(key="role", name="Role", kind="class", about="who wrote the token", missing=""),
+    Measure(
+        key="role",
+        name="Role",
+        kind="class",
+        about="who wrote the token. model: trained here; assistant: an earlier answer, not trained; given: unknown",
+        missing="",
+    ),
     Measure(
         key="reward",
         name="Reward",
@@ -83,6 +93,7 @@ def group_data(rows: list[RecordedRow], roles: RoleReader, max_tokens: int | Non
     ids = forest.input_ids.astype("<i4").tobytes()
     return {
         "name": report.name,
+        "step": None if (found := STEP.match(report.name)) is None else int(found[1]),
         "rows": overlap.paths,
         "trees": report.trees,
         "flat": overlap.flat_tokens,

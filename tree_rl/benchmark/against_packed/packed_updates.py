@@ -104,7 +104,7 @@ def _times(
             say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
 
     for por in options.pors:
-        (batch,) = options.batches(por, count=1)
+        (batch,) = _batches(options, por, count=1)
         before = partial(trace, batch)
         found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)
         found = found.with_all_projected() if options.project_all else found
@@ -116,8 +116,20 @@ def _times(
 def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) -> Iterator[Columns]:
     # A long recording is seen once; drawn tokens can only be learnt by heart.
     count = CURVE_BATCHES if options.recording is None else options.steps
-    batches = options.batches(options.pors[0], count=count)
+    batches = _batches(options, options.pors[0], count=count)
     return deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
+
+
+def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
+    """As `BenchOptions.batches`; InputError if a group's tree does not fit into one forward."""
+    batches, max_tokens = options.batches(por, count=count), options.max_tokens or MAX_TOKENS
+    largest = max(batch.forest().select_rows(rows).num_unique for batch in batches for rows in batch.rows_of_groups())
+    if largest > max_tokens:
+        raise InputError(
+            f"--max-tokens {max_tokens}: expected at least {largest}, the unique tokens of the largest group at POR "
+            f"{por:g}; raise it, or take fewer or shorter rows (--num-rows, --row-tokens)"
+        )
+    return batches
 
 
 def _check_packed_attention(options: BenchOptions) -> None:

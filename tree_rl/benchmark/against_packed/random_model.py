@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
-from tree_rl.benchmark.model_sizes import ModelSize
+from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import remove_liger_layers, use_liger_layers
 from tree_rl.models.recurrent.delta_net import tree_functions

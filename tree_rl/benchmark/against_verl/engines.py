@@ -13,7 +13,7 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 from tree_rl.benchmark.against_packed.random_model import CONFIGS
-from tree_rl.benchmark.model_sizes import ModelSize
+from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead

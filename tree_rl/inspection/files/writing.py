@@ -38,12 +38,23 @@ def write_whole(path: Path, content: bytes) -> None:
         ) from error
 
 
+def require_folder_of(path: Path, option: str) -> None:
+    """Raise an InputError that names the option if the folder of an output does not exist: the path may have a typo."""
+    if not os.path.isdir(path.parent):
+        raise InputError(
+            f"{option} {quoted_path(path)}: expected a path in a folder that exists, found no folder "
+            f"{quoted_path(path.parent)}; correct the path, or create the folder"
+        )
+
+
 def require_writable_folder(path: Path, option: str) -> None:
     """Try to write into a folder, and leave it unchanged, so that a long run does not fail at its end.
 
     Raises:
-        InputError: the folder is not writable; the message names the option.
+        InputError: the folder is not writable, or neither it nor the folder above it exists; the message names the
+            option.
     """
+    require_folder_of(path, option)
     try:
         with _folder_made(path) as made:
             probe = _new_name(path)

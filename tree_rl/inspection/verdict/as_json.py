@@ -16,27 +16,32 @@ from tree_rl.inspection.scale.predict_scale import Scaled
 from tree_rl.inspection.verdict.judgement import Verdict
 from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
 
-FORMAT = 1
+FORMAT = 2
 """Version of all objects."""
 
 
-def inspected(reports: list[GroupReport], total: GroupReport, shape: ModelShape, verdict: Verdict) -> str:
+def inspected(
+    reports: list[GroupReport], total: GroupReport, merged: GroupReport, shape: ModelShape, verdict: Verdict
+) -> str:
     """`tree-rl inspect --json`."""
-    share = verdict.share
+    needed = verdict.needed_share
     return _written(
         "inspect",
         taken=[asdict(taken) for taken in verdict.recording.taken],
         groups=[_group(report, shape) for report in reports],
         total=_group(total, shape),
+        merged=_group(merged, shape),
         group_by=[asdict(one) for one in verdict.regrouped],
         verdict={
             "helps": verdict.helps,
             "trains": verdict.trains,
             "equal_rows": verdict.equal_rows,
+            "prefix_rows": verdict.prefix_rows,
             "update_speed_up": verdict.update,
             "step_speed_up": verdict.step,
-            "update_share": share.share,
-            "update_share_from": share.source,
+            "update_shares": verdict.share.shares,
+            "update_shares_from": verdict.share.source,
+            "update_share_needed": needed if needed <= 1 else None,
             "memory": None if verdict.memory is None else _memory(verdict.memory),
             "next": verdict.next_command,
         },
@@ -110,15 +115,22 @@ def _step(one: Scaled) -> dict[str, Any]:
 
 
 def _prediction(update: UpdatePrediction) -> dict[str, Any]:
-    sides = zip(("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True)
     return {
-        **{
-            name: {"update_seconds": time.total, "step_seconds": step, "step_price": price}
-            for name, time, step, price in sides
-        },
+        "rows": {"update_seconds": update.rows.total},
+        "trees": {"update_seconds": update.trees.total},
         "update_speed_up": update.speed_up,
-        "step_speed_up": update.share.step_speed_up(update.speed_up),
         "gpu_price": update.price,
+        "steps": [
+            {
+                "update_share": step.share,
+                "speed_up": step.speed_up,
+                **{
+                    name: {"seconds": seconds, "price": price}
+                    for name, seconds, price in zip(("rows", "trees"), step.seconds, step.price, strict=True)
+                },
+            }
+            for step in update.steps
+        ],
     }
 
 

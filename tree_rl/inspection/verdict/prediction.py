@@ -71,21 +71,40 @@ class UpdatePrediction:
         return self.rows.total / self.trees.total
 
     @property
-    def step_seconds(self) -> tuple[float | None, float | None]:
-        """Seconds of a whole step without and with trees; None if updates take no share of a step."""
-        if self.share.share < LEAST_SHARE:
-            return None, None
-        flat = self.rows.total / self.share.share
-        return flat, flat - self.rows.total + self.trees.total
+    def steps(self) -> list["WholeStep"]:
+        """The whole step for each share that updates may have in it."""
+        return [WholeStep(update=self, share=share) for share in self.share.shares]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeStep:
+    """A whole step with and without trees, if updates take some share of the step without trees."""
+
+    update: UpdatePrediction
+    share: float
 
     @property
-    def step_price(self) -> tuple[float | None, float | None]:
-        """Price of a whole step without and with trees; None if no price per GPU is given."""
-        flat, tree = self.step_seconds
-        if self.price is None or flat is None or tree is None:
+    def seconds(self) -> tuple[float | None, float | None]:
+        """Seconds without and with trees; None if updates take no share of a step."""
+        if self.share < LEAST_SHARE:
             return None, None
-        hourly = self.gpus * self.price
+        rows, trees = self.update.rows.total, self.update.trees.total
+        flat = rows / self.share
+        return flat, flat - rows + trees
+
+    @property
+    def price(self) -> tuple[float | None, float | None]:
+        """Price without and with trees; None if no price per GPU is given."""
+        flat, tree = self.seconds
+        if self.update.price is None or flat is None or tree is None:
+            return None, None
+        hourly = self.update.gpus * self.update.price
         return flat / 3600 * hourly, tree / 3600 * hourly
+
+    @property
+    def speed_up(self) -> float:
+        """Speed-up of the step."""
+        return self.update.share.step_speed_up(self.update.speed_up, self.share)
 
 
 def predict_memory(rows: Sequence[Row], model: Path, gpu: Gpu, gpus: int) -> MemoryPrediction:

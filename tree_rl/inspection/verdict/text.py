@@ -5,36 +5,73 @@ from collections.abc import Iterator
 from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files.quoting import escaped
+from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.text import format_table
-from tree_rl.inspection.verdict.judgement import REACHED, Verdict
-from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction
+from tree_rl.inspection.verdict.judgement import WORTHWHILE, Verdict
+from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction, WholeStep
 
 NAME_LENGTH = 40
 
 
-def format_verdict(verdict: Verdict, assumed: str) -> str:
+def format_verdict(verdict: Verdict, merged: GroupReport, assumed: str) -> str:
     """The closing lines of `tree-rl inspect`; `assumed` names the model of the FLOP bound."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
-    says = "trees help" if verdict.helps else "trees would save little"
-    if not verdict.trains:
-        says = "no token trains: no turn of an assistant, or masks of zeros"
-    says += "" if verdict.recording.has_groups else ", if these are the groups"
-    share = verdict.share
+    reached, bench, engine = verdict.reached, verdict.reached.bench, verdict.reached.engine
+    steps = ", ".join(f"{step:.2f}x" for step in _steps(verdict))
+    by_tokens = f"POR {merged.overlap.por:.3f}: {verdict.token_bound:.2f}x by tokens"
     lines = [
-        f"Verdict: {says}. Expected: updates {verdict.update:.2f} times as fast, whole steps {verdict.step:.2f} times.",
+        f"Verdict: {_says(verdict)}. Expected: updates {_range(verdict.update)} times as fast, whole steps "
+        f"{_range(verdict.step)} times.",
         f"  taken       {taken}",
-        f"  bounds      {verdict.token_bound:.2f}x by tokens, {verdict.flop_bound:.2f}x by operations ({assumed})",
-        f"  update      {verdict.update:.2f}x: measured updates reached {REACHED[0]:.2f} to {REACHED[1]:.2f} of the "
-        "bound by operations",
-        f"  whole step  {verdict.step:.2f}x if updates take {share.share:.0%} of a step ({escaped(share.source)})",
+        *_prefix_rows(verdict, merged),
+        f"  bounds      {by_tokens}, {verdict.flop_bound:.2f}x by operations ({assumed})",
+        f"  update      {_range(verdict.update)} times: the bound by operations, less what trees do not shorten",
+        f"  measured    {reached.kind}, on one H200: {engine[0]:.2f} to {engine[1]:.2f} of a bound of "
+        f"{max(reached.engine_bound):.1f} through verl's engine, {bench[0]:.2f} to {bench[1]:.2f} by bench",
+        f"  whole step  {steps} if updates take {verdict.share} of a step ({escaped(verdict.share.source)})",
     ]
     if verdict.equal_rows:
-        equal = f"{verdict.equal_rows:,} of {len(verdict.recording.rows):,} rows repeat another row of their group"
+        equal = f"{verdict.equal_rows:,} of {verdict.rows:,} rows repeat another row of their group"
         lines.append(f"  equal rows  {equal}: duplicates count in the bounds; drop those that were not sampled twice")
     if verdict.memory is None:
         lines.append("  memory      --model CONFIG predicts it, with the best max_tokens")
     lines.append(f"  next        {escaped(verdict.next_command)}")
     return "\n".join(lines)
+
+
+def _says(verdict: Verdict) -> str:
+    if not verdict.trains:
+        says = "no token trains: no turn of an assistant, or masks of zeros"
+    elif not verdict.helps:
+        says = "trees would save little"
+    elif verdict.step[0] >= WORTHWHILE:
+        says = "trees help"
+    else:
+        says = f"trees help if updates take at least {verdict.needed_share:.0%} of a step"
+    return says + ("" if verdict.recording.has_groups else ", if these are the groups")
+
+
+def _steps(verdict: Verdict) -> Iterator[float]:
+    """Speed-ups of a whole step: for each assumed share, or the least and the largest for a known share."""
+    share = verdict.share
+    if len(share.shares) == 1:
+        yield from verdict.step
+        return
+    for one in share.shares:
+        yield share.step_speed_up(verdict.update[0], one)
+
+
+def _range(figures: tuple[float, float]) -> str:
+    least, most = (f"{figure:.2f}" for figure in figures)
+    return least if least == most else f"{least} to {most}"
+
+
+def _prefix_rows(verdict: Verdict, merged: GroupReport) -> Iterator[str]:
+    if verdict.prefix_rows:
+        many = f"{verdict.prefix_rows:,} of {verdict.rows:,} rows are plain prefixes of another row of their group"
+        yield f"  prefixes    {many}:"
+        yield "              an appending trainer stores them as one row, as verl's tool loop and our gateway do."
+        yield f"              All lines below count the {merged.overlap.paths:,} merged rows"
 
 
 def format_missing_group(verdict: Verdict) -> str:
@@ -58,17 +95,21 @@ def format_prediction(memory: MemoryPrediction, update: UpdatePrediction | None)
 
 
 def _update_table(update: UpdatePrediction) -> Iterator[str]:
-    share = update.share
-    cells = [
-        [name, f"{time.total:,.2f}", _figure(step), _figure(price), _figure(None if price is None else 100 * price)]
-        for name, time, step, price in zip(
-            ("rows", "trees"), (update.rows, update.trees), update.step_seconds, update.step_price, strict=True
-        )
-    ]
-    faster = [f"{update.speed_up:.2f}x", f"{share.step_speed_up(update.speed_up):.2f}x"]
-    cells.append(["trees are faster", *faster, "", ""])
-    yield format_table(("", "update s", "whole step s", "price a step", "of 100 steps"), cells)
-    yield f"Updates take {share.share:.0%} of a step of rows ({escaped(share.source)})."
+    times = [("rows", update.rows), ("trees", update.trees)]
+    cells = [[name, f"{time.total:,.2f}"] for name, time in times]
+    yield format_table(("", "update s"), [*cells, ["trees are faster", f"{update.speed_up:.2f}x"]])
+    yield ""
+    header = ["updates in a step", "rows s", "trees s", "faster"]
+    header += [] if update.price is None else ["rows cost", "trees cost", "saved in 100 steps"]
+    yield format_table(header, [_step_cells(step)[: len(header)] for step in update.steps])
+    yield f"Updates' share of a step of rows: {escaped(update.share.source)}."
+
+
+def _step_cells(step: WholeStep) -> list[str]:
+    (flat, tree), (flat_price, tree_price) = step.seconds, step.price
+    saved = None if flat_price is None or tree_price is None else 100 * (flat_price - tree_price)
+    times = [f"{step.share:.0%}", _figure(flat), _figure(tree), f"{step.speed_up:.2f}x"]
+    return [*times, _figure(flat_price), _figure(tree_price), _figure(saved)]
 
 
 def _figure(value: float | None) -> str:

@@ -8,8 +8,8 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_log
 
-ASSUMED = 0.6
-"""Share if nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
+ASSUMED = (0.2, 0.4, 0.6)
+"""Shares if nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
 STEP, UPDATE = "timing_s/step", "timing_s/update_actor"
 SHORTENED = (UPDATE, *(f"timing_s/{name}" for name in ("old_log_prob", "ref", "values", "update_critic")))
 """verl's timers of forwards and backwards over rows."""
@@ -21,14 +21,18 @@ TREES = "tree/unique_tokens"
 class UpdateShare:
     """Share of a step's seconds in passes over rows."""
 
-    share: float
-    """Value in [0, 1]."""
+    shares: tuple[float, ...]
+    """Values in [0, 1], ascending; a single one if it is known."""
     source: str
-    """Source of the value, in words."""
+    """Source of the values, in words."""
 
-    def step_speed_up(self, update: float) -> float:
+    @staticmethod
+    def step_speed_up(update: float, share: float) -> float:
         """Speed-up of a whole step whose passes over rows speed up by the factor `update`: Amdahl's law."""
-        return 1 / (1 - self.share + self.share / update)
+        return 1 / (1 - share + share / update)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{share:.0%}" for share in self.shares)
 
 
 def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
@@ -42,8 +46,8 @@ def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
     if timing is not None:
         return _measured(timing)
     if given is not None:
-        return UpdateShare(share=given, source="--update-share")
-    return UpdateShare(share=ASSUMED, source="assumed; --update-share or --timing LOG tell yours")
+        return UpdateShare(shares=(given,), source="--update-share")
+    return UpdateShare(shares=ASSUMED, source="assumed; --update-share or --timing LOG tell yours")
 
 
 def _measured(path: Path) -> UpdateShare:
@@ -60,4 +64,4 @@ def _measured(path: Path) -> UpdateShare:
         )
     # Timers of concurrent passes may overlap.
     share = min(median(shares), 1.0)
-    return UpdateShare(share=share, source=f"median of {len(shares)} steps in {quoted_path(path)}")
+    return UpdateShare(shares=(share,), source=f"median of {len(shares)} steps in {quoted_path(path)}")

@@ -2,16 +2,28 @@
 
 const MOST_TEXT = 20_000, MOST_ROWS = 200;
 
-function listGroups(groups, chosen, choose) {
-  document.getElementById("groupsTitle").textContent = `${count(groups.length, "group")}, highest POR first`;
+/* How a group's first question begins: what its task is. Empty without a tokenizer. */
+function taskOf({ text, tracks }, roles) {
+  const user = roles.indexOf("user"), { value } = tracks.role;
+  let run = text ? value.indexOf(user) : -1, words = "";
+  // Where rows branch inside the question, the runs of the heaviest one follow.
+  for (; run >= 0 && value[run] === user && words.length < 90; run++) words += text[run].replace(HEADER, "");
+  return visible(words).replace(/\s+/g, " ").trim().slice(0, 90);
+}
+
+/* The groups of a step, or all for null. */
+function listGroups({ groups, roles }, chosen, step, choose) {
+  const listed = groups.map((_, index) => index).filter((index) => step === null || groups[index].step === step);
+  document.getElementById("groupsTitle").textContent = `${count(listed.length, "group")}, highest POR first`;
   document.getElementById("groupList").replaceChildren(
-    ...groups.map((group, index) => {
+    ...listed.map((index) => {
+      const group = groups[index], task = taskOf(group, roles);
       const bar = element("i");
       bar.style.width = `${100 * group.por}%`;
       const facts = `POR ${group.por.toFixed(3)} · ${count(group.rows, "row")} · ${whole.format(group.unique)} tokens`;
       const name = visible(group.name).slice(0, 120);
       const button = element("button", { type: "button", "aria-current": String(index === chosen), onclick: () => choose(index) },
-        name, element("small", {}, facts), element("span", { class: "bar", "aria-hidden": "true" }, bar));
+        name, ...(task ? [element("em", { dir: "auto" }, task)] : []), element("small", {}, facts), element("span", { class: "bar", "aria-hidden": "true" }, bar));
       return element("li", {}, button);
     }),
   );

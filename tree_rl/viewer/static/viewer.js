@@ -18,6 +18,12 @@ class Viewer {
     this.zoom.on("zoom", ({ transform }) => ((this.transform = transform), this.draw()));
     d3.select(this.tree).call(this.zoom).on("dblclick.zoom", null);
     byId("source").textContent = visible(data.source);
+    /* null stands for all steps, as does the slider's left end. */
+    this.shownStep = null;
+    this.steps = [null, ...[...new Set(data.groups.map((group) => group.step))].filter((step) => step !== null).sort((a, b) => a - b)];
+    byId("stepper").hidden = this.steps.length < 3;
+    byId("step").max = this.steps.length - 1;
+    byId("stepName").textContent = "all";
     this.listen();
     this.chooseGroup(0);
   }
@@ -34,13 +40,19 @@ class Viewer {
     Object.assign(this.state, { layout: new Layout(group), selected: -1, row: -1, onPath: null, wholePath: false });
     if (!(this.state.measure in group.tracks)) this.state.measure = "role";
     this.words = null;
-    listGroups(this.data.groups, index, (chosen) => this.chooseGroup(chosen));
+    listGroups(this.data, index, this.shownStep, (chosen) => this.chooseGroup(chosen));
     listMeasures(this.data.measures, group.tracks, this.state.measure, (key) => this.colourBy(key));
     showFacts(group);
     this.search(byId("search").value);
     this.fit();
     this.colourBy(this.state.measure);
     this.select(-1);
+  }
+
+  chooseStep(at) {
+    const step = (this.shownStep = this.steps[at]);
+    byId("stepName").textContent = step ?? "all";
+    this.chooseGroup(this.data.groups.findIndex((group) => step === null || group.step === step));
   }
 
   colourBy(key) {
@@ -264,6 +276,7 @@ class Viewer {
     tree.addEventListener("pointerleave", () => (byId("tip").hidden = true));
     tree.addEventListener("focus", () => this.state.selected < 0 && tree.matches(":focus-visible") && this.select(this.state.layout.roots[0]));
     byId("search").addEventListener("input", (event) => this.search(event.target.value));
+    byId("step").addEventListener("input", (event) => this.chooseStep(Number(event.target.value)));
     byId("fit").addEventListener("click", () => this.fit());
     byId("collapse").addEventListener("click", () => this.collapse());
     byId("keys").addEventListener("click", (event) => {

@@ -1,4 +1,4 @@
-"""Sizes of the models that benchmarks build with random weights; no torch here."""
+"""Sizes of models by name, for predictions and for benchmarks with random weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -82,3 +82,9 @@ MODEL_SIZES = {
     "tiny-a3b": _sparse(TINY, experts=8, per_token=2),
 }
 """Qwen3 and Qwen3.5 as published, and models of a few hundred thousand parameters that a CPU updates in a second."""
+
+
+def known_name(name: str) -> str | None:
+    """The key in `MODEL_SIZES` of a name such as 8b, qwen3-8b or Qwen3-8B; None if there is none."""
+    lower = name.lower()
+    return next((key for key in (lower, lower.removeprefix("qwen3-")) if key in MODEL_SIZES), None)
