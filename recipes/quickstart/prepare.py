@@ -1,6 +1,5 @@
 """Writes what the quickstart starts from: tokenizer, untrained model, demonstrations, and the tasks of GRPO."""
 
-import argparse
 import asyncio
 import random
 from pathlib import Path
@@ -13,6 +12,9 @@ from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_t
 from quickstart.tokenizer import build_tokenizer
 
 from tree_rl.rollout.transcript import rows_of_calls
+
+TASKS = 512
+"""Prompts of GRPO."""
 
 
 def task_words() -> list[str]:
@@ -73,14 +75,13 @@ def prompt_table(count: int, *, seed: int) -> pd.DataFrame:
     )
 
 
-def prepare(folder: Path, *, seed: int, demonstrations: int, tasks: int) -> None:
+def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
     """Write `model/`, `demonstrations.parquet` and `tasks.parquet`.
 
     Args:
         folder: Where to; created.
         seed: Decides weights, demonstrations and tasks.
         demonstrations: Sessions to demonstrate.
-        tasks: Tasks for GRPO.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(task_words())
@@ -89,18 +90,8 @@ def prepare(folder: Path, *, seed: int, demonstrations: int, tasks: int) -> None
     records = asyncio.run(demonstrate(draw_plays(demonstrations, seed=seed), tokenizer))
     table = demonstration_table(records)
     table.to_parquet(folder / "demonstrations.parquet")
-    prompt_table(tasks, seed=seed + 1).to_parquet(folder / "tasks.parquet")
+    prompt_table(TASKS, seed=seed + 1).to_parquet(folder / "tasks.parquet")
     print(
         f"{len(records)} demonstrations, {len(table)} rows, mean reward "
         f"{np.mean([record.done.reward for record in records]):.2f}, vocabulary {len(tokenizer)}"
     )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=1500)
-    parser.add_argument("--tasks", type=int, default=512)
-    arguments = parser.parse_args()
-    prepare(arguments.folder, seed=arguments.seed, demonstrations=arguments.demonstrations, tasks=arguments.tasks)

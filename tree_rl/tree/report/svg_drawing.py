@@ -17,7 +17,14 @@ INK, PALE, GRID = "#1f2933", "#7b8794", "#e8ecf0"
 STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 
 
-def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title: str | None = None) -> str:
+def draw_svg(
+    forest: Forest,
+    *,
+    width: int = 960,
+    max_segments: int = 400,
+    title: str | None = None,
+    note: str | None = None,
+) -> str:
     """Draw a forest.
 
     Args:
@@ -26,6 +33,7 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         max_segments: most segments to draw, the heaviest first. ``+n`` marks a segment none of whose n branches is
             drawn; tooltips count all branches that are not drawn.
         title: first line; None writes "Prefix forest".
+        note: second line; None writes the forest's statistics.
 
     Returns:
         An ``<svg>`` element with a white background, without scripts or external references.
@@ -48,7 +56,7 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         f'viewBox="0 0 {width} {height:.0f}" style="{STYLE}" role="img">',
         f'<rect width="{width}" height="{height:.0f}" fill="#ffffff"/>',
         _note(MARGIN, 24, title or "Prefix forest", size=15, ink=INK),
-        _note(MARGIN, 43, caption(forest), size=12),
+        _note(MARGIN, 43, note or caption(forest), size=12),
         *_legend(width, most),
         *_axis(depth_tokens, scale, bottom),
     ]
