@@ -2,19 +2,25 @@
 
 import asyncio
 import random
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from quickstart.experts import DONE, Demonstration, act, demonstrate, draw_plays
+from quickstart.experts import DONE, Demonstration, Play, act, demonstrate, draw_plays
 from quickstart.model import build_model
 from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.transcript import rows_of_calls
 
 TASKS = 512
 """Prompts of GRPO."""
+PROCESSES = 2
+"""In which experts play."""
 
 
 def task_words() -> list[str]:
@@ -75,6 +81,11 @@ def prompt_table(count: int, *, seed: int) -> pd.DataFrame:
     )
 
 
+def play_all(plays: list[Play], tokenizer: PreTrainedTokenizerFast) -> list[Demonstration]:
+    """Record demonstrations, in a process of its own."""
+    return asyncio.run(demonstrate(plays, tokenizer))
+
+
 def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
     """Write `model/`, `demonstrations.parquet` and `tasks.parquet`.
 
@@ -87,7 +98,10 @@ def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
     tokenizer = build_tokenizer(task_words())
     tokenizer.save_pretrained(folder / "model")
     build_model(tokenizer, seed=seed).save_pretrained(folder / "model")
-    records = asyncio.run(demonstrate(draw_plays(demonstrations, seed=seed), tokenizer))
+    plays = draw_plays(demonstrations, seed=seed)
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("fork")) as pool:
+        parts = pool.map(partial(play_all, tokenizer=tokenizer), [plays[part::PROCESSES] for part in range(PROCESSES)])
+        records = [record for part in parts for record in part]
     table = demonstration_table(records)
     table.to_parquet(folder / "demonstrations.parquet")
     prompt_table(TASKS, seed=seed + 1).to_parquet(folder / "tasks.parquet")

@@ -26,7 +26,7 @@ class Sizes:
     """Timed updates of the replay, of trees and of rows each."""
 
 
-SHORT = Sizes(demonstrations=400, sft_steps=140, steps=12, repeats=2)
+SHORT = Sizes(demonstrations=900, sft_steps=200, steps=10, repeats=2)
 FULL = Sizes(demonstrations=1500, sft_steps=420, steps=25, repeats=5)
 
 
