@@ -7,14 +7,20 @@ NNODES=${NNODES:-1}
 DEVICE=${DEVICE:-$(nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)}
 MAX_TOKENS=${MAX_TOKENS:-16384}            # unique tokens of one micro-batch
 PYTHON=${PYTHON:-python3}
+PROJECT=${PROJECT:-tree_rl}                # names under which loggers keep the run
+EXPERIMENT=${EXPERIMENT:-}                 # empty: the recipe's
+LOGGER=${LOGGER-$([[ $DEVICE == gpu ]] && echo tensorboard)} # besides the console: tensorboard, wandb, ... ; empty: none
+SAVE_FREQ=${SAVE_FREQ:-$([[ $DEVICE == gpu ]] && echo 20 || echo -1)} # steps between checkpoints; -1: none
 # ---- and in every recipe of reinforcement learning ----
 ROLLOUT=${ROLLOUT:-$([[ $DEVICE == gpu ]] && echo vllm || echo hf)}
 ROLLOUT_N=${ROLLOUT_N:-8}                  # sessions per prompt
-TEST_FILE=${TEST_FILE:-}                   # empty: the training file
+TEST_FILE=${TEST_FILE:-}                   # empty: the training file, never tested
+TEST_FREQ=${TEST_FREQ:-$([[ $DEVICE == gpu ]] && echo 5 || echo -1)} # steps between tests; -1: none
 CRITIC_LR=${CRITIC_LR:-1e-3}               # of PPO; 1e-5 for a pretrained model
 # ---------------------------------------------------------
 
 RECIPES=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export TENSORBOARD_DIR=${TENSORBOARD_DIR:-$(realpath -m "$OUTPUT")/tensorboard}
 if [[ $DEVICE == cpu ]]; then
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_COMPILE_DISABLE=1
 fi
@@ -50,10 +56,27 @@ critic_args() {
     )
 }
 
+# What every trainer of verl reads: names, loggers, checkpoints. A checkpoint also holds the model as a Hugging Face folder.
+trainer_args() {
+    local recipe=$1 checkpoint=$2
+    TRAINER=(
+        trainer.project_name="$PROJECT"
+        trainer.experiment_name="${EXPERIMENT:-$recipe}"
+        trainer.logger="[console${LOGGER:+,$LOGGER}]"
+        trainer.save_freq="$SAVE_FREQ"
+        trainer.default_local_dir="$OUTPUT/checkpoints"
+        "$checkpoint.save_contents=[model,optimizer,extra,hf_model]"
+    )
+}
+
 # Runs verl's main_ppo, by tree_rl.train, with the config $2 of the recipe $1; what follows are overrides.
 run_main_ppo() {
     local recipe=$1 config=$2 given
     shift 2
+    if [[ -z $TEST_FILE ]]; then
+        TEST_FREQ=-1
+    fi
+    trainer_args "$recipe" actor_rollout_ref.actor.checkpoint
     given=(
         data.train_files="$(realpath "$TRAIN_FILE")"
         data.val_files="$(realpath "${TEST_FILE:-$TRAIN_FILE}")"
@@ -74,10 +97,8 @@ run_main_ppo() {
         trainer.total_training_steps="$STEPS"
         trainer.total_epochs=1000
         trainer.val_before_train=false
-        trainer.test_freq=-1
-        trainer.save_freq=-1
-        trainer.logger='[console]'
-        trainer.default_local_dir="$OUTPUT/checkpoints"
+        trainer.test_freq="$TEST_FREQ"
+        "${TRAINER[@]}"
     )
     if [[ -n ${REWARD_FILE:-} ]]; then
         given+=(reward.custom_reward_function.path="$(realpath "$REWARD_FILE")")

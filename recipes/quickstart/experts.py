@@ -48,6 +48,8 @@ HABITS = {
     "hasty": Habit(share=0.30, reads=1, reports=1),
     "quitter": Habit(share=0.45, reads=0, reports=0),
 }
+Play = tuple[Habit, Mapping[str, Any]]
+"""An expert and the task of its session."""
 DONE = "Done."
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
@@ -123,9 +125,7 @@ class Stage:
         return Generation(token_ids=tuple(ids), log_probs=None, finish_reason="stop")
 
 
-async def demonstrate(
-    plays: Sequence[tuple[Habit, Mapping[str, Any]]], tokenizer: PreTrainedTokenizerFast
-) -> list[Demonstration]:
+async def demonstrate(plays: Sequence[Play], tokenizer: PreTrainedTokenizerFast) -> list[Demonstration]:
     """Record demonstrations.
 
     Args:
@@ -163,7 +163,7 @@ async def demonstrate(
         return await asyncio.gather(*[play(gateway, habit, task) for habit, task in plays])
 
 
-def draw_plays(count: int, *, seed: int) -> list[tuple[Habit, dict[str, Any]]]:
+def draw_plays(count: int, *, seed: int) -> list[Play]:
     """Draw tasks, and an expert for each.
 
     Args:

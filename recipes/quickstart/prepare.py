@@ -1,18 +1,26 @@
 """Writes what the quickstart starts from: tokenizer, untrained model, demonstrations, and the tasks of GRPO."""
 
-import argparse
 import asyncio
 import random
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from quickstart.experts import DONE, Demonstration, act, demonstrate, draw_plays
+from quickstart.experts import DONE, Demonstration, Play, act, demonstrate, draw_plays
 from quickstart.model import build_model
 from quickstart.task import REPORT, ROOMS, ROOMS_ASKED, StockEnvironment, draw_task, first_messages
 from quickstart.tokenizer import build_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.transcript import rows_of_calls
+
+TASKS = 512
+"""Prompts of GRPO."""
+PROCESSES = 2
+"""In which experts play."""
 
 
 def task_words() -> list[str]:
@@ -73,34 +81,31 @@ def prompt_table(count: int, *, seed: int) -> pd.DataFrame:
     )
 
 
-def prepare(folder: Path, *, seed: int, demonstrations: int, tasks: int) -> None:
+def play_all(plays: list[Play], tokenizer: PreTrainedTokenizerFast) -> list[Demonstration]:
+    """Record demonstrations, in a process of its own."""
+    return asyncio.run(demonstrate(plays, tokenizer))
+
+
+def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
     """Write `model/`, `demonstrations.parquet` and `tasks.parquet`.
 
     Args:
         folder: Where to; created.
         seed: Decides weights, demonstrations and tasks.
         demonstrations: Sessions to demonstrate.
-        tasks: Tasks for GRPO.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(task_words())
     tokenizer.save_pretrained(folder / "model")
     build_model(tokenizer, seed=seed).save_pretrained(folder / "model")
-    records = asyncio.run(demonstrate(draw_plays(demonstrations, seed=seed), tokenizer))
+    plays = draw_plays(demonstrations, seed=seed)
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("fork")) as pool:
+        parts = pool.map(partial(play_all, tokenizer=tokenizer), [plays[part::PROCESSES] for part in range(PROCESSES)])
+        records = [record for part in parts for record in part]
     table = demonstration_table(records)
     table.to_parquet(folder / "demonstrations.parquet")
-    prompt_table(tasks, seed=seed + 1).to_parquet(folder / "tasks.parquet")
+    prompt_table(TASKS, seed=seed + 1).to_parquet(folder / "tasks.parquet")
     print(
         f"{len(records)} demonstrations, {len(table)} rows, mean reward "
         f"{np.mean([record.done.reward for record in records]):.2f}, vocabulary {len(tokenizer)}"
     )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=1500)
-    parser.add_argument("--tasks", type=int, default=512)
-    arguments = parser.parse_args()
-    prepare(arguments.folder, seed=arguments.seed, demonstrations=arguments.demonstrations, tasks=arguments.tasks)

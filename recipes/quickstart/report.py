@@ -1,6 +1,5 @@
-"""The end of a run: a table on the screen, and the page of `tree-rl report` with real trees and one session's text."""
+"""The end of a run: a table on the screen, and the page of `tree-rl report` with a real tree and one session's text."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from html import escape
@@ -9,7 +8,7 @@ from statistics import median
 
 from quickstart.rows import DumpedRow, read_step
 from rich.console import Console
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
 
 from tree_rl.inspection.files.run_log import RunLog, read_run
 from tree_rl.inspection.files.writing import write_whole
@@ -22,11 +21,11 @@ CPU_CAVEAT = (
     "tokens. Do not expect this ratio on a GPU (docs/benchmarks)."
 )
 BODY = """<p class="about">{caveat}</p>
-<h2>Real trajectory trees</h2>
-<p>All rows of one task at the first and at the last step. Eight sessions share the task; a session branches where its
-reasoning is stripped from the next prompt, and where parallel tool calls are followed up in contexts of their own. A
-circle marks a branch. A bar is a run of tokens, darker the more rows go through it; its number is theirs.</p>
-{trees}
+<h2>A real trajectory tree</h2>
+<p>All rows of one task at the last step. Eight sessions share the task; a session branches where its reasoning is
+stripped from the next prompt, and where parallel tool calls are followed up in contexts of their own. A bar is a run of
+tokens, darker the more rows go through it; its number is theirs.</p>
+<div style="overflow-x: auto"><div style="min-width: 720px">{tree}</div></div>
 <h2>One session of the last step</h2>
 <p>Its rows one after the other, without the tokens shared with the row before; <mark>trained tokens</mark> are
 marked.</p>
@@ -42,7 +41,7 @@ def largest_group(rows: list[DumpedRow]) -> list[DumpedRow]:
     return max(groups.values(), key=len)
 
 
-def show_session(rows: list[DumpedRow], tokenizer: AutoTokenizer) -> str:
+def show_session(rows: list[DumpedRow], tokenizer: Tokenizer) -> str:
     """Write one session's rows as HTML text, trained tokens marked.
 
     Args:
@@ -59,7 +58,7 @@ def show_session(rows: list[DumpedRow], tokenizer: AutoTokenizer) -> str:
         trained = [0] * len(row.prompt_ids) + row.response_mask
         parts.append(f"<b>── row {number + 1}, reward {row.reward:.2f}: {shared} of {len(ids)} tokens shared ──</b>\n")
         for index in range(shared, len(ids)):
-            text = escape(tokenizer.decode([ids[index]]))
+            text = escape(tokenizer.decode([ids[index]], skip_special_tokens=False))
             parts.append(f"<mark>{text}</mark>" if trained[index] else text)
         parts.append("\n\n")
         before = ids
@@ -67,20 +66,23 @@ def show_session(rows: list[DumpedRow], tokenizer: AutoTokenizer) -> str:
 
 
 def replay_rows(replayed: Path, run: RunLog) -> list[tuple[str, str]]:
-    """What `replay` measured on the first step's batch: names and values."""
+    """What `replay` measured on the first step's batch, and what it means for a step: names and values."""
     result = json.loads(replayed.read_text())
     seconds = result["seconds"]
-    first = run.metrics[0]
+    trees, rows = (median(seconds[mode]) for mode in ("tree", "flat"))
+    first, step = run.metrics[0], run.mean("timing_s/step") or 0.0
     bound = first["tree/flat_tokens"] / first["tree/unique_tokens"]
+    by_rows = step + rows - trees
     return [
         (f"update as trees, {result['rows']} rows of step 1", _spread(seconds["tree"])),
         ("update as rows, the same batch", _spread(seconds["flat"])),
-        (
-            "speed-up of this update",
-            f"{median(seconds['flat']) / median(seconds['tree']):.1f} times (token bound: {bound:.1f})",
-        ),
+        ("speed-up of this update", f"{rows / trees:.1f} times (token bound: {bound:.1f})"),
         ("difference of its log-probs, absolute", f"{result['log_prob_error']:.1e}"),
         ("difference of its gradients, relative", f"{result['gradient_error']:.1e}"),
+        (
+            "step on trees; with this update as rows",
+            f"{step:.1f} s, {by_rows:.1f} s ({by_rows / step:.2f} times)",
+        ),
     ]
 
 
@@ -92,19 +94,13 @@ def report(folder: Path) -> None:
     """Write `report.html` of a finished run into its folder, and print its figures."""
     run = read_run(folder / "grpo.jsonl")
     rows = replay_rows(folder / "replay.json", run)
-    groups = {step: largest_group(read_step(folder / "trees", step)) for step in (run.steps[0], run.steps[-1])}
-    trees = [
-        draw_svg(Forest.from_rows([row.token_ids for row in group]), title=f"Step {step}")
-        for step, group in groups.items()
-    ]
-    session = show_session(groups[run.steps[-1]], AutoTokenizer.from_pretrained(folder / "start" / "model"))
-    more = BODY.format(caveat=CPU_CAVEAT, trees="\n".join(trees), session=session)
+    group = largest_group(read_step(folder / "trees", run.steps[-1]))
+    forest = Forest.from_rows([row.token_ids for row in group])
+    sessions = len({row.session for row in group})
+    note = f"{len(group)} rows of {sessions} sessions; POR of the run {run.mean('tree/por'):.3f}"
+    tree = draw_svg(forest, width=720, title=f"One task of step {run.steps[-1]}", note=note)
+    session = show_session(group, Tokenizer.from_file(str(folder / "start" / "model" / "tokenizer.json")))
+    more = BODY.format(caveat=CPU_CAVEAT, tree=tree, session=session)
     write_whole(folder / "report.html", build_report([run], rows=rows, more=more).encode())
     Console().print(run_table(run, rows))
-    print(f"\n{CPU_CAVEAT}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    report(parser.parse_args().folder)
+    print(f"\n{CPU_CAVEAT}\n")

@@ -24,6 +24,7 @@ if ((NNODES > 1)); then # scripts/cluster/launch.sh sets NNODES, NODE_RANK and H
 fi
 need_model tiny_model.py
 need_toy_data sft.parquet
+trainer_args sft checkpoint
 
 "$PYTHON" -m torch.distributed.run "${WHERE[@]}" --nproc-per-node="$NGPUS" -m tree_rl.sft \
     --config-path "$RECIPES/sft" --config-name tree_sft \
@@ -37,6 +38,6 @@ need_toy_data sft.parquet
     optim.lr="$LR" \
     machine="sft_$DEVICE" \
     trainer.total_epochs="$EPOCHS" \
-    trainer.default_local_dir="$OUTPUT/checkpoints" \
-    trainer.resume_mode=disable \
+    "${TRAINER[@]}" \
+    trainer.resume_mode="$([[ $SAVE_FREQ == -1 ]] && echo disable || echo auto)" \
     "$@"

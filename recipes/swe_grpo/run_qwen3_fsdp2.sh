@@ -48,9 +48,9 @@ if [[ $WARM_UP_STEPS != 0 ]]; then
         --sandbox "{\"unconfined\": $UNCONFINED}"
     env MODEL_PATH="$MODEL_PATH" TRAIN_FILE="$OUTPUT/data/experts.parquet" OUTPUT="$OUTPUT/warm_up" NGPUS="$NGPUS" \
         GROUP_KEY=conversation TRAIN_BATCH_SIZE="$TRAIN_TASKS" MAX_LENGTH=8192 MAX_TOKENS="$MAX_TOKENS" LR="$WARM_UP_LR" \
-        EPOCHS=100000 DEVICE="$DEVICE" PYTHON="$PYTHON" bash "$RECIPES/sft/run_qwen3_fsdp2.sh" \
+        EPOCHS=100000 SAVE_FREQ=-1 LOGGER= DEVICE="$DEVICE" PYTHON="$PYTHON" bash "$RECIPES/sft/run_qwen3_fsdp2.sh" \
         data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset data.custom_cls.name=TokenRowsDataset \
-        trainer.total_training_steps="$WARM_UP_STEPS" trainer.logger='[console]' 'checkpoint.save_contents=[hf_model]'
+        trainer.total_training_steps="$WARM_UP_STEPS" 'checkpoint.save_contents=[hf_model]'
     MODEL_PATH=$OUTPUT/warm_up/checkpoints/global_step_$WARM_UP_STEPS/huggingface
 fi
 

@@ -31,7 +31,7 @@ def test_stock_verl_takes_its_lines() -> None:
     stock, tree = script(of_trees=False), script(of_trees=True)
     assert [word for word in tree if word not in stock] == ["trainer.v1.trainer_mode=tree_sync"]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        assert compose("ppo_trainer", overrides=overrides_of(stock)).actor_rollout_ref.rollout.n == 16
+        assert compose("ppo_trainer", overrides=overrides_of(stock)).actor_rollout_ref.rollout.n == 5
 
 
 def test_the_marked_line_makes_it_a_job_on_trees(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The quickstart as its script runs it, cut short: every phase works and the report is written."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_a_short_quickstart_runs_to_its_report(tmp_path: Path) -> None:
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "2",
     }
-    sizes = ["--demonstrations", "120", "--sft-steps", "20", "--steps", "10"]
+    sizes = ["--demonstrations", "120", "--sft-steps", "20", "--steps", "10", "--repeats", "1"]
     finished = subprocess.run(
         [sys.executable, "-m", "quickstart.run", "--output", str(tmp_path / "run"), *sizes],
         env=environment,
@@ -33,4 +34,5 @@ def test_a_short_quickstart_runs_to_its_report(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-3000:]
     assert "step  10  reward" in finished.stdout
     assert "self-check" in finished.stdout and "speed-up of this update" in finished.stdout
+    assert re.search(r"step on trees; with this update as rows +[\d.]+ s, [\d.]+ s \([\d.]+ times\)", finished.stdout)
     assert (tmp_path / "run" / "report.html").exists()

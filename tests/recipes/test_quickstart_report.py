@@ -58,10 +58,22 @@ def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.
     report(finished_run)
     shown = capsys.readouterr().out
     page = (finished_run / "report.html").read_text()
-    for figure in ("0.300, 0.800", "1,000, 250", "4.00 times", "1.10 s", "4.10 s", "3.7 times", "2.0e-06"):
+    figures = (
+        "0.300, 0.800",
+        "1,000, 250",
+        "4.00 times",
+        "1.10 s",
+        "4.10 s",
+        "3.7 times",
+        "2.0e-06",
+        "5.0 s, 8.0 s (1.60 times)",
+    )
+    for figure in figures:
         assert figure in shown and figure in page
-    # Charts of reward, overlap, times and self-check, and two trees.
-    assert page.count("<svg") == 6 and page.count("<mark>") == 2
+    # Charts of reward, overlap, times and self-check, and a tree.
+    assert page.count("<svg") == 5 and page.count("<mark>") == 2
+    # The mean over the steps, which the picture repeats.
+    assert "POR of the run 0.750" in page and page.count(" POR 0.") == 0
     assert "http-equiv" not in page
     assert 'src="' not in page
 

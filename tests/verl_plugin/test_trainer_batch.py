@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, put_tree_metrics_last
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -198,3 +198,12 @@ def test_the_first_batch_is_told_about_once_it_has_trained() -> None:
     assert told.startswith("first batch: POR 0.86, updates at most 7.2 times as fast by tokens; ")
     assert "differ by 1.9e-06 at most (normal: below 1e-5 in float32, 0.03 in bf16; a mean above 1e-04 or 5e-02" in told
     assert first_batch({"tree/por": 0.0, "tree/token_bound": 1.0}).endswith("self-check: nothing was compared")
+
+
+def test_tree_metrics_stand_behind_verls() -> None:
+    metrics = {"tree/por": 0.5, "actor/loss": 0.1, "tree/depth": 9.0, "timing_s/step": 2.0}
+    put_tree_metrics_last(metrics)
+    assert list(metrics.items()) == [
+        *(("actor/loss", 0.1), ("timing_s/step", 2.0)),
+        *(("tree/por", 0.5), ("tree/depth", 9.0)),
+    ]

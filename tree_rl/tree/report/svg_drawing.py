@@ -20,7 +20,14 @@ INK, PALE, GRID = "#1f2933", "#7b8794", "#e8ecf0"
 STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 
 
-def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title: str | None = None) -> str:
+def draw_svg(
+    forest: Forest,
+    *,
+    width: int = 960,
+    max_segments: int = 400,
+    title: str | None = None,
+    note: str | None = None,
+) -> str:
     """Draw a forest.
 
     Args:
@@ -29,6 +36,7 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         max_segments: most segments to draw, the heaviest first. ``+n`` marks a segment none of whose n branches is
             drawn; tooltips count all branches that are not drawn.
         title: first line; None writes "Prefix forest".
+        note: second line; None writes the forest's statistics.
 
     Returns:
         An ``<svg>`` element with a white background, without scripts or external references.
@@ -40,7 +48,7 @@ def draw_svg(forest: Forest, *, width: int = 960, max_segments: int = 400, title
         raise ValueError(f"width: expected at least 200 pixels, received {width}")
     shown = choose_shown(forest, max_segments=max_segments)
     segments = forest.segments
-    caption_lines = wrap(caption(forest), int((width - 2 * MARGIN) / 6.6))
+    caption_lines = wrap(note or caption(forest), int((width - 2 * MARGIN) / 6.6))
     legend_top = 40 + NOTE_LINE * len(caption_lines) if width < NARROW else 14.0
     top = TOP + NOTE_LINE * (len(caption_lines) - 1) + (LEGEND if width < NARROW else 0)
     y = _lines(forest, shown, top)

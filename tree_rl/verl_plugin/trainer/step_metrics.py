@@ -157,6 +157,12 @@ def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
         metrics["tree/realised_saving"] = 1.0 - ran / flat
 
 
+def put_tree_metrics_last(metrics: dict[str, Any]) -> None:
+    """Move the `tree/*` entries behind verl's, in place: a logger's line keeps the order of the entries."""
+    for key in [key for key in metrics if key.startswith("tree/")]:
+        metrics[key] = metrics.pop(key)
+
+
 def fitted_cost(metrics: Mapping[str, Any], role: str) -> CostModel | None:
     """The engine's fitted coefficients among a step's metrics; None if there are none."""
     found = {name: metrics.get(f"{role}/{COST}{name}") for name in (field.name for field in fields(CostModel))}

@@ -53,6 +53,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
     first_batch,
     fitted_cost,
     overlap_metrics,
+    put_tree_metrics_last,
     session_metrics,
     staleness_metrics,
     update_metrics,
@@ -323,3 +324,4 @@ class TreeTrainerMixin(ResumableTrainer):
         real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         metrics.update(session_metrics(fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)))
+        put_tree_metrics_last(metrics)

@@ -1,0 +1,81 @@
+"""The first run on a GPU: what is missing is said at once, what it shows is held beside what a healthy run shows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_first_run.after import lines
+from gpu_first_run.before import missing
+
+from tree_rl.inspection.files.run_log import read_run
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "gpu_first_run"
+HEALTHY = {
+    "tree/por": 0.5,
+    "tree/realised_saving": 0.48,
+    "tree/self_check_error": 0.013,
+    "training/rollout_probs_diff_mean": 0.004,
+    "timing_s/step": 4.0,
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without a GPU lacks")
+def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
+    gpu, model = missing(device="gpu", rollout="hf", model=str(tmp_path))
+    assert gpu.startswith(f"torch {torch.__version__} ") and ("no CUDA" in gpu or "no GPU" in gpu)
+    assert model == f"MODEL={tmp_path}: expected the folder of a Hugging Face model, found no config.json in it"
+
+
+def test_nothing_is_missing_for_random_weights_on_a_cpu() -> None:
+    assert not list(missing(device="cpu", rollout="hf", model=""))
+
+
+def test_the_script_ends_at_once_if_something_is_missing(tmp_path: Path) -> None:
+    given = {"DEVICE": "cpu", "MODEL": "nowhere", "PYTHON": sys.executable, "OUTPUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        ["bash", FOLDER / "run.sh"], env=os.environ | given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr.startswith("gpu_first_run: MODEL=nowhere: expected the folder")
+
+
+@pytest.mark.parametrize(
+    ("changed", "broken"),
+    [
+        ({}, []),
+        ({"tree/por": 0.1}, ["overlap (POR)"]),
+        ({"tree/self_check_error": 0.2}, ["log-probs, trees against rows"]),
+        ({"tree/realised_saving": None}, ["tokens that updates left out"]),
+    ],
+)
+def test_each_expectation_can_fail(changed: dict[str, float | None], broken: list[str], tmp_path: Path) -> None:
+    figures = {name: value for name, value in (HEALTHY | changed).items() if value is not None}
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps({"step": step, "data": figures}) + "\n" for step in (1, 2)))
+    found = list(lines(read_run(log), "(actor pid=7) attention: fa4\n", device="gpu", seconds=200.0))
+    assert [line.name for line in found if not line.holds] == broken
+
+
+def test_attention_and_time_are_held_too(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(json.dumps({"step": 1, "data": HEALTHY}) + "\n")
+    found = list(lines(read_run(log), "attention: sdpa\n", device="gpu", seconds=601.0))
+    assert [line.name for line in found if not line.holds] == ["attention", "seconds of the whole run"]
+    assert str(found[0]).split() == ["NOT", "attention", "expected", "fa4", "or", "triton", "or", "flex", "got", "sdpa"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_script_runs_on_a_cpu(tmp_path: Path) -> None:
+    given = {"DEVICE": "cpu", "PYTHON": sys.executable, "OUTPUT": str(tmp_path / "out")}
+    given |= {"STEPS": "2", "TRAIN_BATCH_SIZE": "4", "RAY_TMPDIR": "/tmp"}
+    done = subprocess.run(
+        ["bash", FOLDER / "run.sh"], cwd=tmp_path, env=os.environ | given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("\nok   ") == 6 and "NOT  " not in done.stdout
