@@ -47,8 +47,6 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 1500
 LIBRARY = Path("/usr/lib")
 """The model reads Python's library there, which sandboxes show."""
-LINES = (12, 150)
-"""Fewest and most lines that a step reads: some 100 to 1,600 tokens."""
 WORDS = {"turn": (15, 60), "thought": (80, 300), "summary": (500, 900), "answer": (80, 200)}
 """Fewest and most words of what the model says."""
 SHARES = (0.2, 0.4, 0.6)
@@ -75,6 +73,8 @@ class Case:
     attempts: int
     steps: int
     """Shell commands of an attempt."""
+    lines: tuple[int, int] = (12, 150)
+    """Fewest and most lines that a step reads: some 100 to 1,600 tokens."""
     sub_agents: int = 0
     """Steps of each of two sub-agents that start together at the third step; 0: none start."""
     thinks: bool = False
@@ -84,8 +84,9 @@ class Case:
     """Environment variables of the harness."""
 
 
-CLAUDE_CODE_COMPACTS = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "50"}
-"""Claude Code compacts at so many per cent of its window less 20,000 tokens for an answer."""
+CLAUDE_CODE_COMPACTS = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "75"}
+"""Claude Code compacts at so many per cent of its window less 20,000 tokens for an answer. Behind the summary it shows
+files again that were read last, some 20,000 tokens: a smaller window fills at once, and it gives up."""
 CODEX_COMPACTS = "-c model_context_window=36000 -c model_auto_compact_token_limit=26000"
 CASES: Mapping[str, Case] = {
     "claude_code_attempts": Case(what="parallel attempts", harness="claude_code", attempts=8, steps=30),
@@ -97,7 +98,7 @@ CASES: Mapping[str, Case] = {
     ),
     "codex_sub_agents": Case(what="two sub-agents each", harness="codex", attempts=8, steps=20, sub_agents=8),
     "claude_code_compacts": Case(
-        what="compaction", harness="claude_code", attempts=4, steps=32, variables=CLAUDE_CODE_COMPACTS
+        what="compaction", harness="claude_code", attempts=3, steps=40, lines=(40, 190), variables=CLAUDE_CODE_COMPACTS
     ),
     "codex_compacts": Case(what="compaction", harness="codex", attempts=5, steps=36, arguments=CODEX_COMPACTS),
     "mini_swe_thinks": Case(
@@ -116,7 +117,7 @@ def english() -> list[str]:
 def library() -> list[tuple[Path, int]]:
     """Files of Python's library, and how many lines each has."""
     files = [(path, path.read_text(errors="replace").count("\n")) for path in sorted(LIBRARY.glob("python3.*/*.py"))]
-    return [(path, lines) for path, lines in files if lines > 2 * LINES[1]]
+    return [(path, lines) for path, lines in files if lines > 400]
 
 
 def task_mark(name: str, steps: int) -> str:
@@ -157,7 +158,7 @@ class Attempt:
                 return self.dialect.writes(f"{thought}{_block(SUBMIT)}")
             return self.dialect.writes(f"{thought}{_prose(draw, 'answer')}")
         said = f"{thought}{_prose(draw, 'turn')}"
-        command = _command(draw, f"[step {walked + 1} of {name}]")
+        command = _command(draw, f"[step {walked + 1} of {name}]", self.case.lines)
         if self.case.harness == "mini_swe":
             return self.dialect.writes(f"{said}\n\n{_block(command)}")
         calls = [SHELLS[self.case.harness].call(command)]
@@ -178,7 +179,10 @@ class Attempt:
             tool, how = STARTS[harness]
             return [(tool, {"description": mark, "prompt": one, **how}) for one in asked]
         if step == 4 and harness == "codex":
-            return [(wait, {"targets": STARTED.findall(prompt)}), SHELLS[harness].call(_command(draw, mark))]
+            return [
+                (wait, {"targets": STARTED.findall(prompt)}),
+                SHELLS[harness].call(_command(draw, mark, self.case.lines)),
+            ]
         return None
 
 
@@ -189,9 +193,9 @@ def _prose(draw: random.Random, kind: str) -> str:
     return " ".join(words[first : first + count]).replace("<", "(").replace("`", "'")
 
 
-def _command(draw: random.Random, mark: str) -> str:
+def _command(draw: random.Random, mark: str, read: tuple[int, int]) -> str:
     path, lines = draw.choice(library())
-    count = draw.randint(*LINES)
+    count = draw.randint(*read)
     first = draw.randint(1, lines - count)
     return f"echo '{mark}'; sed -n {first},{first + count}p {path}"
 
