@@ -122,6 +122,26 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "missing cell": ("r.json", '[{"input_ids": [1]}, {"uid": "x"}]', "row 1, column input_ids: expected a list of"),
     "text": ("r.json", '[{"input_ids": "hello"}]', "expected a list of integers, received hello"),
     "long mask": ("r.json", '[{"input_ids": [1], "loss_mask": [1, 1]}]', "column loss_mask: expected 1 entries"),
+    "mask of another row": (
+        "r.parquet",
+        parquet(input_ids=[[1, 2], [1, 2, 3]], loss_mask=[[1, 1], [1, 1]]),
+        "row 1, column loss_mask: expected 3 entries",
+    ),
+    "mask of text": ("r.parquet", parquet(input_ids=[[1]], loss_mask=[["1"]]), "received the text 1 at 0"),
+    "short attention mask": (
+        "r.parquet",
+        parquet(input_ids=[[0, 1]], attention_mask=[[1]]),
+        "row 0, column attention_mask: expected 2 entries",
+    ),
+    "an id of text": (
+        "r.jsonl",
+        '{"input_ids": [1]}\n{"input_ids": [1, "2"]}',
+        "row 1, column input_ids: expected a list of integers, received the text 2 at 1",
+    ),
+    "one bad line": ("r.jsonl", '{"input_ids": [1]}\n' * 3 + "# end", "line 4: not JSON"),
+    "pointer of Git LFS": ("r.parquet", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    "cut arrow": ("r.arrow", b"ARROW1", "expected a whole arrow file"),
+    "pickle": ("r.pkl", b"\x80\x04", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .pkl"),
     "unknown columns": ("r.json", '[{"text": "hello", "label": 1}]', "received text, label"),
 }
 

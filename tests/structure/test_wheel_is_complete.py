@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from functools import cache
 from importlib.metadata import Distribution, distribution, distributions, packages_distributions
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -133,6 +136,12 @@ def call(python: Path, folder: Path, *command: str) -> subprocess.CompletedProce
         [str(python), *command],
         cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
+
+
+def children_seconds() -> float:
+    """Processor time of the programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_rows(folder: Path) -> None:
@@ -256,8 +265,11 @@ EXPECTED_OF = {"tree_training_in_60_lines": prints_equal_gradients, "trl_style_t
 
 
 @pytest.mark.slow
-def test_a_bare_installation_is_small(wheel: Path, tmp_path: Path) -> None:
-    """Installed by pip from its index, without a link to this environment."""
+def test_a_bare_installation_is_small_and_judges_a_file_within_a_minute(wheel: Path, tmp_path: Path) -> None:
+    """Installed by pip from its index, without a link to this environment.
+
+    The minute counts the processor's time, which other processes and the network do not change.
+    """
     pip = [sys.executable, "-I", "-m", "pip", "--quiet"]
     # Packages on PYTHONPATH would count as installed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -267,12 +279,15 @@ def test_a_bare_installation_is_small(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv/bin/python"
     install = [*pip, "--python", python, "install", "-c", ROOT / "constraints/cpu.txt", wheel]
+    pq.write_table(pa.table({"uid": ["a", "a"], "input_ids": [[1, 2, 3], [1, 2, 4]]}), tmp_path / "rows.parquet")
+    before = children_seconds()
     subprocess.run(install, check=True, cwd=tmp_path, env=environment)
-    write_rows(tmp_path)
     command = str(python.with_name("tree-rl"))
-    inspected = call(python, tmp_path, command, "inspect", "rows.jsonl")
+    inspected = call(python, tmp_path, command, "inspect", "rows.parquet")
+    assert children_seconds() - before < 60
     assert inspected.returncode == 0 and "0.333" in inspected.stdout, inspected.stderr
-    viewed = call(python, tmp_path, command, "view", "rows.jsonl", "--html", "page.html")
+    assert "\nVerdict: trees help. Expected: updates " in inspected.stdout
+    viewed = call(python, tmp_path, command, "view", "rows.parquet", "--html", "page.html")
     assert viewed.returncode == 0 and (tmp_path / "page.html").stat().st_size, viewed.stderr
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     assert not [module for module in INSTALLED_BY if (site / module).exists()]

@@ -55,3 +55,23 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_recipe_script("tiny_model.py", root / "model")
     run_recipe_script("toy_task.py", root / "data", "--conversations", "6")
     return root
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A command line that this machine runs."""
+    from jobs_before_ray import write_job
+
+    return write_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture
+def job_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let a job find no cluster that runs on this machine, and compose verl's config once for all jobs."""
+    from jobs_before_ray import composed_once
+
+    from tree_rl.verl_plugin.launch import command_line
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(command_line, "compose", composed_once)

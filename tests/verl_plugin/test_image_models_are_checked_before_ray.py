@@ -6,13 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs_before_ray import checked, write_job
 from omegaconf import OmegaConf
 from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
-from tree_rl.verl_plugin.launch.train import PROGRAM, checked
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
@@ -54,14 +53,12 @@ def test_the_named_remedy_is_one(tmp_path: Path) -> None:
     refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
 
 
+@pytest.mark.usefixtures("job_of_its_own")
 def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
-    path, rows = saved(tmp_path / "model", "mllama"), tmp_path / "rows.parquet"
-    arguments = ["trainer.v1.trainer_mode=tree_sync", f"actor_rollout_ref.model.path={path}"]
-    arguments += [f"data.train_files={rows}", f"data.val_files={rows}", "algorithm.adv_estimator=grpo"]
-    job = read_job(arguments, PROGRAM)
+    arguments = write_job(tmp_path)
+    saved(tmp_path, "mllama")
     with pytest.raises(UnsupportedModelError, match=r"^actor_rollout_ref\.model\.path=.*attend to images alone"):
-        checked(job.config, job.given)
+        checked(*arguments)
 
 
 @pytest.mark.parametrize("column", ("images", "videos", "pictures"))

@@ -4,13 +4,12 @@ import copy
 import shlex
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from jobs_before_ray import TREE, checked
+from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.launch import command_line
 from tree_rl.verl_plugin.launch.command_line import read_job
@@ -18,9 +17,9 @@ from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
 from tree_rl.verl_plugin.launch.train import checked as checked_job
 
+pytestmark = pytest.mark.usefixtures("job_of_its_own")
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-TREE = "trainer.v1.trainer_mode=tree_sync"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
 HEATS = {"0": "0", "-0.7": "-0.7", "nan": "nan", "null": "None", "true": "True"}
@@ -98,35 +97,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
     ("data.train_files=[a", ("data.train_files=[a:", "quote it")),
 ]
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A stock config's command line that a machine without an accelerator runs."""
-    folder = tmp_path_factory.mktemp("job")
-    (folder / "rows.parquet").touch()
-    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
-    files = [f"data.{name}_files={folder}/rows.parquet" for name in ("train", "val")]
-    models = [f"{role}.path={folder}" for role in (MODEL, "critic.model")]
-    return [TREE, "machine=cpu", "algorithm.adv_estimator=grpo", *files, *models]
-
-
-@pytest.fixture(autouse=True)
-def _stock_config_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(command_line, "compose", lambda name, overrides: copy.deepcopy(_composed(name, *overrides)))
-
-
-@lru_cache(maxsize=8)
-def _composed(name: str, *overrides: str) -> DictConfig:
-    return compose(name, list(overrides))
-
-
-def checked(*arguments: str) -> tuple[Any, str]:
-    """The config of a command line, completed, and the banner."""
-    job = read_job(arguments, PROGRAM)
-    banner = checked_job(job.config, job.given)
-    return job.config, banner
 
 
 @pytest.mark.parametrize(("argument", "said"), WRONG, ids=[argument for argument, _ in WRONG])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jobs_before_ray import write_job
 
 from tree_rl.verl_plugin.launch.sft import banner, checked
 
@@ -27,8 +28,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("job")
-    (folder / "rows.parquet").touch()
-    (folder / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    write_job(folder)
     return ["machine=cpu", f"data.train_files={folder}/rows.parquet", f"model.path={folder}"]
 
 

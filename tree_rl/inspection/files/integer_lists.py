@@ -29,6 +29,7 @@ class _Kind:
     def error(self, row: int, at: int, received: Any) -> RowFileError:
         """The error for entry `at` of a row."""
         what = "null" if received is None else quoted(received)
+        what = f"the text {what}" if isinstance(received, str) else what
         remedy = FLOAT_REMEDY if isinstance(received, float) and received.is_integer() else self.remedy
         return RowFileError(f"{self.where(row)}, received {what} at {at}; {remedy}")
 

@@ -16,6 +16,7 @@ SIGNATURES = (
     (b"BZh", "a bzip2 file; unpack it with bunzip2"),
     (b"\xfd7zXZ", "an xz file; unpack it with unxz"),
     (b"\xef\xbb\xbf", "UTF-8 with a byte order mark; save it without one: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"),
+    (b"version https://git-lfs", "a pointer of Git LFS; fetch the file with git lfs pull"),
     (b"\xff\xfe", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
 )

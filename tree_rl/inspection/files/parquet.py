@@ -84,7 +84,7 @@ def damage(path: Path) -> Iterator[None]:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
         raise InputError(
-            f"{quoted_path(path)}: expected a whole parquet file, but it is cut off or damaged: "
+            f"{quoted_path(path)}: expected a whole {path.suffix[1:]} file, but it is cut off or damaged: "
             f"{escaped(str(error).strip(), 120)}; write or copy it again"
         ) from error
 

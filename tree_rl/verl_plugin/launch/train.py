@@ -19,11 +19,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tree_rl import __version__
+from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
-from tree_rl.verl_plugin.compat import _agent_loop_registry, need_critic, need_reference_policy, validate_config
-from tree_rl.verl_plugin.did_you_mean import did_you_mean, nearest_key
+from tree_rl.verl_plugin.compat import need_critic, need_reference_policy, validate_config
+from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
 from tree_rl.verl_plugin.launch.command_line import (
     Program,
@@ -38,7 +39,7 @@ from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_r
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
-from tree_rl.verl_plugin.refusals.refusal import Of
+from tree_rl.verl_plugin.refusals.refusal import Of, option
 from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
@@ -152,8 +153,6 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     refuse(config, "", Of.VALUES)
     for engine in ENGINES:
         check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
-    prepared = copy.deepcopy(config)
-    _check_prepared(prepared)
     if _runs_here(config):
         if path_that_ray_splits(sys.executable):
             raise CommandLineError(
@@ -163,6 +162,9 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
         refuse(config, "", Of.FILES)
         for key in ("actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])):
             refuse(OmegaConf.select(config, key), key, Of.MODEL_FILES)
+        refuse(config, "", Of.MACHINE)
+    prepared = copy.deepcopy(config)
+    _check_prepared(prepared)
     _check_models(prepared)
     refuse_rows_with_images(config.data, ("train_files", "val_files"))
     try:
@@ -181,14 +183,21 @@ def path_that_ray_splits(path: str) -> bool:
 
 
 def _runs_here(config: DictConfig) -> bool:
-    return bool(config.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ)
+    """True if Ray will start on this machine alone, and not join a cluster, whose head may lack GPUs and files."""
+    # As Ray searches for a cluster that `ray start` has started.
+    started = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray/ray_current_cluster"
+    address = option(config, "ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    starts = address == "local" or not (address or started.exists())
+    return bool(config.trainer.nnodes == 1 and starts)
 
 
 def _check_prepared(config: DictConfig) -> None:
     """Ask the refusals of the tree trainers or, under verl's trainers, those of the tree engines."""
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    for engine in [*ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
-        refuse_ranks(OmegaConf.select(config, engine) or {}, engine, ranks)
+    # verl also takes an engine's size of sequence parallelism from the role.
+    roles = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
+    for key in [*roles, *ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
+        refuse_ranks(OmegaConf.select(config, key) or {}, key, ranks)
     _check_agent_loops(config)
     base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
     if base is None:
@@ -206,16 +215,18 @@ def _check_models(config: DictConfig) -> None:
         refuse_model_of_job(
             OmegaConf.select(config, key),
             key=key,
-            engines={role.engine: OmegaConf.select(config, role.engine) for role in own},
+            engines={
+                **{role.engine: OmegaConf.select(config, role.engine) for role in own},
+                **{role.key: {SEQUENCE_PARALLEL: option(config, f"{role.key}.{SEQUENCE_PARALLEL}", 1)} for role in own},
+            },
             is_value=own[0].is_critic,
             rollout=None if own[0].is_critic else OmegaConf.select(config, "actor_rollout_ref.rollout.name"),
         )
 
 
 def _check_agent_loops(config: DictConfig) -> None:
-    """Check the default agent loop, and the options of our agent loops, which otherwise only sessions check."""
+    """Check the options of our agent loops, which otherwise only sessions check."""
     rollout = config.actor_rollout_ref.rollout
-    _check_default_loop(rollout.agent)
     custom = rollout.get("custom", None) or {}
     blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
     given = {
@@ -235,14 +246,3 @@ def _check_agent_loops(config: DictConfig) -> None:
                 raise CommandLineError(
                     f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
                 ) from error
-
-
-def _check_default_loop(agent: DictConfig) -> None:
-    """Refuse a mistyped default loop. Unknown names are allowed, because rows may name other loops."""
-    known, path = set(_agent_loop_registry), agent.get("agent_loop_config_path", None)
-    if path is not None and os.path.exists(os.path.expanduser(path)):
-        known |= {str(entry.get("name", "")) for entry in OmegaConf.load(os.path.expanduser(path))}
-    wanted = agent.get("default_agent_loop", None)
-    hint = "" if wanted in known or wanted is None else did_you_mean(str(wanted), sorted(known), cutoff=0.6)
-    if hint:
-        raise CommandLineError(f"actor_rollout_ref.rollout.agent.default_agent_loop={wanted}: no such agent loop{hint}")

@@ -5,9 +5,7 @@ A condition returns False or None if the node may run, else True or the words fo
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,8 @@ Condition = Callable[[Any, Any], Any]
 ROLLOUT, CORRECTION = "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 VERLS_GRAD_CLIP, VERLS_CLIP_RATIO, VERLS_DTYPE = 1.0, 0.2, "bfloat16"
 """Defaults of `grad_clip`, `clip_ratio` and `fsdp_config.dtype`."""
+PARALLEL = ("tensor_model_parallel", "data_parallel", "pipeline_model_parallel")
+"""Ways in which a rollout engine spreads over GPUs."""
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """Estimators that read the policy's probabilities."""
 
@@ -57,6 +57,11 @@ def no_rate(value: Any, _: Any) -> bool:
     return value is not None and not (is_number(value) and value >= 0)
 
 
+def no_share(value: Any, _: Any) -> bool:
+    """True for a value that is neither null nor a number above 0 and at most 1."""
+    return value is not None and not (is_number(value) and 0 < value <= 1)
+
+
 def none_of(*choices: Any) -> Condition:
     """A condition that holds for any value but the choices."""
     return lambda value, _: value not in choices
@@ -77,31 +82,14 @@ def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
     """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice."""
 
     def condition(value: Any, _: Any) -> Words | None:
-        hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in _texts(value) if entry not in known()}
+        hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in texts(value) if entry not in known()}
         return next(({"value": entry, "hint": hint} for entry, hint in hints.items() if hint), None)
 
     return condition
 
 
-def missing_file(value: Any, _: Any) -> Words | None:
-    """A path, or an entry of a list, that exists neither on this machine nor in verl's folder, which verl searches."""
-    verl = find_spec("verl")
-    assert verl is not None and verl.origin is not None
-    for path in _texts(value):
-        places = os.path.expanduser(path), Path(verl.origin).parents[1] / path
-        if "://" not in path and not any(os.path.exists(place) for place in places):
-            return {"value": path}
-    return None
-
-
-def missing_folder(path: Any, _: Any) -> bool:
-    """True for a local path that does not exist; other names may be a hub's."""
-    if path is None or "://" in path or not (path.startswith(("/", ".", "~")) or path.count("/") > 1):
-        return False
-    return not os.path.exists(os.path.expanduser(path))
-
-
-def _texts(value: Any) -> Iterator[str]:
+def texts(value: Any) -> Iterator[str]:
+    """The texts of a value that is one text or a list of them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | ListConfig):
@@ -153,6 +141,15 @@ def differs_from_training(budget: Any, config: Any) -> Words | None:
     """A critic's budget for inference that differs from its budget for training, which verl does not read."""
     train = option(config, "critic.ppo_max_token_len_per_gpu")
     return None if budget in (None, train) else {"train": train}
+
+
+def leaves_gpus(size: Any, config: Any) -> Words | None:
+    """Sizes of a rollout engine whose product does not divide the GPUs that sample; verl would wait for no engine."""
+    sizes = [option(config, f"{ROLLOUT}.{name}_size", 1) for name in PARALLEL]
+    place = ROLLOUT if option(config, "trainer.v1.trainer_mode") == "separate_async" else "trainer"
+    ranks = option(config, f"{place}.n_gpus_per_node", 1) * option(config, f"{place}.nnodes", 1)
+    is_wrong = size != 1 and all(map(is_count, sizes)) and ranks % math.prod(sizes)
+    return {"ranks": ranks, "size": math.prod(sizes)} if is_wrong else None
 
 
 # A role, its model and its engine.
@@ -209,6 +206,13 @@ def leaves_ranks(size: Any, sizes: Any) -> Words | None:
 def leaves_shards(size: Any, sizes: Any) -> Words | None:
     """A size of shards that does not divide the number of ranks; -1 and sizes that cover all ranks are valid."""
     return leaves_ranks(size, sizes) if isinstance(size, int) and 0 < size < sizes["ranks"] else None
+
+
+def wait_for_gpus(per_node: Any, cluster: Any) -> Words | None:
+    """Fewer groups of GPUs on Ray's nodes than a job asks for; verl compares totals and waits for the groups."""
+    groups = sum(gpus // per_node for gpus in cluster["gpus"])
+    found = ", ".join(map(str, cluster["gpus"]))
+    return {"nnodes": cluster["nnodes"], "gpus": found} if groups < cluster["nnodes"] else None
 
 
 # A built model.

@@ -1,6 +1,6 @@
 """Checks a whole job by the table of refusals: every role that trains on trees."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,3 +87,19 @@ def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
     """
     sizes = {SEQUENCE_PARALLEL: option(engine, SEQUENCE_PARALLEL, 1), "fsdp_size": option(engine, "fsdp_size", -1)}
     refuse({**sizes, "ranks": num_ranks}, place, Of.RANKS)
+
+
+def refuse_cluster(trainer: Any, nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Check that Ray's nodes have the GPUs that a job asks for.
+
+    Args:
+        trainer: the config's `trainer` node.
+        nodes: `ray.nodes()`.
+
+    Raises:
+        UnsupportedFeatureError: names the key.
+    """
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = [int(found.get("GPU", found.get("NPU", 0))) for found in resources]
+    asked = {"n_gpus_per_node": trainer.n_gpus_per_node, "nnodes": trainer.nnodes, "gpus": gpus}
+    refuse(asked, "trainer", Of.CLUSTER)

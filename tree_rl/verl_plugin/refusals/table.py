@@ -11,6 +11,7 @@ from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
 from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
 from tree_rl.verl_plugin.refusals import conditions as when
+from tree_rl.verl_plugin.refusals import this_machine as here
 from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
 from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
 
@@ -19,6 +20,7 @@ CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
     "critic.model.model_type": ("tree_value_model", "value_model"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
+    **{f"{role}.optim.lr_scheduler_type": ("constant", "cosine") for role in ("actor_rollout_ref.actor", "critic")},
 }
 """All values of a config key in a job on trees."""
 KNOWN: dict[str, Callable[[], Sequence[str]]] = {
@@ -36,6 +38,10 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
     "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
     "trainer.logger": lambda: tuple(Tracking.supported_backend),
+    **{
+        f"actor_rollout_ref.actor.checkpoint.{name}_contents": lambda: ("model", "optimizer", "extra", "hf_model")
+        for name in ("save", "load")
+    },
 }
 """Values of a config key in verl 0.9.1. Another plugin may add values, so only probable typing errors are refused."""
 COUNTS = (
@@ -44,6 +50,8 @@ COUNTS = (
     *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
     *(f"{ROLLOUT}.n", f"{ROLLOUT}.tensor_model_parallel_size"),
     *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
+    *(f"{ROLLOUT}.agent.num_workers", "reward.num_workers"),
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
 )
 FILES = (
     *("data.train_files", "data.val_files", "data.custom_cls.path"),
@@ -53,6 +61,8 @@ FILES = (
     *("data.tool_config_path", "data.function_tool_path"),
     *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
 )
+FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+"""Folders that a job writes."""
 UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
 LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
 TEXT = "trees run rows of text; drop it, or set model_type=language_model"
@@ -70,13 +80,53 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
           for key, known in KNOWN.items()),
         *(Refusal(key, COUNT, "", when.no_count) for key in COUNTS),
         Refusal("trainer.total_training_steps", f"{COUNT}, or null", "", when.no_count),
+        *(Refusal(f"{ROLLOUT}.{name}", "{key}={value}: expected a number above 0 and at most 1", "", when.no_share)
+          for name in ("gpu_memory_utilization", "top_p")),
         *(Refusal(key, "{key}={value}: expected a number of at least 0", "", when.no_rate)
           for key in ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")),
     ),
-    Of.FILES: tuple(Refusal(key, "{key}={value}: no such file on this machine", "", when.missing_file)
-                    for key in FILES),
-    Of.MODEL_FILES: tuple(Refusal(key, "{key}={value}: no such folder on this machine", "", when.missing_folder)
-                          for key in ("path", "tokenizer_path")),
+    Of.FILES: (
+        *(Refusal(key, "{key}={value}: no such file on this machine", "", here.missing_file) for key in FILES),
+        *(Refusal(key, "{key}={value}: {there} is no folder that can be written", "choose another",
+                  here.unwritable_folder) for key in FOLDERS),
+        *(Refusal(f"{key}.path", "{key}={value}: {reason}", "{remedy}", here.lacks_name(f"{key}.name"))
+          for key in ("reward.custom_reward_function", "data.custom_cls")),
+    ),
+    Of.MODEL_FILES: (
+        *(Refusal(key, "{key}={value}: no such folder on this machine", "", here.missing_folder)
+          for key in ("path", "tokenizer_path")),
+        Refusal("path", "{key}={value}: the folder has no {what}", "save the model there with save_pretrained",
+                here.incomplete_model),
+        Refusal("tokenizer_path", "{key}={value}: the folder has no {what}",
+                "save the tokenizer there with save_pretrained", here.incomplete_tokenizer),
+    ),
+    Of.MACHINE: (
+        Refusal(f"{ROLLOUT}.name", "{key}={value}: {module} is not installed here",
+                f"{{command}}, or set {ROLLOUT}.name=hf on a machine without GPUs", here.absent_engine),
+        Refusal("trainer.n_gpus_per_node", "{key}={value}, but {found}",
+                "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
+        Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
+                "Ray has {count}", "raise it, as Ray only counts them", here.too_few_cpus),
+        Refusal("ray_kwargs.ray_init.runtime_env.py_executable", "{key}={value}: {reason}", "{remedy}",
+                here.lacks_tree_rl),
+        *(Refusal(f"{engine}.tree.attention", "{key}={value} cannot run here: {reason}", "set tree.attention=auto",
+                  here.absent_tree_attention) for engine in ENGINES),
+        *(Refusal(f"{role}.model.override_config.attn_implementation", "{key}={value}: {reason}",
+                  "leave it out, as trees have their own attention", here.absent_row_attention)
+          for role in ("actor_rollout_ref", "critic")),
+        Refusal("trainer.logger", "{key}={value}: {reason}", "{remedy}, or set trainer.logger=[console]",
+                here.unready_logger),
+        Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
+                "correct it, or set trainer.resume_mode=auto", here.no_checkpoint),
+        *(Refusal(f"data.{name}_files", "{key}={value}: {reason}", "correct the file or the key", here.unusable_prompts)
+          for name in ("train", "val")),
+        Refusal("data.train_batch_size", "{key}={value}, but data.train_files have {rows} rows",
+                "lower it, or add prompts", here.larger_than_data),
+        Refusal(f"{ROLLOUT}.agent.default_agent_loop", "{key}={value}: no such agent loop{hint}", "",
+                here.unknown_loop),
+        Refusal(f"{ROLLOUT}.agent.agent_loop_config_path", "{key}={value}: no module of {target} here",
+                "correct it, or PYTHONPATH", here.loop_without_module),
+    ),
     Of.JOB: (
         Refusal("trainer.use_v1", "{option}: verl's older trainer builds no trees", "set it to true",
                 when.none_of(True)),
@@ -85,6 +135,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
         Refusal(f"{ROLLOUT}.val_kwargs.temperature", "{option}: expected 0 (greedy) or a number above 0", "",
                 lambda heat, _: not (when.is_number(heat) and heat >= 0)),
+        *(Refusal(f"{ROLLOUT}.{name}_size", "{key}={value} on {ranks} GPUs: a rollout engine would have {size}",
+                  "choose sizes whose product divides the number of GPUs", when.leaves_gpus)
+          for name in when.PARALLEL),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",
@@ -147,6 +200,10 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.ACTOR: (
         Refusal("clip_ratio", "{option}: verl reads clip_ratio_low={low} and clip_ratio_high={high} instead",
                 "set those", when.is_not_read_of_actor),
+        Refusal(SEQUENCE_PARALLEL, "{option} with {place}.fsdp_config.tree.mode=flat, which would leave it to "
+                "stock verl",
+                "set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",
+                lambda size, actor: size > 1 and when.is_flat(size, option(actor, "fsdp_config") or {})),
     ),
     Of.MODEL: (
         Refusal("use_liger", f"{{key}}={{value}}: expected true, false or {AUTO}", "",
@@ -193,6 +250,10 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.RANKS: (
         Refusal(SEQUENCE_PARALLEL, DIVISOR, "", when.leaves_ranks),
         Refusal("fsdp_size", f"{DIVISOR}, or -1 for all", "", when.leaves_shards),
+    ),
+    Of.CLUSTER: (
+        Refusal("n_gpus_per_node", "{key}={value} on {nnodes} nodes, but Ray's nodes have {gpus} GPUs",
+                "set it and {place}.nnodes to what they have", when.wait_for_gpus),
     ),
     Of.HEADS: (
         Refusal(SEQUENCE_PARALLEL, "the tree engine does not support {place}.{reason}", "", when.heads_do_not_divide),

@@ -32,6 +32,7 @@ from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
+from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
@@ -91,6 +92,7 @@ class TreeTrainerMixin(ResumableTrainer):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
+        refuse_cluster(self.config.trainer, ray.nodes())
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker

@@ -1,0 +1,46 @@
+"""Command lines of tree training, checked in this process as the driver checks them before Ray starts."""
+
+import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pyarrow as pa
+import pyarrow.parquet as pq
+from omegaconf import DictConfig
+
+from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.train import PROGRAM
+from tree_rl.verl_plugin.launch.train import checked as checked_job
+
+TREE = "trainer.v1.trainer_mode=tree_sync"
+QWEN = '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}'
+
+
+def write_job(folder: Path) -> list[str]:
+    """A stock config's command line that a machine without an accelerator runs; its model has no weights to load."""
+    pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "a"}]] * 1024}), folder / "rows.parquet")
+    (folder / "config.json").write_text(QWEN)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    files = [f"data.{name}_files={folder}/rows.parquet" for name in ("train", "val")]
+    models = [f"{role}.path={folder}" for role in ("actor_rollout_ref.model", "critic.model")]
+    return [TREE, "machine=cpu", "algorithm.adv_estimator=grpo", *files, *models]
+
+
+def checked(*arguments: str) -> tuple[Any, str]:
+    """The config of a command line, completed, and the banner."""
+    job = read_job(arguments, PROGRAM)
+    banner = checked_job(job.config, job.given)
+    return job.config, banner
+
+
+def composed_once(name: str, overrides: list[str]) -> DictConfig:
+    """Hydra's `compose`, which takes a second for the same overrides each time."""
+    return copy.deepcopy(_composed(name, *overrides))
+
+
+@lru_cache(maxsize=8)
+def _composed(name: str, *overrides: str) -> DictConfig:
+    return hydra.compose(name, list(overrides))

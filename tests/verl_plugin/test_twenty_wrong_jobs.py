@@ -1,0 +1,253 @@
+"""Jobs that would hang, or die minutes after Ray has started, end before it: exit code 2, one line, key and remedy."""
+
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from jobs_before_ray import checked, write_job
+from omegaconf import OmegaConf
+
+from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.train import PROGRAM, make_ready
+from tree_rl.verl_plugin.refusals.job import refuse_cluster
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
+
+pytestmark = pytest.mark.usefixtures("job_of_its_own")
+ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+SIZE = "ulysses_sequence_parallel_size"
+WORKERS, REWARD = "ray_kwargs.ray_init.runtime_env.py_executable", "reward.custom_reward_function"
+ON_GPUS = f"trainer.device=cuda ray_kwargs.ray_init.num_gpus=null {ROLLOUT}.name=hf"
+RESUME = "trainer.resume_mode=resume_path trainer.resume_from_path"
+WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
+    # Packages and devices that this machine lacks.
+    "vllm": (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
+    "sglang": (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
+    "no such gpus": (
+        f"{ON_GPUS} trainer.n_gpus_per_node=4",
+        ("trainer.n_gpus_per_node=4, but this machine shows 2 GPUs", "machine=cpu"),
+    ),
+    "gpus that ray is not told of": (
+        "ray_kwargs.ray_init.num_gpus=1 trainer.n_gpus_per_node=2",
+        ("trainer.n_gpus_per_node=2, but ray_kwargs.ray_init.num_gpus=1", "correct one"),
+    ),
+    "too few processors": (
+        "ray_kwargs.ray_init.num_cpus=4",
+        ("ray_kwargs.ray_init.num_cpus=4: verl would wait for 5 processors, but Ray has 4", "raise it"),
+    ),
+    "attention of trees": (
+        "tree.attention=fa4",
+        ("fsdp_config.tree.attention=fa4 cannot run here: flash-attn-4", "auto"),
+    ),
+    "attention of rows": (
+        f"++{MODEL}.override_config.attn_implementation=flash_attention_4",
+        (f"{MODEL}.override_config.attn_implementation=flash_attention_4: flash-attn-4 does not", "leave it out"),
+    ),
+    "logger": ("trainer.logger=[swanlab]", ("trainer.logger=swanlab: swanlab is not installed", "pip install swanlab")),
+    "wandb without an account": (
+        "trainer.logger=[wandb]",
+        ("trainer.logger=wandb: this machine is not logged in", "wandb login"),
+    ),
+    # Environments of workers.
+    "no such python": (f"{WORKERS}=/no/python", (f"{WORKERS}=/no/python: no program /no/python", "leave the key out")),
+    "python without tree_rl": (
+        f"{WORKERS}={{folder}}/bare/bin/python",
+        ("/bare has no tree_rl", "-m pip install tree_rl"),
+    ),
+    "uv without tree_rl": (
+        f"'{WORKERS}=uv run --frozen --extra vllm --project {{folder}}'",
+        (
+            "neither {folder}/uv.lock nor {folder}/.venv has tree_rl",
+            "uv pip install --python {folder}/.venv/bin/python",
+        ),
+    ),
+    # Sizes that do not divide.
+    "ranks": (f"{ACTOR}.{SIZE}=3", (f"{ACTOR}.{SIZE}=3 on 1 ranks", "divisor")),
+    "heads": (
+        f"{ACTOR}.{SIZE}=3 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=3",
+        (f"{ACTOR}.{SIZE}=3 does not divide num_attention_heads=32", "set"),
+    ),
+    "gpus of an engine": (
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides"),
+    ),
+    "a batch of all prompts": (
+        "data.train_batch_size=2048",
+        ("data.train_batch_size=2048, but", "1024 rows; lower it"),
+    ),
+    # Files.
+    "column": ("data.prompt_key=question", ("data.prompt_key=question is none of its columns, prompt", "correct")),
+    "no rows": (
+        "data.val_files={folder}/none.parquet",
+        ("data.val_files={folder}/none.parquet: expected at least one row",),
+    ),
+    "half a file": (
+        "data.train_files={folder}/half.parquet",
+        ("half.parquet: expected a whole parquet file", "correct"),
+    ),
+    "format": (
+        "data.train_files={folder}/rows.csv",
+        ("rows.csv: verl reads files that end in .parquet, .json", "correct"),
+    ),
+    "model without a tokenizer": (
+        f"{MODEL}.path={{folder}}/bare",
+        (f"{MODEL}.path={{folder}}/bare: the folder has no config", "save"),
+    ),
+    "tokenizer": (
+        f"{MODEL}.tokenizer_path={{folder}}/bare",
+        ("bare: the folder has no tokenizer", "save the tokenizer"),
+    ),
+    "reward": (f"{REWARD}.path={{folder}}/reward.py", ("reward.py: it defines no compute_score", f"{REWARD}.name")),
+    "reward that is no python": (
+        f"{REWARD}.path={{folder}}/rows.csv",
+        ("rows.csv: Python cannot read it", "correct it"),
+    ),
+    "checkpoint": (
+        f"{RESUME}={{folder}}/global_step_9",
+        ("global_step_9: expected an existing folder", "resume_mode=auto"),
+    ),
+    "folder of results": (
+        "trainer.default_local_dir={folder}/rows.csv/a",
+        ("{folder}/rows.csv is no folder", "another"),
+    ),
+    # What ends every session.
+    "loop": (
+        f"{ROLLOUT}.agent.default_agent_loop=mine",
+        ("default_agent_loop=mine: no such agent loop", "expected one of"),
+    ),
+    "loop of a prompt": (
+        "data.train_files={folder}/loops.parquet",
+        ("agent_name mine is none of", "single_turn_agent"),
+    ),
+    "loop without a module": (
+        f"{ROLLOUT}.agent.agent_loop_config_path={{folder}}/loops.yaml",
+        ("loops.yaml: no module of absent.Loop here", "PYTHONPATH"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that jobs name, and a project of uv without tree_rl."""
+    folder = tmp_path_factory.mktemp("files")
+    write_job(folder)
+    whole = (folder / "rows.parquet").read_bytes()
+    (folder / "half.parquet").write_bytes(whole[: len(whole) // 2])
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "none.parquet")
+    pq.write_table(pa.table({"prompt": ["a"] * 1024, "agent_name": ["mine"] * 1024}), folder / "loops.parquet")
+    (folder / "rows.csv").write_text("a,b\n1 2\n")
+    (folder / "reward.py").write_text("def score(): ...\n")
+    (folder / "loops.yaml").write_text("- {name: mine, _target_: absent.Loop}\n")
+    (folder / "pyproject.toml").write_text('[project]\nname = "verl"\n')
+    (folder / "uv.lock").write_text('[[package]]\nname = "verl"\n')
+    make_environment(folder / "bare")
+    return folder
+
+
+def make_environment(folder: Path) -> Path:
+    """A virtual environment's files, without packages; returns the folder of packages."""
+    for name in ("python", "uv"):
+        (folder / "bin").mkdir(parents=True, exist_ok=True)
+        (folder / "bin" / name).write_text("#!/bin/sh\n")
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "pyvenv.cfg").touch()
+    packages = folder / "lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
+    return packages
+
+
+@pytest.fixture
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with uv and two GPUs, and without vLLM, SGLang, flash-attn-4 and accounts."""
+    for module in ("vllm", "sglang", "swanlab"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "PYTHONPATH", "CUDA_VISIBLE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(folder / "netrc"))
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}/bare/bin{os.pathsep}{os.environ['PATH']}")
+
+
+def words(argument: str, folder: Path) -> list[str]:
+    """The overrides of a case; quotes hold one with spaces together."""
+    text = argument.format(folder=folder)
+    return [text.strip("'")] if text.startswith("'") else text.split()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_job_ends_in_one_line(
+    case: str, folder: Path, good: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argument, said = WRONG[case]
+    job = read_job([*good, *words(argument, folder)], PROGRAM)
+    with pytest.raises(SystemExit) as ended:
+        make_ready(job.config, job.given)
+    line = capsys.readouterr().err
+    assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1 and len(line) < 500
+    for part in said:
+        assert part.format(folder=folder) in line
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    "right",
+    (
+        f"{ON_GPUS} trainer.n_gpus_per_node=2 ray_kwargs.ray_init.num_cpus=15",
+        f"'{WORKERS}=uv run --with tree_rl python'",
+        f"'{WORKERS}=uv run --frozen --project {{folder}}/locked'",
+        f"'{WORKERS}=\"uv -v run --frozen --project={{folder}}/installed\"'",
+        f"{WORKERS}={{folder}}/installed/.venv/bin/python",
+        f"{ACTOR}.{SIZE}=2 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=2",
+        "data.train_batch_size=2048 data.gen_batch_size=1",
+        f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score",
+        f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
+        "trainer.logger=[console] trainer.resume_from_path=null",
+    ),
+)
+def test_a_right_job_runs(right: str, folder: Path, good: list[str]) -> None:
+    for name in ("locked", "installed"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "pyproject.toml").touch()
+    (folder / "locked" / "uv.lock").write_text('[[package]]\nname = "tree-rl"\n')
+    if not (folder / "installed" / ".venv").exists():
+        (make_environment(folder / "installed" / ".venv") / "tree_rl-0.1.0.dist-info").mkdir()
+    assert checked(*good, *words(right, folder))[1]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_head_without_gpus_starts_jobs_of_its_cluster(
+    folder: Path, good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eight = [*good, *f"{ON_GPUS} trainer.n_gpus_per_node=8 ray_kwargs.ray_init.num_cpus=null".split()]
+    with pytest.raises(UnsupportedFeatureError, match="this machine shows 2 GPUs"):
+        checked(*eight)
+    assert checked(*eight, "+ray_kwargs.ray_init.address=10.0.0.1:6379")[1]
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/ray_current_cluster").touch()
+    assert checked(*eight)[1]
+    (tmp_path / "ray/ray_current_cluster").unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert checked(*eight)[1]
+    with pytest.raises(UnsupportedFeatureError, match="this machine shows 2 GPUs"):
+        checked(*eight, "+ray_kwargs.ray_init.address=local")
+
+
+@pytest.mark.parametrize(("gpus", "runs"), (([8, 8], True), ([0, 16], True), ([4, 4, 4, 4], False), ([8], False)))
+def test_nodes_have_the_gpus_of_a_job(gpus: list[int], runs: bool) -> None:
+    """verl compares the total, 16 GPUs in three of these, and then waits for groups of 8."""
+    trainer = OmegaConf.create({"n_gpus_per_node": 8, "nnodes": 2})
+    nodes = [{"Alive": True, "Resources": {"GPU": float(count)} if count else {}} for count in gpus]
+    nodes.append({"Alive": False, "Resources": {"GPU": 8.0}})
+    if runs:
+        refuse_cluster(trainer, nodes)
+        return
+    found = ", ".join(map(str, gpus))
+    with pytest.raises(UnsupportedFeatureError) as refused:
+        refuse_cluster(trainer, nodes)
+    said = f"trainer.n_gpus_per_node=8 on 2 nodes, but Ray's nodes have {found} GPUs; set it and trainer.nnodes to"
+    assert str(refused.value).startswith(said)

@@ -1,0 +1,344 @@
+"""Conditions of the table of refusals that look at this machine: its files, packages, devices and environments.
+
+The launcher asks them only for a job whose processes all run here.
+"""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from omegaconf import OmegaConf
+
+from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
+from tree_kernels.tree_attention.fa4.autograd import package_reason
+from tree_rl.verl_plugin.compat import _agent_loop_registry, get_device_name
+from tree_rl.verl_plugin.did_you_mean import did_you_mean
+from tree_rl.verl_plugin.refusals.conditions import ROLLOUT, Condition, Words, texts
+from tree_rl.verl_plugin.refusals.refusal import option
+
+ENGINE_PACKAGES = {
+    "vllm": ("vllm", "pip install 'tree_rl[vllm]'"),
+    "sglang": ("sglang", "pip install 'verl[sglang]'"),
+    "trtllm": ("tensorrt_llm", "pip install tensorrt_llm"),
+}
+"""Module and installation of each rollout engine that is a package of its own."""
+LOGGER_MODULES = {
+    **{name: name for name in ("wandb", "mlflow", "swanlab", "tensorboard", "clearml", "trackio")},
+    "vemlp_wandb": "volcengine_ml_platform",
+}
+WANDB_ACCOUNT = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_DISABLED")
+"""Variables that let wandb start without its file of accounts."""
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
+ROW_FILES = (".parquet", ".json", ".jsonl")
+"""Endings that verl's data set reads."""
+LOOP = "agent_name"
+"""Column in which a prompt names its agent loop."""
+OWN_DATA_SET = "data.custom_cls.path"
+"""Key of a data set that may read anything."""
+CPUS_OF_A_PROCESS = 3
+"""Processors that verl asks Ray for with each GPU."""
+
+
+# Packages and devices.
+
+
+def absent_engine(name: Any, _: Any) -> Words | None:
+    """A rollout engine whose package is not installed."""
+    module, command = ENGINE_PACKAGES.get(name, (None, ""))
+    return None if module is None or find_spec(module) else {"module": module, "command": command}
+
+
+def unready_logger(loggers: Any, _: Any) -> Words | None:
+    """A logger whose package is not installed, or wandb without an account, which it would ask for after loading."""
+    for name in texts(loggers):
+        module = LOGGER_MODULES.get(name)
+        if module is not None and find_spec(module) is None:
+            return {"value": name, "reason": f"{module} is not installed here", "remedy": f"pip install {module}"}
+        if name == "wandb" and not any(map(os.environ.get, WANDB_ACCOUNT)) and not any(map(Path.exists, _netrc())):
+            return {"value": name, "reason": "this machine is not logged in", "remedy": "wandb login"}
+    return None
+
+
+def _netrc() -> Iterator[Path]:
+    yield from (Path(name).expanduser() for name in (os.environ.get("NETRC", "~/.netrc"), "~/_netrc"))
+
+
+def too_few_gpus(asked: Any, config: Any) -> Words | None:
+    """More GPUs than this machine shows, or than Ray is told of."""
+    told = option(config, "ray_kwargs.ray_init.num_gpus")
+    if told is not None and asked > told:
+        return {"found": f"ray_kwargs.ray_init.num_gpus={told}"}
+    if option(config, "trainer.device") != "cuda" or (told is not None and get_device_name() == "cpu"):
+        return None
+    found = torch.cuda.device_count()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
+    return {"found": f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"} if asked > found else None
+
+
+def too_few_cpus(asked: Any, config: Any) -> Words | None:
+    """Fewer processors than the placement groups of verl's processes and row queue wait for."""
+    count = os.cpu_count() if asked is None else asked
+    units = option(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", 1)
+    needed = CPUS_OF_A_PROCESS * option(config, "trainer.n_gpus_per_node") + units + 1
+    return {"count": count, "needed": needed} if count is not None and count < needed else None
+
+
+def absent_tree_attention(name: Any, config: Any) -> Words | None:
+    """Tree attention whose package or device this machine lacks. Workers check what depends on the model."""
+    if option(config, "trainer.device") == "cpu" and name in IMPLEMENTATIONS:
+        reason = unavailable_reason(name, device=torch.device("cpu"), dtype=torch.float32, head_size=64)
+    else:
+        reason = package_reason() if name == "fa4" else None
+    return None if reason is None else {"reason": reason}
+
+
+def absent_row_attention(name: Any, _: Any) -> Words | None:
+    """An attention of transformers that is unknown or not installed; trees replace flash_attention_2 by themselves."""
+    # Imported here, because other jobs do not need it.
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import is_flash_attn_3_available, is_flash_attn_4_available
+
+    installed = {"flash_attention_3": is_flash_attn_3_available, "flash_attention_4": is_flash_attn_4_available}
+    if name in installed and not installed[name]():
+        return {"reason": f"{name.replace('flash_attention_', 'flash-attn-')} does not work here"}
+    if name is None or "/" in name or name in {*ALL_ATTENTION_FUNCTIONS.valid_keys(), "eager"}:
+        return None
+    return {"reason": "transformers knows no attention of this name"}
+
+
+# Environments of the workers.
+
+
+def lacks_tree_rl(command: Any, config: Any) -> Words | None:
+    """A command that starts Ray's workers without tree_rl; they would die, or the job would wait for them for ever."""
+    words = [word for word in shlex.split(command or "") if not re.match(r"\w+=", word)]
+    if not words or option(config, "ray_kwargs.ray_init.runtime_env.working_dir") is not None:
+        return None
+    program = shutil.which(os.path.expanduser(words[0]))
+    if program is None:
+        return {"reason": f"no program {words[0]} here", "remedy": "correct it, or leave the key out"}
+    if any(Path(place, "tree_rl").is_dir() for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place):
+        return None
+    if Path(program).name == "uv" and "run" in words:
+        return _uv_lacks(words)
+    prefix = Path(program).parent.parent
+    is_environment = (prefix / "pyvenv.cfg").is_file() or (prefix / "conda-meta").is_dir()
+    if not is_environment or _holds_tree_rl(prefix):
+        return None
+    return {"reason": f"{prefix} has no tree_rl", "remedy": f"install it: {program} -m pip install tree_rl"}
+
+
+def _uv_lacks(words: Sequence[str]) -> Words | None:
+    """Whether `uv run` starts a Python without tree_rl, as far as its project's files say so."""
+    words = [part for word in words for part in word.split("=", 1)]
+    asks = any("tree_rl" in word.replace("-", "_") for word in words)
+    if asks or {"--no-project", "--active", "--with-requirements", "--script", "-s"} & {*words}:
+        return None
+    place = dict(pairwise(words))
+    start = Path(place.get("--project", place.get("--directory", "."))).absolute()
+    # A member of a workspace shares the lock and environment of a project above it.
+    projects = [folder for folder in (start, *start.parents) if (folder / "pyproject.toml").is_file()]
+    is_exact = bool({"--exact", "--isolated"} & {*words})
+    if not projects or any(_project_has_tree_rl(project, is_exact=is_exact) for project in projects):
+        return None
+    project = next((project for project in projects if (project / "uv.lock").is_file()), projects[0])
+    environment = _environment_of(project)
+    return {
+        "reason": f"neither {project / 'uv.lock'} nor {environment} has tree_rl",
+        "remedy": f"uv pip install --python {environment}/bin/python tree_rl",
+    }
+
+
+def _environment_of(project: Path) -> Path:
+    return project / os.environ.get("UV_PROJECT_ENVIRONMENT", ".venv")
+
+
+def _project_has_tree_rl(project: Path, *, is_exact: bool) -> bool:
+    """True if uv would install tree_rl, or would keep it although the lock lacks it, as it does by default."""
+    files = [project / name for name in ("uv.lock", "pyproject.toml")]
+    asked = any("tree_rl" in file.read_text("utf-8").replace("-", "_") for file in files if file.is_file())
+    return asked or (not is_exact and _holds_tree_rl(_environment_of(project)))
+
+
+def _holds_tree_rl(environment: Path) -> bool:
+    """True if an environment has tree_rl, installed from a wheel or as a link to a checkout."""
+    names = ("tree_rl", "tree_rl-*.dist-info")
+    return any(found for name in names for found in environment.glob(f"lib/python*/site-packages/{name}"))
+
+
+# Files and folders.
+
+
+def missing_file(value: Any, _: Any) -> Words | None:
+    """A path, or an entry of a list, that exists neither on this machine nor in verl's folder, which verl searches."""
+    verl = find_spec("verl")
+    assert verl is not None and verl.origin is not None
+    for path in texts(value):
+        places = os.path.expanduser(path), Path(verl.origin).parents[1] / path
+        if "://" not in path and not any(os.path.exists(place) for place in places):
+            return {"value": path}
+    return None
+
+
+def missing_folder(path: Any, _: Any) -> bool:
+    """True for a local path that does not exist; other names may be a hub's."""
+    if path is None or "://" in path or not (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+        return False
+    return not os.path.exists(os.path.expanduser(path))
+
+
+def unwritable_folder(path: Any, _: Any) -> Words | None:
+    """A folder for results that cannot be made or written."""
+    if path is None or "://" in path:
+        return None
+    whole = Path(path).expanduser().absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    return None if there.is_dir() and os.access(there, os.W_OK) else {"there": there}
+
+
+def no_checkpoint(path: Any, config: Any) -> bool:
+    """True if a job resumes from a path that names no folder of a checkpoint."""
+    if option(config, "trainer.resume_mode") != "resume_path":
+        return False
+    is_named = isinstance(path, str) and path.rstrip("/").rpartition("global_step_")[2].isdecimal()
+    return not (is_named and Path(path).expanduser().is_dir())
+
+
+def incomplete_model(path: Any, model: Any) -> Words | None:
+    """What a model's folder on this machine lacks."""
+    folder = Path(path).expanduser() if path else Path()
+    if not path or not folder.exists():
+        return None
+    needed = {"config.json": ("config.json",), "weights (*.safetensors)": WEIGHT_FILES}
+    if option(model, "tokenizer_path") is None:
+        needed["tokenizer (tokenizer.json)"] = TOKENIZER_FILES
+    return _lacks(folder, needed)
+
+
+def incomplete_tokenizer(path: Any, _: Any) -> Words | None:
+    """What a tokenizer's folder on this machine lacks."""
+    folder = Path(path).expanduser() if path else Path()
+    return _lacks(folder, {"tokenizer (tokenizer.json)": TOKENIZER_FILES}) if path and folder.exists() else None
+
+
+def _lacks(folder: Path, needed: dict[str, tuple[str, ...]]) -> Words | None:
+    absent = (what for what, names in needed.items() if not any(any(folder.glob(name)) for name in names))
+    what = next(absent, None)
+    return None if what is None else {"what": what}
+
+
+def lacks_name(key: str) -> Condition:
+    """A condition for a user's file that Python cannot read, or that does not define the name at `key`."""
+
+    def condition(path: Any, config: Any) -> Words | None:
+        file, name = Path(path or "").expanduser(), option(config, key)
+        if not path or not name or not file.is_file():
+            return None
+        try:
+            found = {*_names_in(ast.parse(file.read_bytes()))}
+        except (SyntaxError, ValueError) as error:
+            return {"reason": f"Python cannot read it ({error})", "remedy": "correct it"}
+        return None if {name, "*"} & found else {"reason": f"it defines no {name}", "remedy": f"correct it, or {key}"}
+
+    return condition
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+
+
+def unusable_prompts(files: Any, config: Any) -> Words | None:
+    """Files of prompts that verl's data set cannot read, without the prompt's column, or without rows."""
+    column, num_rows, known = str(option(config, "data.prompt_key", "prompt")), 0, known_loops(config)
+    if option(config, OWN_DATA_SET) is not None:
+        return None
+    for name in texts(files):
+        path = Path(name).expanduser()
+        if path.is_dir() or path.suffix not in ROW_FILES:
+            return {"value": name, "reason": f"verl reads files that end in {', '.join(ROW_FILES)}"}
+        if path.suffix != ".parquet" or not path.exists():
+            return None
+        try:
+            parquet = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            return {"value": name, "reason": f"expected a whole parquet file ({str(error).partition('. ')[0]})"}
+        columns = parquet.schema_arrow.names
+        if column not in columns:
+            return {"value": name, "reason": f"data.prompt_key={column} is none of its columns, {', '.join(columns)}"}
+        loops = {*parquet.read([LOOP])[LOOP].unique().to_pylist()} if known and LOOP in columns else set()
+        if loops - known:
+            unknown = min(map(str, loops - known))
+            return {"value": name, "reason": f"{LOOP} {unknown} is none of {', '.join(sorted(known))}"}
+        num_rows += parquet.metadata.num_rows
+    return None if num_rows else {"reason": "expected at least one row"}
+
+
+def larger_than_data(batch: Any, config: Any) -> Words | None:
+    """A batch larger than all files of prompts, which verl's data loader never fills.
+
+    Trainers that fetch prompts one by one begin the files again.
+    """
+    keys = ("data.gen_batch_size", "algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups")
+    is_sync = option(config, "trainer.v1.trainer_mode") in ("sync", "tree_sync")
+    prompts = _prompts(config) if is_sync and not any(option(config, key) for key in keys) else []
+    num_rows = sum(file.metadata.num_rows for file in prompts)
+    return {"rows": num_rows} if prompts and batch > num_rows else None
+
+
+def unknown_loop(name: Any, config: Any) -> Words | None:
+    """A default agent loop that does not exist, unless prompts name theirs."""
+    known, prompts = known_loops(config), _prompts(config)
+    if name is None or not known or name in known:
+        return None
+    hint = did_you_mean(str(name), sorted(known), cutoff=0.6)
+    is_asked = bool(prompts) and not any(LOOP in file.schema_arrow.names for file in prompts)
+    return {"hint": hint or f"; expected one of {', '.join(sorted(known))}"} if hint or is_asked else None
+
+
+def known_loops(config: Any) -> set[str]:
+    """Names of the agent loops of this process and of the user's file; empty if workers may know others."""
+    agent = option(config, f"{ROLLOUT}.agent")
+    file = Path(option(agent, "agent_loop_config_path") or "").expanduser()
+    others = option(agent, "agent_loop_manager_class"), option(config, "actor_rollout_ref.model.external_lib")
+    if any(others) or not file.exists():
+        return set()
+    return {*_agent_loop_registry, *(str(entry.get("name", "")) for entry in _loops_in(file))}
+
+
+def loop_without_module(path: Any, _: Any) -> Words | None:
+    """An agent loop in the user's file whose package is not installed."""
+    targets = [str(entry.get("_target_", "")) for entry in _loops_in(Path(path or "").expanduser())]
+    absent = next((target for target in targets if target and find_spec(target.partition(".")[0]) is None), None)
+    return None if absent is None else {"target": absent}
+
+
+def _loops_in(file: Path) -> Any:
+    return OmegaConf.load(file) if file.is_file() else ()
+
+
+def _prompts(config: Any) -> list[pq.ParquetFile]:
+    """The files of prompts to train on; empty if one is no parquet file, or if the data set is the user's."""
+    paths = [Path(name).expanduser() for name in texts(option(config, "data.train_files"))]
+    if option(config, OWN_DATA_SET) is not None or any(
+        path.suffix != ".parquet" or not path.is_file() for path in paths
+    ):
+        return []
+    return [pq.ParquetFile(path) for path in paths]
