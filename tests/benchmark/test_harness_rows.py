@@ -26,7 +26,8 @@ def test_thoughts_that_the_template_drops_make_a_row_of_every_call(
     assert sum(map(sum, table["response_mask"])) == line["trained_tokens"]
     prefixes = {tuple(row[:end]) for row in table["input_ids"] for end in range(1, len(row) + 1)}
     assert line["unique_tokens"] == len(prefixes)
-    first, second = (table["input_ids"][row][: line["shared_prompt"] + 1] for row in (0, 4))
+    longest = [max(rows, key=len) for rows in (table["input_ids"][:4], table["input_ids"][4:])]
+    first, second = (row[: line["shared_prompt"] + 1] for row in longest)
     assert first[:-1] == second[:-1] and first != second
     assert 0 < line["por_within_sessions"] < line["por"] < 1
     assert 1 < line["step_0.2"] < line["step_0.6"] < line["update"] < line["bound"]
