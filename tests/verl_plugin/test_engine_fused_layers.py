@@ -10,6 +10,7 @@ from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, run, wanted_positions
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 
 from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
@@ -81,3 +82,30 @@ def test_machine_files_ask_for_what_a_model_can_have() -> None:
         rl = compose("machine/gpu", overrides=[path])
     assert (sft.model.use_liger, told.model.use_liger) == ("auto", True)
     assert rl.actor_rollout_ref.model.use_liger == rl.critic.model.use_liger == "auto"
+
+
+@pytest.mark.parametrize(("activation", "has_liger"), [("silu", True), ("gelu", False)])
+def test_servers_of_vllm_read_the_default(tmp_path: Path, activation: str, has_liger: bool, liger: None) -> None:
+    """They convert the model's node to verl's class, which takes no word for a boolean."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig, RolloutConfig
+
+    from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+
+    path = save_model(tmp_path, tiny(hidden_act=activation))
+    given = {
+        "hydra.searchpath": "[pkg://tree_rl.verl_plugin.config]",
+        "+machine": "gpu",
+        "trainer.v1.trainer_mode": "tree_sync",
+        "actor_rollout_ref.model.path": path,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "critic.strategy": "fsdp2",
+    }
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in given.items()])
+    prepare_config(config, "sync")
+    model = OmegaConf.merge(dict(config.actor_rollout_ref.model), {"load_tokenizer": False})
+    assert omega_conf_to_dataclass(model, dataclass_type=HFModelConfig).use_liger is has_liger
+    assert isinstance(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), RolloutConfig)
