@@ -70,7 +70,9 @@ def train(
 
 
 def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_folder: Path) -> None:
-    train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo")
+    steps = train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo", TEST_FREQ="2", SAVE_FREQ="2")
+    assert [any(name.startswith("val-core/") for name in figures) for figures in steps] == [False, True]
+    assert (tmp_path / "out" / "checkpoints" / "global_step_2" / "actor" / "huggingface" / "config.json").is_file()
 
 
 def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, open_folder: Path) -> None:
