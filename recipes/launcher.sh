@@ -9,7 +9,7 @@ MAX_TOKENS=${MAX_TOKENS:-16384}            # unique tokens of one micro-batch
 PYTHON=${PYTHON:-python3}
 PROJECT=${PROJECT:-tree_rl}                # names under which loggers keep the run
 EXPERIMENT=${EXPERIMENT:-}                 # empty: the recipe's
-LOGGER=${LOGGER-$([[ $DEVICE == gpu ]] && echo tensorboard)} # besides the console: tensorboard, wandb, ... ; empty: none
+LOGGER=${LOGGER-$([[ $DEVICE == cpu ]] || echo tensorboard)} # besides the console: tensorboard, wandb, ... ; empty: none
 SAVE_FREQ=${SAVE_FREQ:-$([[ $DEVICE == gpu ]] && echo 20 || echo -1)} # steps between checkpoints; -1: none
 # ---- and in every recipe of reinforcement learning ----
 ROLLOUT=${ROLLOUT:-$([[ $DEVICE == gpu ]] && echo vllm || echo hf)}

@@ -73,7 +73,9 @@ def replay_rows(replayed: Path, run: RunLog) -> list[tuple[str, str]]:
     first, step = run.metrics[0], run.mean("timing_s/step") or 0.0
     bound = first["tree/flat_tokens"] / first["tree/unique_tokens"]
     by_rows = step + rows - trees
+    rewards = [reward for reward in run.column("tree/session_score/mean") if reward is not None]
     return [
+        ("reward, first and last step", f"{rewards[0]:.3f}, {rewards[-1]:.3f}"),
         (f"update as trees, {result['rows']} rows of step 1", _spread(seconds["tree"])),
         ("update as rows, the same batch", _spread(seconds["flat"])),
         ("speed-up of this update", f"{rows / trees:.1f} times (token bound: {bound:.1f})"),

@@ -22,12 +22,16 @@ class Sizes:
     sft_steps: int
     steps: int
     """GRPO steps."""
+    prompts: int
+    """Tasks of a GRPO step; eight sessions play each."""
+    updates: int
+    """Optimizer steps of a GRPO step."""
     repeats: int
     """Timed updates of the replay, of trees and of rows each."""
 
 
-SHORT = Sizes(demonstrations=900, sft_steps=200, steps=10, repeats=2)
-FULL = Sizes(demonstrations=1500, sft_steps=420, steps=25, repeats=5)
+SHORT = Sizes(demonstrations=900, sft_steps=200, steps=5, prompts=6, updates=2, repeats=2)
+FULL = Sizes(demonstrations=1500, sft_steps=420, steps=25, prompts=8, updates=1, repeats=5)
 
 
 def phases(output: Path, sizes: Sizes, *, seed: int, limit_seconds: float) -> list[Phase]:
@@ -55,8 +59,10 @@ def phases(output: Path, sizes: Sizes, *, seed: int, limit_seconds: float) -> li
         *("tree_rl.train", *config, "grpo"),
         f"data.train_files={start / 'tasks.parquet'}",
         f"data.val_files={start / 'tasks.parquet'}",
+        f"data.train_batch_size={sizes.prompts}",
         f"data.seed={seed}",
         f"actor_rollout_ref.model.path={warm}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={sizes.prompts // sizes.updates}",
         f"actor_rollout_ref.rollout.custom.tree_dump_dir={output / 'trees'}",
         f"trainer.default_local_dir={output / 'grpo'}",
         f"trainer.total_training_steps={sizes.steps}",
@@ -109,7 +115,7 @@ def run(output: Path, sizes: Sizes, *, seed: int, limit_seconds: float) -> None:
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="train three times as long")
+    parser.add_argument("--full", action="store_true", help="train longer")
     parser.add_argument("--output", type=Path, default=Path("outputs/quickstart"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-seconds", type=float, default=1200, help="a phase that takes longer has failed")

@@ -1,7 +1,7 @@
 """Runs a command and counts the CPU seconds that all its processes have used when it prints a text.
 
-Usage: python cpu_seconds.py FILE TEXT COMMAND...; writes the seconds to the file. Linux alone: Ray's daemons leave
-their parent, so this process adopts them.
+Usage: python cpu_seconds.py FILE TEXT COMMAND...; writes the seconds to the file. Linux alone: this process
+adopts Ray's daemons.
 """
 
 import contextlib

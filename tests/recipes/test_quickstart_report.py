@@ -60,6 +60,7 @@ def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.
     page = (finished_run / "report.html").read_text()
     figures = (
         "0.300, 0.800",
+        "0.100, 1.000",
         "1,000, 250",
         "4.00 times",
         "1.10 s",

@@ -51,7 +51,7 @@ def train(
     assert re.search(r"attention: \w+", finished.stdout), "a run says which tree attention it takes"
     lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
     steps = [
-        {name: float(value) for name, value in re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
+        {name: float(value) for name, value in re.findall(r"([\w/-]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
         for line in lines
     ]
     assert len(steps) == 2
@@ -70,7 +70,9 @@ def train(
 
 
 def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_folder: Path) -> None:
-    train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo")
+    steps = train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo", TEST_FREQ="2", SAVE_FREQ="2")
+    assert ["val-aux/num_turns/mean" in figures for figures in steps] == [False, True]
+    assert (tmp_path / "out" / "checkpoints" / "global_step_2" / "actor" / "huggingface" / "config.json").is_file()
 
 
 def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, open_folder: Path) -> None:
