@@ -10,10 +10,8 @@ of its own), and a line of the CSV. A harness that is not on the PATH is left ou
 
 import argparse
 import asyncio
-import json
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -273,17 +271,6 @@ def write_rows(path: Path, sessions: Sequence[Sequence[Row]]) -> None:
     pq.write_table(pa.table(table), path, compression="zstd", compression_level=19)
 
 
-def predicted(path: Path) -> dict[str, float]:
-    """What `tree-rl inspect` says of an update and of steps of which updates take a share."""
-    found: dict[str, float] = {}
-    for share in SHARES:
-        asked = ["tree-rl", "inspect", str(path), "--json", "--update-share", str(share)]
-        verdict = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)["verdict"]
-        found["update"] = verdict["update_speed_up"]
-        found[f"step_{share}"] = verdict["step_speed_up"]
-    return found
-
-
 def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, Any]:
     """Record a case; returns its line of the CSV."""
     case = CASES[name]
@@ -310,7 +297,6 @@ def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, An
         "bound": tokens / unique,
         "longest_row": max(len(row.token_ids) for row in rows),
         "shared_prompt": _shared([max(own, key=lambda row: len(row.token_ids)) for own in sessions]),
-        **predicted(path),
         "command": f"python benchmarks/harness_rows.py {folder.name} --cases {name}",
         **{key: value for key, value in provenance(packages=()).items() if key != "device"},
     }

@@ -55,7 +55,7 @@ def read_and_show(path: Path) -> list[Row] | None:
     assert all(row.token_ids.dtype == np.int64 for row in rows)
     reports = report_groups(rows)
     for text in (
-        format_report(reports, total_of(reports), SHAPE, at_most=9),
+        format_report(reports, total_of(reports), total_of(reports), SHAPE, at_most=9),
         format_run_plan(plan_run(rows, 64), at_most=9),
     ):
         assert all(character.isprintable() or character == "\n" for character in text)

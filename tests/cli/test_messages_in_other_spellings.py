@@ -263,7 +263,7 @@ def test_a_file_that_trains_nothing_is_promised_nothing(
 ) -> None:
     file = write(tmp_path / "f.json", [record] * 8)
     verdict = json.loads(tree_rl("inspect", file, "--tokenizer", chatml, "--json")[1])["verdict"]
-    assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, 1.0)
+    assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, [1.0, 1.0])
     out = tree_rl("inspect", file, "--tokenizer", chatml)[1]
     assert "Verdict: no token trains" in out and "trees help" not in out
     config = tmp_path / "config.json"

@@ -218,8 +218,16 @@ def stock_config() -> DictConfig:
         return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
 
 
+ONE_GPU = "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+
+
 def config_of_mode(mode: str, *overrides: str) -> DictConfig:
-    given = [f"trainer.v1.trainer_mode={mode}", *(SEPARATE if mode == "tree_separate_async" else []), *overrides]
+    given = [
+        f"trainer.v1.trainer_mode={mode}",
+        ONE_GPU,
+        *(SEPARATE if mode == "tree_separate_async" else []),
+        *overrides,
+    ]
     return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
 
 

@@ -19,9 +19,9 @@ class Reached:
 
     kind: str
     bench: tuple[float, float]
-    """Of all overlaps, by `tree-rl bench` (docs/benchmarks/update_*.csv)."""
+    """Shares at all overlaps, by `tree-rl bench` (docs/benchmarks/update_*.csv)."""
     engine: tuple[float, float]
-    """At POR 0.92, through verl's engine (docs/benchmarks/whole_model_1gpu.csv)."""
+    """Shares at POR 0.92, through verl's engine (docs/benchmarks/whole_model_1gpu.csv)."""
     engine_bound: tuple[float, float]
     """FLOP bounds of the updates in `engine`."""
 

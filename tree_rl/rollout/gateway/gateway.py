@@ -56,6 +56,11 @@ class Gateway:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
+    @property
+    def num_sessions(self) -> int:
+        """Number of open sessions."""
+        return len(self._http.sessions())
+
     async def start(self) -> None:
         """Listen. Raises `OSError` if the address is taken."""
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET

@@ -92,7 +92,8 @@ class TreeTrainerMixin(ResumableTrainer):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        refuse_cluster(self.config.trainer, ray.nodes())
+        if ray.is_initialized():
+            refuse_cluster(self.config.trainer, ray.nodes())
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
             worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
