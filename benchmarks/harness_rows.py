@@ -47,7 +47,6 @@ LIBRARY = Path("/usr/lib")
 """The model reads Python's library there, which sandboxes show."""
 WORDS = {"turn": (15, 60), "thought": (80, 300), "summary": (500, 900), "answer": (80, 200)}
 """Fewest and most words of what the model says."""
-"""Shares of a step that updates take."""
 TASK = re.compile(r"\[walk ([\w-]+) (\d+)\]")
 SUMMARY = re.compile(r"create a detailed summary of the conversation|CONTEXT CHECKPOINT COMPACTION|anchored summary")
 """What harnesses ask for when they compact."""
