@@ -305,9 +305,8 @@ def _unique(rows: Sequence[Row]) -> int:
 
 
 def _shared(rows: Sequence[Row]) -> int:
-    """Number of tokens with which all rows begin."""
-    shortest, *others = sorted((row.token_ids for row in rows), key=len)
-    return next((at for at, token in enumerate(shortest) if any(other[at] != token for other in others)), len(shortest))
+    """Number of tokens with which all rows begin: neighbours in depth-first order share at least these."""
+    return int(Forest.from_rows([list(row.token_ids) for row in rows]).row_order.shared[1:].min())
 
 
 def main() -> None:

@@ -39,9 +39,8 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
         share = [(run.mean(metric) or 0.0, name) for metric, name in TIMES]
         longest = ", ".join(f"{name} {part / step:.0%}" for part, name in sorted(share, reverse=True)[:3] if part)
         yield "most of it", longest or "not logged"
-    for metric, name, unit in (("actor/perf/max_memory_allocated_gb", "most memory", " GiB"),):
-        if (value := run.latest(metric)) is not None:
-            yield name, f"{value:.3g}{unit}"
+    if (memory := run.latest("actor/perf/max_memory_allocated_gb")) is not None:
+        yield "most memory", f"{memory:.3g} GiB"
     for band in BANDS:
         divisor = 1.0 if band.over is None else run.latest(band.over)
         if (value := run.latest(band.metric)) is not None and divisor:
