@@ -90,7 +90,7 @@ def test_servers_of_vllm_read_the_default(tmp_path: Path, activation: str, has_l
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import HFModelConfig, RolloutConfig
 
-    from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+    from tree_rl.verl_plugin.launch.train import complete
 
     path = save_model(tmp_path, tiny(hidden_act=activation))
     given = {
@@ -105,7 +105,7 @@ def test_servers_of_vllm_read_the_default(tmp_path: Path, activation: str, has_l
     }
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in given.items()])
-    prepare_config(config, "sync")
+    complete(config, [])
     model = OmegaConf.merge(dict(config.actor_rollout_ref.model), {"load_tokenizer": False})
     assert omega_conf_to_dataclass(model, dataclass_type=HFModelConfig).use_liger is has_liger
     assert isinstance(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), RolloutConfig)

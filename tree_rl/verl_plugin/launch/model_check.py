@@ -17,6 +17,7 @@ from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_recurrent_layers, has_rope_axes
 from tree_rl.models.value_head import prepare_value_config
+from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import get_hf_auto_model_class, update_model_config
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.options import DISABLED, as_tree_config, replay_mode
@@ -69,6 +70,28 @@ def refuse_model_of_job(
             raise UnsupportedModelError(f"{named}{key}.use_liger=true: {reason}; set {key}.use_liger=false")
     if model.get("lora_rank", 0) > 0:
         _check_adapters(built, model, key)
+
+
+def choose_layers(config: DictConfig, role: str) -> str | None:
+    """Replace a role's `use_liger=auto` by true or false, as verl's servers of vLLM and SGLang take nothing else.
+
+    Returns:
+        A note why the model keeps its own layers, or None.
+    """
+    model, engine = config[role].model, "critic.fsdp" if role == "critic" else "actor_rollout_ref.actor.fsdp_config"
+    if model.get("use_liger", None) != AUTO:
+        return None
+    path = model.get("hf_config_path", None) or model.path
+    try:
+        read = AutoConfig.from_pretrained(path, trust_remote_code=bool(model.get("trust_remote_code", False)))
+    except (OSError, ValueError) as error:
+        reason: str | None = f"its config cannot be read here: {error}"
+    else:
+        is_deterministic = bool(OmegaConf.select(config, f"{engine}.full_determinism"))
+        # For CUDA, because the GPUs may be on another machine.
+        reason = why_not_liger(read, device=torch.device("cuda"), deterministic=is_deterministic)
+    model.use_liger = reason is None
+    return None if reason is None else f"{role}.model.use_liger=false, as {reason}"
 
 
 def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:

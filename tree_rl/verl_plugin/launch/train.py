@@ -35,7 +35,7 @@ from tree_rl.verl_plugin.launch.command_line import (
     read_job,
     refusals_as_one_line,
 )
-from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.model_check import choose_layers, refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
@@ -108,8 +108,10 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
 
 
 def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
-    """Set FSDP2 and the class of the `tree` block in `config` if the user has not; return notes for the banner."""
-    notes = []
+    """Set FSDP2, the class of the `tree` block and `use_liger` in `config` where the user has left them open; return
+    notes for the banner."""
+    roles = ["actor_rollout_ref", *(["critic"] if need_critic(config) else [])]
+    notes = [note for role in roles if (note := choose_layers(config, role))]
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
             OmegaConf.update(config, key, "fsdp2")

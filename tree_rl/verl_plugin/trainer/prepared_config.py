@@ -1,18 +1,10 @@
 """Prepares verl's config for the tree trainers before any worker starts, and checks it by the table of refusals."""
 
-import logging
+from omegaconf import DictConfig, open_dict
 
-import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
-from transformers import AutoConfig
-
-from tree_rl.models.fused_layers import why_not_liger
-from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.refusals.job import refuse_job
-
-logger = logging.getLogger(__name__)
 
 TREE_MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
 
@@ -34,30 +26,12 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         for node, model_type in ((actor, TREE_LANGUAGE_MODEL), (critic, TREE_VALUE_MODEL)):
             if node.get("model_type", None) is None:
                 node.model_type = model_type
-        _choose_layers(actor, OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.full_determinism"))
-        _choose_layers(critic, OmegaConf.select(config, "critic.fsdp.full_determinism"))
         agent = config.actor_rollout_ref.rollout.agent
         if agent.get("agent_loop_manager_class", None) is None:
             agent.agent_loop_manager_class = TREE_MANAGER
         if need_critic(config) and critic.model_type == TREE_VALUE_MODEL:
             _pass_on_critic_budget(config.critic)
     refuse_job(config, under_tree_trainer=True)
-
-
-def _choose_layers(model: DictConfig, is_deterministic: bool | None) -> None:
-    """Replace `use_liger=auto` by true or false: verl's servers of vLLM and SGLang take nothing else."""
-    if model.get("use_liger", None) != AUTO:
-        return
-    path = model.get("hf_config_path", None) or model.path
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=bool(model.get("trust_remote_code", False)))
-    except (OSError, ValueError) as error:
-        reason: str | None = f"its config cannot be read here: {error}"
-    else:
-        reason = why_not_liger(config, device=torch.device("cuda"), deterministic=bool(is_deterministic))
-    if reason is not None:
-        logger.warning("model.use_liger=auto: %s keeps its own layers, as %s", path, reason)
-    model.use_liger = reason is None
 
 
 def _pass_on_critic_budget(critic: DictConfig) -> None:
