@@ -6,11 +6,13 @@ are made on the machine.
 PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=12
 
 Runs of one --output add up, so arms and overlaps may run in several calls. --at-once gives each arm --gpus GPUs of its
-own and runs the arms side by side.
+own and runs the arms side by side. The arm `vllm` plays the sessions on vLLM alone, on one GPU: no verl, no Ray.
 """
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,7 @@ from tree_rl.cost.model_sizes import MODEL_SIZES
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
 from quickstart.progress import Phase, run_phase  # noqa: E402
-from scripted_steps.arms import ARMS, STOCK, TREE, Run  # noqa: E402
+from scripted_steps.arms import ARMS, STOCK, TREE, Run, vllm_settings  # noqa: E402
 from scripted_steps.gpu_watch import watched  # noqa: E402
 from scripted_steps.inputs import save_agent_loop, save_prompts  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
@@ -36,6 +38,9 @@ from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
+ALONE = "vllm"
+"""The arm without a trainer."""
+ROUNDS = "rounds.jsonl"
 PACKAGES = ("torch", "triton", "transformers", "verl", "vllm", "ray", "flash-attn", "flash-attn-4", "liger-kernel")
 
 
@@ -48,7 +53,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=list(MODEL_SIZES), default="8b")
     parser.add_argument("--layers", type=int, default=None, help="all by default")
     parser.add_argument("--por", type=float, nargs="+", default=[0.5, 0.9])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=(*ARMS, ALONE), default=list(ARMS))
     parser.add_argument("--at-once", action="store_true", help="arms side by side, each on GPUs of its own")
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--sessions", type=int, default=4, help="of a prompt")
@@ -57,6 +62,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="that are measured")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those")
     parser.add_argument("--max-tokens", type=int, default=None, help="of a micro-batch, both arms")
+    parser.add_argument("--tool-seconds", type=float, default=0.0, help="that every tool call of a session takes")
+    parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs and without torch.compile")
     parser.add_argument("--liger", action="store_true", help="fused layers in both arms")
     parser.add_argument("--update-ratio", nargs="*", default=[], help="POR=RATIO of one GPU's update, for Amdahl's law")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds of one run")
@@ -72,6 +79,12 @@ def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any
     """Arguments of `script_with_overlap`."""
     lengths = {"scale": arguments.scale, "turns": arguments.turns}
     return {"por": por, "groups": arguments.prompts, "sessions": arguments.sessions, **lengths}
+
+
+def session_settings(arguments: argparse.Namespace, por: float) -> dict[str, Any]:
+    """What plays a session needs, in verl's agent loop and on vLLM alone."""
+    vocab = MODEL_SIZES[arguments.model].shape.vocab
+    return {"script": script_arguments(arguments, por), "vocab": vocab, "tool_seconds": arguments.tool_seconds}
 
 
 def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
@@ -102,18 +115,46 @@ def prepare(arguments: argparse.Namespace, arm: str, por: float) -> Run:
         gpus=arguments.gpus,
         model=random_model(arguments),
         prompts=save_prompts(folder / "prompts.parquet", arguments.prompts),
-        agent_loop=save_agent_loop(folder / "agent_loops.yaml", named, MODEL_SIZES[arguments.model].shape.vocab),
+        agent_loop=save_agent_loop(folder / "agent_loops.yaml", session_settings(arguments, por)),
         output=folder,
         max_tokens=arguments.max_tokens,
         liger=arguments.liger,
+        eager=arguments.eager,
         overrides=arguments.override,
     )
 
 
+def play_alone(arguments: argparse.Namespace, por: float) -> None:
+    """Play the sessions on vLLM alone, as often as the other arms do."""
+    folder = run_folder(arguments, ALONE, por)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings, rounds = folder / "settings.json", arguments.warm_up + arguments.steps
+    engine = vllm_settings(random_model(arguments), eager=arguments.eager)
+    settings.write_text(json.dumps({**session_settings(arguments, por), "engine": engine, "rounds": rounds}))
+    command = [sys.executable, "-m", "scripted_steps.vllm_alone", str(settings), str(folder / ROUNDS)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path()}, check=True, timeout=arguments.deadline)
+
+
+def alone_per_second(arguments: argparse.Namespace, por: float) -> float | None:
+    """Median of the tokens a second of vLLM alone, without the warm-up; None if it did not run."""
+    path = run_folder(arguments, ALONE, por) / ROUNDS
+    if not path.exists():
+        return None
+    rounds = [json.loads(line) for line in path.read_text().splitlines()][arguments.warm_up :]
+    return statistics.median(one["generated_tokens"] / one["rollout_s"] for one in rounds)
+
+
 def gpus_of_arms(arguments: argparse.Namespace) -> list[list[int]]:
-    """Numbers of the GPUs that each arm uses: its own with `--at-once`, else the machine's first."""
+    """Numbers of the GPUs that each arm uses: its own with `--at-once`, else the first that this process may use."""
     apart = arguments.gpus if arguments.at_once else 0
-    return [[arm * apart + gpu for gpu in range(arguments.gpus)] for arm in range(len(arguments.arms))]
+    arms = [[arm * apart + gpu for gpu in range(arguments.gpus)] for arm in range(len(arguments.arms))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [[int(visible.split(",")[gpu]) for gpu in of_arm] for of_arm in arms] if visible else arms
+
+
+def sessions_begun(stamps: Path, step: int) -> bool:
+    """Whether a session of the step has ended, so that the step before it is known whole."""
+    return any(f'"step": {step}, "started"' in path.read_text() for path in stamps.glob("*.jsonl"))
 
 
 def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
@@ -143,6 +184,7 @@ def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
                     limit_seconds=arguments.deadline,
                     metrics=folder / "metrics.jsonl",
                     environment=environment,
+                    seen_enough=lambda: sessions_begun(stamps, run.steps),
                 )
             )
     finally:
@@ -168,6 +210,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
     for por in arguments.por:
         script = script_with_overlap(**script_arguments(arguments, por))
         found: dict[str, dict[str, Any]] = {}
+        alone = alone_per_second(arguments, por)
         for arm in ARMS:
             rows = step_rows(run_folder(arguments, arm, por))
             if not rows:
@@ -175,6 +218,9 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
             refuse_other_work(rows, script, f"{arm}_{por:g}")
             every += [{"arm": arm, "por": script.por, **row} for row in rows]
             found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.warm_up)}
+            found[arm]["generated_per_s"] = script.generated_tokens / found[arm]["rollout_s"]
+            if alone is not None:
+                found[arm]["vllm_alone_per_s"] = alone
         if set(found) == set(ARMS):
             stock, tree = found[STOCK], found[TREE]
             tree["speed_up"] = stock["step_s"] / tree["step_s"]
@@ -186,7 +232,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         lines += list(found.values())
     about = {
         name: getattr(arguments, name)
-        for name in ("model", "layers", "gpus", "at_once", "prompts", "sessions", "scale")
+        for name in ("model", "layers", "gpus", "at_once", "prompts", "sessions", "scale", "tool_seconds", "eager")
     }
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
@@ -203,6 +249,9 @@ def describe(line: Mapping[str, Any]) -> str:
     text = f"{line['arm']}, POR {line['por']:.3f}: {line['step_s']:.2f} s a step ({shares}); {line['rows']} rows"
     if line["gpu_idle_share"] != "":
         text += f"; GPUs idle {line['gpu_idle_share']:.2f}, {line['gpu_memory_gib']:.1f} GiB"
+    text += f"; {line['generated_per_s']:.0f} tokens a second in the rollout"
+    if "vllm_alone_per_s" in line:
+        text += f", vLLM alone {line['vllm_alone_per_s']:.0f}"
     if "speed_up" in line:
         text += f"; {line['speed_up']:.2f} times stock verl, updates alone {line['update_ratio']:.2f}"
     if "amdahl_speed_up" in line:
@@ -217,10 +266,12 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     arguments = parse(given)
     made_by = provenance(commit=arguments.commit, packages=PACKAGES)
     for por in arguments.por:
-        runs = [prepare(arguments, arm, por) for arm in arguments.arms]
-        made_by["stock_attention"] = runs[0].attention()
-        with ThreadPoolExecutor(len(runs) if arguments.at_once else 1) as threads:
+        runs = [prepare(arguments, arm, por) for arm in arguments.arms if arm != ALONE]
+        made_by["stock_attention"] = "" if not runs else runs[0].attention()
+        with ThreadPoolExecutor(len(runs) if runs and arguments.at_once else 1) as threads:
             list(threads.map(partial(play, arguments), runs, gpus_of_arms(arguments)))
+        if ALONE in arguments.arms:
+            play_alone(arguments, por)
     return report(arguments, made_by)
 
 

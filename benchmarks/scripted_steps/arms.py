@@ -7,6 +7,7 @@ GPU, one optimizer step for all rows of a step, and lengths that fit the session
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import is_flash_attn_2_available
 
@@ -25,11 +26,8 @@ CPU = [
     "ray_kwargs.ray_init.num_cpus=24",
 ]
 """verl itself has no settings for a CPU."""
-IN_VLLM = [
-    f"{ROLLOUT}.name=vllm",
-    f"{ROLLOUT}.enforce_eager=true",
-    f"{ROLLOUT}.gpu_memory_utilization=0.6",
-]
+GPU_MEMORY = 0.6
+"""Share that vLLM may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +49,13 @@ class Run:
     max_tokens: int | None
     """Tokens of a micro-batch; None takes the script's, or the longest row."""
     liger: bool
+    eager: bool
+    """vLLM without CUDA graphs."""
     overrides: Sequence[str]
 
     def command(self) -> list[str]:
         """Overrides of `verl.trainer.main_ppo`."""
-        overrides = [*(IN_VLLM if self.gpus else CPU), *self._common()]
+        overrides = [*(self._vllm() if self.gpus else CPU), *self._common()]
         overrides += self._tree() if self.arm == TREE else self._stock()
         return [*overrides, *self.overrides]
 
@@ -127,6 +127,10 @@ class Run:
             f"trainer.default_local_dir={self.output / 'checkpoints'}",
         ]
 
+    def _vllm(self) -> list[str]:
+        eager = f"{ROLLOUT}.enforce_eager={str(self.eager).lower()}"
+        return [f"{ROLLOUT}.name=vllm", eager, f"{ROLLOUT}.gpu_memory_utilization={GPU_MEMORY}"]
+
     def _stock(self) -> list[str]:
         # verl counts an optimizer step's rows as prompts times sessions, whatever rows a session has.
         overrides = [
@@ -142,3 +146,20 @@ class Run:
 
     def _tree(self) -> list[str]:
         return ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={len(self.script.groups)}"]
+
+
+def vllm_settings(model: Path, *, eager: bool) -> dict[str, Any]:
+    """Arguments of vLLM's engine, as verl 0.9.1 (`config/rollout/rollout.yaml`) and the arms set them."""
+    return {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "enforce_eager": eager,
+        "gpu_memory_utilization": GPU_MEMORY,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 256,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+    }

@@ -58,10 +58,10 @@ def save_prompts(path: Path, groups: int) -> Path:
     return path
 
 
-def save_agent_loop(path: Path, script: Mapping[str, Any], vocab: int) -> Path:
-    """Write verl's list of agent loops; JSON is YAML."""
+def save_agent_loop(path: Path, settings: Mapping[str, Any]) -> Path:
+    """Write verl's list of agent loops, with the loop's own arguments; JSON is YAML."""
     loop = "scripted_steps.scripted_agent_loop.ScriptedAgentLoop"
-    path.write_text(json.dumps([{"name": AGENT, "_target_": loop, "script": dict(script), "vocab": vocab}]))
+    path.write_text(json.dumps([{"name": AGENT, "_target_": loop, **settings}]))
     return path
 
 

@@ -3,6 +3,7 @@
 The loop asks for exactly as many tokens a turn as the script says.
 """
 
+import asyncio
 import json
 import os
 import time
@@ -38,12 +39,13 @@ class ScriptedAgentLoop(AgentLoopBase):
     Args:
         script: arguments of `script_with_overlap`.
         vocab: of the model.
+        tool_seconds: what a tool takes between two calls.
         rest: verl's.
     """
 
-    def __init__(self, *, script: Mapping[str, Any], vocab: int, **rest: Any) -> None:
+    def __init__(self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, **rest: Any) -> None:
         super().__init__(**rest)
-        self._script_arguments, self._vocab = dict(script), vocab
+        self._script_arguments, self._vocab, self._tool_seconds = dict(script), vocab, tool_seconds
 
     @cached_property
     def _script(self) -> Script:
@@ -66,6 +68,8 @@ class ScriptedAgentLoop(AgentLoopBase):
                 context, wanted = next(play) if reply is None else play.send(reply)
             except StopIteration:
                 break
+            if calls:
+                await asyncio.sleep(self._tool_seconds)
             generation = await backend.generate(
                 context, max_tokens=wanted, sampling={**sampling_params, "ignore_eos": True}, session=name
             )

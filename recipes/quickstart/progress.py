@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class Phase:
     """Steps between two lines."""
     environment: Mapping[str, str] | None = None
     """Added to this process's environment."""
+    seen_enough: Callable[[], bool] = lambda: False
+    """Asked again and again; True ends the process, which counts as done."""
 
 
 def run_phase(phase: Phase) -> float:
@@ -66,11 +68,11 @@ def run_phase(phase: Phase) -> float:
             start_new_session=True,
         )
         try:
-            _watch(process, phase, started)
+            done = _watch(process, phase, started)
         finally:
             _end(process)
     seconds = time.monotonic() - started
-    if process.returncode != 0:
+    if process.returncode != 0 and not done:
         raise PhaseFailedError(_failure(phase, process.returncode, seconds))
     say(phase.name, f"done in {seconds:.0f} s")
     return seconds
@@ -81,7 +83,8 @@ def say(name: str, text: str) -> None:
     print(f"[{name:<7}] {text}", flush=True)
 
 
-def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> None:
+def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> bool:
+    """Show a process's steps until it ends, takes too long or has shown enough; True for the last."""
     seen, last_sign = 0, started
     while True:
         running = process.poll() is None
@@ -93,7 +96,9 @@ def _watch(process: subprocess.Popen[bytes], phase: Phase, started: float) -> No
         seen = len(steps)
         now = time.monotonic()
         if not running or now - started > phase.limit_seconds:
-            return
+            return False
+        if phase.seen_enough():
+            return True
         if now - last_sign > HEARTBEAT_SECONDS:
             doing = "starting" if phase.metrics is not None and not seen else "running"
             say(phase.name, f"{doing}, {now - started:.0f} s")

@@ -99,10 +99,28 @@ def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
         whole_step.report(arguments, {"stock_attention": ""})
 
 
-def test_arms_at_once_have_gpus_of_their_own() -> None:
+def test_a_run_is_ended_when_the_step_behind_the_last_has_begun(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert [whole_step.sessions_begun(tmp_path / "stamps", step) for step in (1, 3, 4)] == [True, True, False]
+
+
+def test_arms_at_once_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2", "--at-once"])) == [[0, 1], [2, 3]]
     assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2"])) == [[0, 1], [0, 1]]
     assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "0", "--at-once"])) == [[], []]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "1", "--at-once"])) == [[2], [5]]
+
+
+def test_vllm_alone_is_reported_beside_the_arms(tmp_path: Path) -> None:
+    given = ["--output", str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--por", "0.5", "--commit", "x"]
+    arguments = whole_step.parse([*given, "--warm-up", "1"])
+    assert whole_step.alone_per_second(arguments, 0.5) is None
+    (tmp_path / "vllm_0.5").mkdir()
+    rounds = [{"rollout_s": seconds, "generated_tokens": 60} for seconds in (30, 2, 3, 4)]
+    (tmp_path / "vllm_0.5" / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    assert whole_step.alone_per_second(arguments, 0.5) == 20, "the first round warms up"
 
 
 @pytest.mark.slow
@@ -136,7 +154,15 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
 
 
 def test_a_speed_up_is_held_against_amdahls_law() -> None:
-    line = {"arm": "tree_rl", "por": 0.9, "step_s": 30.0, "rows": 219, "gpu_idle_share": "", "update_ratio": 10.0}
+    line = {
+        "arm": "tree_rl",
+        "por": 0.9,
+        "step_s": 30.0,
+        "rows": 219,
+        "gpu_idle_share": "",
+        "update_ratio": 10.0,
+        "generated_per_s": 9.0,
+    }
     line |= dict.fromkeys(PARTS, 1.0) | {"amdahl_speed_up": 2.5}
     assert whole_step.describe(line | {"speed_up": 2.26}).endswith("reached 0.90, target 0.9: met")
     assert whole_step.describe(line | {"speed_up": 2.2}).endswith("0.88, target 0.9: missed")

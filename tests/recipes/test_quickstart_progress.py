@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_failure_names_the_phase_and_shows_the_end_of_its_log(tmp_path: Path) ->
 def test_a_phase_that_hangs_is_ended(tmp_path: Path) -> None:
     with pytest.raises(PhaseFailedError, match="ran past 1 s"):
         run_phase(phase_of(tmp_path, "import time; time.sleep(60)", limit_seconds=1.0))
+
+
+def test_a_phase_that_has_shown_enough_is_ended_and_counts_as_done(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    assert run_phase(replace(phase_of(tmp_path, code), seen_enough=begun.exists)) < 50
 
 
 def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
