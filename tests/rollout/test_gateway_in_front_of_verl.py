@@ -125,8 +125,30 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert fields["call_versions"] == [(5, 5)] * 3
     assert trained >= 10 and len(outputs) >= 2
     info = fields["reward_extra_info"]
+    assert 0 < info["prefix_hits"] < info["prefix_queries"], "later calls repeat earlier ones"
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
     assert DriftReport(returned=(), siblings=()).figures().keys() <= info.keys()
+
+
+class Listening(Client):
+    """A server that keeps the request ids."""
+
+    asked: list[str]
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        self.asked.append(request_id)
+        return await super().generate(request_id, **request)
+
+
+def test_a_session_asks_under_one_id_that_names_its_prompt(model_path: Path) -> None:
+    loop = build_loop(model_path, {"agent": AGENT})
+    loop.server_manager = Listening(loop.server_manager.server)
+    loop.server_manager.asked = asked = []
+    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
+    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
+    first, second = asked[0], asked[3]
+    assert asked == [first] * 3 + [second] * 3 and first != second
+    assert {one.split("/")[0] for one in asked} == {"prompt"}
 
 
 def routes_of(token_ids: Sequence[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 import tree_rl.verl_plugin
 from tree_rl.verl_plugin import compat
-from tree_rl.verl_plugin.agent_loops import prompt_forests, tool_agent_loop
+from tree_rl.verl_plugin.agent_loops import prompt_forests, tool_agent_loop, tree_router
 from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.engine import engine
@@ -125,6 +125,10 @@ OVERRIDDEN: dict[type, str] = {
         AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
         AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
     """,
+    tree_router.TreeRouter: """
+        GlobalRequestLoadBalancer.acquire_server(request_id)
+        GlobalRequestLoadBalancer.clear_sticky_cache()
+    """,
 }
 """Hooks of verl that we replace, with all their parameters: renamed there, ours would silently never run."""
 
@@ -144,6 +148,7 @@ ATTRIBUTES: dict[str, str] = {
     """,
     "AgentLoopWorkerTQ": "config llm_client",
     "AgentLoopManagerTQ": "agent_loop_workers_class",
+    "GlobalRequestLoadBalancer": "_inflight_requests _request_id_to_server",
 }
 """Attributes that verl's instances have and ours read or replace."""
 

@@ -1,28 +1,35 @@
 """`tree-rl plan`: how rows would run on one or many GPUs. Imports neither torch nor verl."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import File, GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import GIB, assumed_memory_model
 from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
+from tree_rl.inspection.scale.gpu_split import GivenSeconds, format_split, propose_split
 from tree_rl.inspection.scale.predict_scale import ScaleSettings, format_scale, predict_scale
 from tree_rl.inspection.scale.scale_option import ScaleOption
 from tree_rl.inspection.text import format_run_plan
-from tree_rl.inspection.verdict.as_json import planned, scaled
+from tree_rl.inspection.verdict.as_json import divided, planned, scaled
 
-MaxTokens = Annotated[int, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
+File = Annotated[
+    Path | None,
+    typer.Argument(help="Rows, as in `tree-rl inspect`. With --cluster and no --model: a run's metrics.jsonl."),
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 
 
 def plan_file(
-    file: File,
-    max_tokens: MaxTokens,
+    file: File = None,
+    max_tokens: MaxTokens = None,
     tokenizer: Tokenizer = None,
     rows_per: RowsOption = RowsPer.TRIAL,
     group_by: GroupBy = None,
@@ -39,14 +46,27 @@ def plan_file(
     network: ScaleOption.Network = Cluster.network / 1e9,
     gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
     checkpoint: ScaleOption.Checkpoint = None,
+    server_gpus: ScaleOption.ServerGpus = 1,
+    rollout_seconds: ScaleOption.RolloutSeconds = None,
+    training_seconds: ScaleOption.TrainingSeconds = None,
+    rows_seconds: ScaleOption.RowsSeconds = None,
     as_json: Json = False,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
 
     With --model: how groups beyond the budget would run on a GPU, and the memory that takes. With --ranks: what a
-    training step takes on that many GPUs.
+    training step takes on that many GPUs. With --ranks --cluster and no --model: GPUs for rollout and for training.
     """
     with one_line_errors():
+        if ranks is not None and cluster and model is None:
+            given = GivenSeconds(rollout=rollout_seconds, training=training_seconds, rows=rows_seconds)
+            splits, sources = propose_split(file, given, ranks, server_gpus=server_gpus, sharing=sp)
+            say(divided(splits, sources) if as_json else format_split(splits, sources))
+            return
+        if file is None or max_tokens is None:
+            raise InputError(
+                "plan: expected FILE and --max-tokens; only --ranks --cluster without --model needs neither"
+            )
         rows = read_rows(file, tokenizer, rows_per, group_by, model)
         if ranks is not None:
             hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)

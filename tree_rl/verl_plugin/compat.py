@@ -66,6 +66,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "initialize_global_process_group": "verl.utils.distributed",
     # Rollout side.
     "_ROLLOUT_REGISTRY": "verl.workers.rollout.base",
+    "GlobalRequestLoadBalancer": "verl.workers.rollout.router",
     "AgentLoopManagerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "AgentLoopWorkerTQ": "verl.trainer.ppo.v1.agent_loop_tq",
     "_agent_loop_registry": "verl.experimental.agent_loop.agent_loop",

@@ -10,7 +10,7 @@ MOST_GPUS = 65_536
 
 
 class ScaleOption:
-    """Options that need `--ranks`, which itself needs `--model`."""
+    """Options that need `--ranks`, which itself needs `--model` or `--cluster`."""
 
     Ranks = Annotated[
         int | None,
@@ -22,7 +22,13 @@ class ScaleOption:
     Shards = Annotated[int | None, typer.Option(min=1, help="GPUs that hold one copy of the weights (fsdp_size).")]
     MiniBatches = Annotated[int, typer.Option(min=1, help="Optimizer steps of a training step.")]
     Prompts = Annotated[int | None, typer.Option(min=1, help="Groups of a step, drawn from FILE. Default: each once.")]
-    Sweep = Annotated[bool, typer.Option("--cluster", help="Smaller clusters, too, and what breaks first.")]
+    Sweep = Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Smaller clusters, too, and what breaks first. Without --model: GPUs for rollout and for training.",
+        ),
+    ]
     NodeGpus = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")]
     TeraFlops = Annotated[float, typer.Option("--tflops", min=1.0, help="Of one GPU in training (docs/scale.md).")]
     Network = Annotated[float, typer.Option(min=0.1, help="GB/s that a GPU receives from other nodes.")]
@@ -30,3 +36,7 @@ class ScaleOption:
     Checkpoint = Annotated[
         Path | None, typer.Option(help="global_step_N of a run of this model: by the costs that it has measured.")
     ]
+    ServerGpus = Annotated[int, typer.Option(min=1, help="GPUs of one rollout server, with --cluster and no --model.")]
+    RolloutSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's rollouts.")]
+    TrainingSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's training on trees.")]
+    RowsSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's training on rows.")]

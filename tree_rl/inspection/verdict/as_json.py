@@ -4,11 +4,12 @@ Field names are stable; a change of meaning increases `FORMAT`.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from tree_rl import __version__
+from tree_rl.cost.cluster.split import Split, seconds_in_turns
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
@@ -66,6 +67,11 @@ def scaled(steps: Iterable[Scaled], said: Iterable[str]) -> str:
     return _written("plan --ranks", steps=[_step(one) for one in steps], notes=list(said))
 
 
+def divided(splits: Mapping[str, Split], said: Iterable[str]) -> str:
+    """`tree-rl plan --cluster --json` without a model."""
+    return _written("plan --cluster", **{name: _split(one) for name, one in splits.items()}, notes=list(said))
+
+
 def _written(command: str, **fields: Any) -> str:
     """One line of ASCII, so that text from a file cannot move the cursor."""
     head = {"format": FORMAT, "command": command, "tree_rl": __version__}
@@ -111,6 +117,18 @@ def _step(one: Scaled) -> dict[str, Any]:
         "imbalance": one.layout.imbalance,
         "gpu_bytes": one.memory.total,
         "slowed_by": one.slowed_by or None,
+    }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {
+        "rollout_gpus": split.rollout_gpus,
+        "training_gpus": split.training_gpus,
+        "seconds": split.step,
+        "rollout_idle": split.rollout_idle,
+        "training_idle": split.training_idle,
+        "gpu_seconds": split.gpu_seconds,
+        "seconds_in_turns": seconds_in_turns(split.load, split.rollout_gpus + split.training_gpus),
     }
 
 

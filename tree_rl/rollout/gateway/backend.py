@@ -46,6 +46,8 @@ class Generation:
     """Oldest weights used; None if the server reports none."""
     max_version: int | None = None
     """Newest weights used."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the server had cached; None if it reports none."""
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
     """Experts that prompt and answer were routed to, as in `ModelCall`; None if the server reports none."""
 
@@ -84,7 +86,8 @@ class Backend(Protocol):
             sampling: vLLM's names: `temperature, top_p, top_k, seed, ...`. With `json_output: enforce` also
                 `json_schema`: sample only JSON of this schema and report the log-probs of that distribution, or raise
                 `ValueError`.
-            session: id of the agent's session, by which servers find the cached prefix.
+            session: id of the agent's session, behind its group's (`group/session`) if it has one: sessions with one
+                prefix go to one server.
 
         Raises:
             BackendError: the server failed. The error names the HTTP status for the agent.

@@ -97,9 +97,16 @@ class Gateway:
         if self._socket is not None:
             self._socket.close()
 
-    def open_session(self, *, sampling: Mapping[str, Any] | None = None) -> Session:
-        """Open a session; `sampling` holds the trainer's sampling parameters, in vLLM's names."""
-        session = Session(renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {})
+    def open_session(self, *, sampling: Mapping[str, Any] | None = None, group: str | None = None) -> Session:
+        """Open a session.
+
+        Args:
+            sampling: the trainer's sampling parameters, in vLLM's names.
+            group: name of the sessions with the same first prompt.
+        """
+        session = Session(
+            renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {}, group=group
+        )
         self._http.add(session)
         return session
 

@@ -104,6 +104,8 @@ def _joined(before: Generation, after: Generation) -> Generation:
         finish_reason=after.finish_reason,
         min_version=min(versions, default=None),
         max_version=max(versions, default=None),
+        # A later request repeats the prompt, which is cached by then.
+        cached_tokens=before.cached_tokens if before.token_ids else after.cached_tokens,
         # The later request's prompt contains the earlier tokens, so its routes cover them.
         routes=before.routes if after.routes is None else after.routes,
     )

@@ -47,6 +47,10 @@ class RecordedSession:
     """Number of answers sampled from a constrained distribution (`json_output: enforce`)."""
     model_seconds: float
     """Sum of the calls' generation times."""
+    prefix_queries: int
+    """Prompt tokens of the calls whose server reported how many of them it had cached."""
+    prefix_hits: int
+    """Tokens among them that it had cached."""
 
 
 class Session:
@@ -55,12 +59,20 @@ class Session:
     Args:
         sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
             number of earlier calls with the same prompt.
+        group: name of the sessions with the same first prompt.
     """
 
     def __init__(
-        self, *, renderer: Renderer, backend: Backend, options: GatewayOptions, sampling: Mapping[str, Any]
+        self,
+        *,
+        renderer: Renderer,
+        backend: Backend,
+        options: GatewayOptions,
+        sampling: Mapping[str, Any],
+        group: str | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
+        self._id_in_group = self.id if group is None else f"{group}/{self.id}"
         self.token = secrets.token_urlsafe(32)
         self.refused: Counter[int] = Counter()
         self.is_exhausted = False
@@ -77,6 +89,7 @@ class Session:
         self._admitted = 0
         self._cancelled = 0
         self._model_seconds = 0.0
+        self._prefix_queries = self._prefix_hits = 0
         self._is_open = True
         self._closing = asyncio.Lock()
         self._record: RecordedSession | None = None
@@ -139,6 +152,8 @@ class Session:
                     left_out=dict(self._left_out),
                     constrained=self._constrained,
                     model_seconds=self._model_seconds,
+                    prefix_queries=self._prefix_queries,
+                    prefix_hits=self._prefix_hits,
                 )
             return self._record
 
@@ -189,9 +204,12 @@ class Session:
             max_tokens=min(limit for limit in limits if limit is not None),
             stop=request.stop,
             sampling=sampling,
-            session=self.id,
+            session=self._id_in_group,
         )
         self._model_seconds += time.monotonic() - started
+        if answer.cached_tokens is not None:
+            self._prefix_queries += len(prompt.ids)
+            self._prefix_hits += answer.cached_tokens
         self._constrained += request.json is not None
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)

@@ -60,7 +60,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         started = time.monotonic()
         server = self.rollout_config.get("name", "vllm")
         async with self.gateways.lend(self.server_manager, self.tokenizer, gateway_options, server=server) as gateway:
-            session = gateway.open_session(sampling=sampling_params)
+            session = gateway.open_session(sampling=sampling_params, group=kwargs.get("uid"))
             try:
                 result = await self._act(agent, gateway.endpoint(session), options, kwargs)
             finally:
@@ -71,6 +71,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "refused_calls": sum(record.refused.values()),
             "left_out": sum(record.left_out.values()),
             "constrained_calls": record.constrained,
+            "prefix_queries": record.prefix_queries,
+            "prefix_hits": record.prefix_hits,
             **figures_of_calls(record.calls, sorted({one.name for one in gateway_options.side_calls})),
             **record.drift.figures(),
             "failed": float(result.status in ("failed", "timed_out")),

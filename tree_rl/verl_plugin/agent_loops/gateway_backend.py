@@ -38,7 +38,7 @@ class VerlBackend:
         if "json_schema" in named:
             named |= await self._json_constraint(named.pop("json_schema"))
         try:
-            # With one id per session, all its calls go to the server that has its prefix cached.
+            # The router sends all calls of an id to one server, which has their prefix cached.
             output = await self._client.generate(
                 request_id=session,
                 prompt_ids=list(prompt_ids),
@@ -60,6 +60,7 @@ class VerlBackend:
             finish_reason=self._finish_reason(output, token_ids),
             min_version=output.extra_fields.get("min_global_steps"),
             max_version=output.extra_fields.get("max_global_steps"),
+            cached_tokens=output.extra_fields.get("num_cached_tokens"),
             routes=None if output.routed_experts is None else np.asarray(output.routed_experts),
         )
 

@@ -1,5 +1,7 @@
 """Prepares verl's config for the tree trainers before any worker starts, and checks it by the table of refusals."""
 
+from pathlib import Path
+
 from omegaconf import DictConfig, open_dict
 
 from tree_rl.verl_plugin.compat import need_critic
@@ -7,10 +9,11 @@ from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.refusals.job import refuse_job
 
 TREE_MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
+TREE_ROUTER = Path(__file__).parents[1] / "config" / "tree_router.yaml"
 
 
 def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
-    """Set tree engines and the agent loop manager if the config names none, then refuse what trees cannot do.
+    """Set tree engines, agent loop manager and router if the config names none, then refuse what trees cannot do.
 
     Args:
         config: verl's whole config, changed in place.
@@ -26,9 +29,12 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         for node, model_type in ((actor, TREE_LANGUAGE_MODEL), (critic, TREE_VALUE_MODEL)):
             if node.get("model_type", None) is None:
                 node.model_type = model_type
-        agent = config.actor_rollout_ref.rollout.agent
+        rollout, agent = config.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout.agent
         if agent.get("agent_loop_manager_class", None) is None:
             agent.agent_loop_manager_class = TREE_MANAGER
+        # verl would not tell a router of the config to be deterministic.
+        if rollout.get("router_config_path", None) is None and not rollout.get("full_determinism", False):
+            rollout.router_config_path = str(TREE_ROUTER)
         if need_critic(config) and critic.model_type == TREE_VALUE_MODEL:
             _pass_on_critic_budget(config.critic)
     refuse_job(config, under_tree_trainer=True)

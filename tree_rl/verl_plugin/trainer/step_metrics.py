@@ -139,12 +139,18 @@ def staleness_metrics(
 
 
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`tree/session/*`: mean of each figure, such as `drift_branches`, over the sessions that report it."""
+    """`tree/session/*`: mean of each figure, such as `drift_branches`, over the sessions that report it.
+
+    Also `tree/prefix_hit_rate`, the share of prompt tokens that rollout servers had cached, if they report it.
+    """
     names = sorted({name for session in figures for name in session})
-    return {
+    metrics = {
         f"tree/session/{name}": float(np.mean([session[name] for session in figures if name in session]))
         for name in names
     }
+    if asked := metrics.get("tree/session/prefix_queries"):
+        metrics["tree/prefix_hit_rate"] = metrics["tree/session/prefix_hits"] / asked
+    return metrics
 
 
 def reduce_tree_metrics(metrics: dict[str, Any]) -> None:

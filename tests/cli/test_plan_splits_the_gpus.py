@@ -1,0 +1,148 @@
+"""`tree-rl plan --cluster` without rows: splits by hand and by search, times of a log, what the command prints."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tree_rl.cost.cluster.split import Split, StepLoad, fastest_split, seconds_in_turns
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_a_split_by_hand() -> None:
+    load = StepLoad(rollout=60.0, training=20.0, weights=1.0)
+    split = fastest_split(load, 8)
+    assert (split.rollout_gpus, split.training_gpus) == (6, 2)
+    # Both sides work 10 s, and weights take one.
+    assert split.step == 11 and split.gpu_seconds == 88
+    assert split.rollout_idle == split.training_idle == pytest.approx(1 / 11)
+    assert seconds_in_turns(load, 8) == 11
+
+
+def test_the_slower_side_decides_and_the_other_waits() -> None:
+    split = Split(load=StepLoad(rollout=30.0, training=30.0), rollout_gpus=4, training_gpus=2)
+    assert (split.step, split.rollout_idle, split.training_idle) == (15, 0.5, 0)
+    assert fastest_split(split.load, 6, server_gpus=4) == split
+    assert fastest_split(split.load, 6).step == 10
+    with pytest.raises(ValueError, match="6 GPUs: expected some for rollout servers of 4 and the rest for ranks of 4"):
+        fastest_split(split.load, 6, server_gpus=4, sharing=4)
+
+
+seconds = st.floats(min_value=0.1, max_value=1e4)
+
+
+@given(seconds, seconds, st.integers(2, 40), st.integers(1, 4), st.integers(1, 4))
+def test_no_other_split_is_faster(rollout: float, training: float, gpus: int, server: int, sharing: int) -> None:
+    load = StepLoad(rollout=rollout, training=training)
+    allowed = [n for n in range(1, gpus) if n % server == 0 and (gpus - n) % sharing == 0]
+    if not allowed:
+        with pytest.raises(ValueError, match=f"{gpus} GPUs"):
+            fastest_split(load, gpus, server_gpus=server, sharing=sharing)
+        return
+    split = fastest_split(load, gpus, server_gpus=server, sharing=sharing)
+    assert split.rollout_gpus in allowed and split.rollout_gpus + split.training_gpus == gpus
+    assert split.step == min(max(rollout / n, training / (gpus - n)) for n in allowed)
+    assert min(split.rollout_idle, split.training_idle) == pytest.approx(0)
+    # Taking turns wastes nothing, if work spreads over any number of GPUs.
+    assert split.step >= seconds_in_turns(load, gpus) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("field", ("rollout", "training", "weights"))
+@pytest.mark.parametrize("value", (-1.0, float("nan"), float("inf")))
+def test_loads_that_cannot_be_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"StepLoad\.{field}: expected seconds"):
+        StepLoad(**{"rollout": 1.0, "training": 1.0, field: value})
+
+
+STEP = {
+    "timing_s/step": 10.0,
+    "timing_s/gen": 6.0,
+    "timing_s/update_weights": 0.5,
+    "timing_s/save_checkpoint": 1.0,
+    "timing_s/update_actor": 1.5,
+    "timing_s/ref": 0.5,
+    "perf/total_num_tokens": 1000.0,
+    "perf/throughput": 25.0,
+}
+"""Four GPUs: 24 GPU-seconds of rollouts, 10 of training."""
+TREES = {"tree/unique_tokens": 250.0, "tree/realised_saving": 0.75}
+
+
+def log_of(folder: Path, *steps: dict[str, float]) -> Path:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": number, "data": step}) + "\n" for number, step in enumerate(steps, 1)))
+    return path
+
+
+def test_a_run_on_trees_tells_both_arms(tree_rl: Run, tmp_path: Path) -> None:
+    compiles = {**STEP, **TREES, "timing_s/step": 100.0, "timing_s/gen": 50.0, "perf/throughput": 2.5}
+    log = log_of(tmp_path, compiles, {**STEP, **TREES}, {**STEP, **TREES})
+    code, out, err = tree_rl("plan", log, "--ranks", 17, "--cluster", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    trees, rows = said["trees"], said["rows"]
+    # 24 / 12 = 10 / 5 = 2 s, and half a second for weights.
+    assert (trees["rollout_gpus"], trees["training_gpus"], trees["seconds"]) == (12, 5, 2.5)
+    assert trees["gpu_seconds"] == 17 * 2.5 and trees["rollout_idle"] == trees["training_idle"] == pytest.approx(0.2)
+    assert trees["seconds_in_turns"] == 34 / 17 + 0.5
+    # 2 s of passes over a quarter of the tokens: 6 s more on each of four GPUs make 34 GPU-seconds.
+    assert (rows["rollout_gpus"], rows["training_gpus"]) == (7, 10)
+    assert rows["seconds"] == pytest.approx(24 / 7 + 0.5)
+    assert (
+        "(steps: 2, GPUs: 4): 24.0 GPU-seconds of rollouts, 10.0 of training, 0.50 s for weights." in said["notes"][0]
+    )
+
+
+def test_given_seconds_replace_measured_ones(tree_rl: Run, tmp_path: Path) -> None:
+    log = log_of(tmp_path, {**STEP, **TREES})
+    code, out, _ = tree_rl(
+        "plan", log, "--ranks", 6, "--cluster", "--rollout-seconds", 50, "--rows-seconds", 250, "--json"
+    )
+    said = json.loads(out)
+    assert code == 0
+    assert (said["trees"]["rollout_gpus"], said["trees"]["seconds"]) == (5, 10.5)
+    assert (said["rows"]["rollout_gpus"], said["rows"]["seconds"]) == (1, 50.5)
+    assert said["notes"][-1] == "Without trees a step takes 4.81 times the GPU-seconds."
+
+
+def test_a_run_of_stock_verl_has_only_rows(tree_rl: Run, tmp_path: Path) -> None:
+    code, out, _ = tree_rl("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[2:3]] == ["rows"] and lines[3] == ""
+    assert lines[2].split()[1:] == ["1", "1", "24.50", "2%", "59%", "49.0", "17.50"]
+
+
+def test_without_a_log_the_options_are_enough(tree_rl: Run) -> None:
+    given = ("--rollout-seconds", 60, "--training-seconds", 20)
+    code, out, _ = tree_rl("plan", "--ranks", 8, "--cluster", *given)
+    assert code == 0
+    assert out.splitlines()[2].split() == ["trees", "6", "2", "10.00", "0%", "0%", "80.0", "10.00"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--ranks", 4, "--cluster"], "expected the log of a run, or --rollout-seconds with --training-seconds"),
+        (["--ranks", 4, "--cluster", "--rollout-seconds", 4], "expected the log of a run"),
+        (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1 GPUs: expected some"),
+        (["--ranks", 4], "plan: expected FILE and --max-tokens"),
+        ([], "plan: expected FILE and --max-tokens"),
+    ],
+)
+def test_what_is_missing_is_named(tree_rl: Run, given: list[object], said: str) -> None:
+    code, _, err = tree_rl("plan", *given)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_logs_that_cannot_tell_are_refused(tree_rl: Run, tmp_path: Path) -> None:
+    stale = {**STEP, "training/off_policy/trajectory_staleness/max": 1.0}
+    code, _, err = tree_rl("plan", log_of(tmp_path, STEP, stale), "--ranks", 4, "--cluster")
+    assert code == 2 and "take turns, found an asynchronous one" in err
+    short = {name: value for name, value in STEP.items() if name != "perf/throughput"}
+    code, _, err = tree_rl("plan", log_of(tmp_path, short), "--ranks", 4, "--cluster")
+    assert code == 2 and "expected steps with timing_s/step, timing_s/gen, perf/total_num_tokens" in err
