@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md from the dataclasses that read the keys: python docs/site/keys.py."""
+"""Writes the keys in docs/configuration.md from the dataclasses that read them: python docs/site/keys.py."""
 
 import ast
 import inspect
@@ -47,23 +47,28 @@ FROM_VERL = {
     "template_options": "verl's `data.apply_chat_template_kwargs`",
 }
 """By key, the default that the agent loops give to a field that has none of its own."""
+FILL = textwrap.TextWrapper(
+    width=120, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+)
 
 
 def page(text: str) -> str:
-    """The page with the tables between its marks made anew."""
-    return MARKED.sub(lambda found: f"{found[1]}\n{table(*SECTIONS[found[2]])}\n{found[3]}", text)
+    """The page with the lists between its marks made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{keys(*SECTIONS[found[2]])}\n{found[3]}", text)
 
 
-def table(place: str, options: type) -> str:
-    """What one dataclass reads, as Markdown."""
+def keys(place: str, options: type) -> str:
+    """What one dataclass reads, as a list in Markdown."""
     said, hints = meanings(options), typing.get_type_hints(options)
-    lines = [f"Under `{place}`:", "", "| key | default | meaning |", "|---|---|---|"]
+    items = [f"Under `{place}`:\n"]
     for entry in fields(options):
         if not entry.name.startswith("_"):
             usual = FROM_VERL.get(entry.name) or default(entry)
-            meaning = cell(choices(hints[entry.name], said[entry.name]) + said[entry.name])
-            lines.append(f"| `{entry.name}` | {usual} | {meaning} |")
-    return "".join(f"{line}\n" for line in lines)
+            usual = usual if usual == "required" else f"default {usual}"
+            meaning = choices(hints[entry.name], said[entry.name]) + said[entry.name]
+            meaning = re.sub(r"\bNone\b", "null", " ".join(meaning.split()))
+            items.append(FILL.fill(f"**`{entry.name}`**, {usual}. {meaning}"))
+    return "".join(f"{item}\n" for item in items)
 
 
 def meanings(options: type) -> dict[str, str]:
@@ -82,7 +87,7 @@ def choices(hint: Any, said: str) -> str:
     parts = (hint, *typing.get_args(hint))
     literals = [value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part)]
     names = [f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in literals]
-    return "" if all(name.strip("`") in said for name in names) else f"{', '.join(names)}. "
+    return "" if all(name.strip("`") in said for name in names) else f"One of {', '.join(names)}. "
 
 
 def default(entry: Field[Any]) -> str:
@@ -95,8 +100,7 @@ def default(entry: Field[Any]) -> str:
                 for part in fields(made)
                 if getattr(made, part.name) != part.default
             )
-            shown = ", ".join(pairs)
-            return f"`{{{shown}}}`" if shown else "its defaults"
+            return f"`{{{', '.join(pairs)}}}`"
         return "none"
     if entry.default is MISSING:
         return "required"
@@ -106,11 +110,6 @@ def default(entry: Field[Any]) -> str:
     if entry.default is None or isinstance(entry.default, bool):
         return str(entry.default).lower().replace("none", "null")
     return f"`{entry.default}`" if entry.default != "" else "none"
-
-
-def cell(text: str) -> str:
-    """A text on one line, with nothing that ends a cell of a table."""
-    return re.sub(r"\bNone\b", "null", " ".join(text.split())).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of docs/commands.md: what a test does with every command of the documents, and how long it takes."""
+"""The list of docs/commands.md: what a test does with every command of the documents, and how long it takes."""
 
 import re
 from dataclasses import dataclass
@@ -7,19 +7,17 @@ from shell_blocks import ALL, ROOT, Command
 
 PAGE = ROOT / "docs" / "commands.md"
 RUNS, SLOW, PARSED, RECIPE, SHELL = TREATMENTS = ("runs", "runs, slow", "parsed", "recipe", "shell")
-ROW = re.compile(
-    rf"^\| `([^`]+)` \| (?:({'|'.join(TREATMENTS)})|\[file\]\(\.\./([^)]+)\)) \| ([^|]+) \|$", re.MULTILINE
-)
+ROW = re.compile(rf"^\* `([^`]+)`:\s+(?:({'|'.join(TREATMENTS)})|\[file\]\(\.\./([^)]+)\)); (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A row of the page's table."""
+    """A line of the page's list."""
 
     start: str
     """Of a command, without quotes."""
     treatment: str
-    """One of those above, or the path of a test."""
+    """One of those above, or the path of a test file."""
     time: str
 
 
@@ -30,7 +28,7 @@ ROWS = [
 
 
 def row_of(command: Command) -> Row | None:
-    """The longest row with which the command starts; None if no row does."""
+    """The longest line with which the command starts; None if none does."""
     words = " ".join(command.words)
     return max((row for row in ROWS if words.startswith(row.start)), key=lambda row: len(row.start), default=None)
 

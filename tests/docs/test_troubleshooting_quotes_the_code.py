@@ -15,7 +15,7 @@ from shell_blocks import ROOT
 from tree_rl.verl_plugin.refusals.table import TABLE
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-MESSAGES = re.findall(r"(?m)^\| `([^`]+)` \| [^|]+ \|$", PAGE.split("## No message")[0])
+MESSAGES = re.findall(r"(?m)^\* `([^`]+)`:\s", PAGE.split("## No message")[0])
 OF_VERL = ("trainer/ppo/v1/trainer_base.py", "workers/engine/base.py")
 VARIES = "\0"
 

@@ -33,19 +33,19 @@ def test_every_field_of_the_sdks_is_treated(sent: Any, treated: Mapping[str, Fie
     assert set(get_type_hints(sent)) - set(treated) == set()
 
 
-def table(treated: Mapping[str, FieldTreatment]) -> list[str]:
-    """The rows of a table: fields of one treatment share a row."""
+def items(treated: Mapping[str, FieldTreatment]) -> list[str]:
+    """The items of a list: fields of one treatment share an item."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, one in treated.items():
         names.setdefault((one.effect, one.note), []).append(f"`{name}`")
-    return [f"| {', '.join(fields)} | {effect} | {note} |" for (effect, note), fields in names.items()]
+    return [f"{', '.join(fields)} ({effect}): {note}" for (effect, note), fields in names.items()]
 
 
 @pytest.mark.parametrize(("title", "treated"), [("OpenAI", CHAT_FIELDS), ("Anthropic", MESSAGE_FIELDS)])
 def test_the_docs_show_every_treatment(title: str, treated: Mapping[str, FieldTreatment]) -> None:
     (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"Fields of {title}"))
-    rows = [line for line in section.splitlines() if line.startswith("| `")]
-    assert rows == table(treated)
+    shown = [" ".join(item.split()) for item in section.split("\n* ")[1:]]
+    assert shown == items(treated)
 
 
 def test_refused_fields_are_refused_only_where_they_ask_for_something() -> None:

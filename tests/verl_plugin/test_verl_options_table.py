@@ -67,7 +67,7 @@ class OptionRow:
 @cache
 def rows() -> tuple[OptionRow, ...]:
     found, section, result = [], "", ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    for line in PAGE.read_text(encoding="utf-8").replace("\n  ", " ").splitlines():
         if line.startswith("## "):
             section = re.findall(r"`([^`]+)`", line)[0]
         if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
