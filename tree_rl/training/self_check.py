@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
 MOST_TOKENS_ALONE = 4096
-"""Most tokens of a row whose attention may need quadratic memory."""
+"""Most tokens of a row that runs alone: it has logits at every token, and its attention may need quadratic memory."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
 """Token ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -45,10 +45,8 @@ class SelfCheck:
         """Largest difference found so far; None before the first check."""
 
     def run(self, plan: StepPlan) -> None:
-        """Check the rows of a plan; skipped if the host cannot run rows without a tree and no ranks share tokens."""
+        """Check the rows of a plan."""
         context, call = self._context, plan.call
-        if call.flat_rows is None and context.ranks is None:
-            return
         self.checked.add(call.is_reference)
         most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
         # Rows without a tree are not split over the ranks that share tokens.
@@ -64,7 +62,7 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
 
     Args:
         context: the model and its host.
-        call: the call whose rows are compared, through the host's forward if it has one.
+        call: the call whose rows are compared, through the trainer's forward if it has one, else one row alone.
         micro_batches: the plan of this call.
         max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
 
@@ -75,7 +73,8 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
     name = VALUES if VALUES in call.outputs else LOG_PROBS
-    most = min(max_tokens, MOST_TOKENS_ALONE) if context.always_forest else max_tokens
+    runs_alone = context.always_forest or call.flat_rows is None
+    most = min(max_tokens, MOST_TOKENS_ALONE) if runs_alone else max_tokens
     members = _rows_to_compare(micro_batches, call.rows, most)
     whole = bool(members)
     rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)

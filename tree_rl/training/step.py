@@ -87,7 +87,8 @@ class TreeStep:
         Raises:
             RowError: a row cannot be trained on; the message names it.
             RuntimeError: another rank refused its rows.
-            TreeMismatchError: the self-check failed.
+            TreeMismatchError: the self-check, before the first batch, found that trees do not equal rows.
+            ValueError: the options say `mode: flat`.
         """
         call = StepCall(
             rows=rows, loss=loss, trains=True, outputs=outputs, is_separable=is_separable, records_routes=records_routes
@@ -102,8 +103,10 @@ class TreeStep:
         return self.run_call(call)
 
     def run_call(self, call: StepCall, *, is_repeat: bool = False) -> StepResult:
-        """`run` or `infer` with a host's options; `is_repeat` after the call ran out of memory. Errors as in `run`."""
+        """`run` or `infer` with a trainer's options; `is_repeat` after it ran out of memory. Errors as in `run`."""
         known, options = self.knowledge, self.options
+        if options.mode == "flat":
+            raise ValueError("tree.mode=flat needs a trainer that runs rows without a tree: expected auto or tree")
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
         if options.self_check and call.is_reference not in self.self_check.checked:
             self.self_check.run(plan)
