@@ -1,4 +1,4 @@
-"""One optimisation step over trees: plan -> run -> learn.
+"""Forward and backward of a batch over trees: plan -> run -> learn; the caller steps the optimizer.
 
 Each unique token runs once. Its outputs are scattered to the rows and go into the rows' unchanged loss, so gradients
 equal those of the rows run separately (paper, section 3).
@@ -44,8 +44,8 @@ class TreeStep:
         Args:
             model: prepared by `tree_rl.models.use_tree_attention` (and `use_edge_head`, to save memory).
             options: how rows become trees; None takes the defaults.
-            group: data-parallel ranks, which run in lock-step; None is the default group, if there is one.
-            context: for another host than a plain torch loop; replaces `model` and `group`.
+            group: all ranks, which run in lock-step; None is the default group, if there is one.
+            context: for another trainer than a plain torch loop; replaces `model` and `group`.
 
         Raises:
             UnsupportedModelError: the model draws dropout masks.
@@ -77,8 +77,8 @@ class TreeStep:
 
         Args:
             rows: the rows of this rank, possibly none.
-            loss: takes outputs [f] of some rows and these rows' indices; returns a scalar and metrics. Called once per
-                micro-batch, and in a forest that runs in partitions also once per partition.
+            loss: takes outputs [f] of some rows (f flat tokens) and these rows' indices; returns a scalar and metrics.
+                Called once per micro-batch, and in a forest that runs in partitions also once per partition.
             outputs: names of the outputs that the loss reads.
             is_separable: True if dL/dlog-prob of a token depends on no other log-prob; partitions then need no extra
                 pass.
@@ -123,7 +123,7 @@ class TreeStep:
         self.dummy_ops = ran.dummy_ops
         if learns_budget:
             self.learner.learn_budget(plan, base_bytes)
-        return self.learner.learn(plan, ran)
+        return self.learner.finish(plan, ran)
 
     def refuse(self, error: RowError) -> NoReturn:
         """Tell the other ranks that this one cannot read its rows, so that none of them waits, and raise the error."""

@@ -38,7 +38,7 @@ from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
-from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, host_tokens, read_rows, wanted_of_language_model
+from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
@@ -216,8 +216,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
             # verl's forward would slice rows over the ranks of a sequence-parallel group.
-            flat_rows=verl_rows.run_flat if self.sequence_parallel_group is None else None,
-            host_tokens=host_tokens(data),
+            run_rows_flat=verl_rows.run_flat if self.sequence_parallel_group is None else None,
+            trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,
         )
