@@ -34,7 +34,7 @@ class Rows:
     label_B: tuple[str, ...]
     """Name of each row in messages."""
     weight_F: np.ndarray | None = None
-    """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere. It stands at the token
+    """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere. It is at the token
     itself; `wanted_F` and `counted_F` mark the position before. Computed over whole groups, parts of which may be on
     other ranks. None: computed over these rows."""
     routes_FLK: np.ndarray | None = None
