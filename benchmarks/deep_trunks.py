@@ -182,7 +182,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     if cut is None:
         ops = run_whole(context, call, batch, None, results)
     else:
-        ops = run_partitioned(context, call, batch, None, results, known_F=None)
+        ops = run_partitioned(context, call, batch, None, results, known_f=None)
     for _ in ops:
         pass
     return Measured(

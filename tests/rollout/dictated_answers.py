@@ -39,7 +39,7 @@ class Scene:
 
     def prompt(self, *messages: ChatMessage, agent: str = "main") -> Any:
         request = ChatRequest(model="m", messages=messages, tools=self.tools)
-        return asyncio.run(self.recorder.prompt(request, agent=agent))
+        return asyncio.run(self.recorder.make_prompt(request, agent=agent))
 
     def answer(
         self,

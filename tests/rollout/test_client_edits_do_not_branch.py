@@ -71,10 +71,10 @@ def test_forms_of_a_client_continue_the_row(tiny: SimpleNamespace, protocol: str
     prompts.append(scene.prompt(*sent_back(history, choose, protocol, new_id)).ids)
     report = scene.recorder.drift_report()
     if drops:
-        assert set(report.left.values()) == {"reasoning_dropped"}
+        assert set(report.branch_causes.values()) == {"reasoning_dropped"}
     else:
         assert continues(scene, prompts[1:]) and len(rows_of_calls(scene.recorder.calls)) == 1
-        assert report.left == {}
+        assert report.branch_causes == {}
     assert report.guessed == () and report.unread == {}
 
 
@@ -108,7 +108,7 @@ def test_forms_of_a_client_continue_the_row_under_every_template(family: Family,
         assert len(message.tool_calls) == len(calls)
         history += [message, *answers_to(message)]
     prompts.append(scene.prompt(*sent_back(history, choose, protocol, new_id)).ids)
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}
     assert continues(scene, prompts[1:]) and len(rows_of_calls(scene.recorder.calls)) == 1
 
 
@@ -159,7 +159,7 @@ def test_chatml_without_reasoning_keeps_forms_in_one_row() -> None:
     first = scene.answer([user("q")], " so \n")
     scene.answer([user("q"), ChatMessage(role="assistant", content="so"), user("and")], "it")
     assert first.content == " so \n" and len(rows_of_calls(scene.recorder.calls)) == 1
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n\n</think>\n\n", "\n", "I look. "])
@@ -170,4 +170,4 @@ def test_calls_without_reasoning_are_one_row_where_thinking_is_off(tiny: SimpleN
         written = f'<tool_call>\n{{"name":"shell",  "arguments":{{"command": "ls {number}"}}}}\n</tool_call>'
         message = scene.answer(history, opening + written)
         history += [replace(message, reasoning=None), *answers_to(message)]
-    assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().left == {}
+    assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().branch_causes == {}

@@ -90,7 +90,7 @@ def test_nothing_that_a_model_writes_raises(name: str) -> None:
         read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
         assert with_tools or not read.calls
         if name != "harmony":
-            assert read.calls or read.opening + read.content == turn
+            assert read.calls or read.marked_reasoning + read.content == turn
 
     check()
 

@@ -80,7 +80,7 @@ def test_misspelt_history_is_one_row(family: Family, path: Path) -> None:
     prompts = [one.prompt_ids for one in calls[1:]]
     if not family.moves_tools:
         prompts.append(scene.prompt(*history, user("and")).ids)
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}
     for earlier, later in zip(calls, prompts, strict=False):
         drawn = earlier.prompt_ids + earlier.response_ids[:-1]
         assert later[: len(drawn)] == drawn
@@ -108,4 +108,4 @@ def test_a_later_system_message_is_part_of_the_conversation(family: Family, path
     first = scene.recorder.calls[0]
     assert prompt.ids[: len(first.prompt_ids)] == first.prompt_ids
     assert "a later rule" in scene.tokenizer.decode(prompt.ids[len(first.prompt_ids) :])
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}

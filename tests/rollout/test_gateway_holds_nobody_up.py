@@ -13,13 +13,13 @@ from gateway_harness import Talk, talking, user
 
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.generation import generate_answer
-from tree_rl.rollout.gateway.long_work import LONG, SPELL
+from tree_rl.rollout.gateway.long_work import LONG, TOKENIZE
 from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings
 from tree_rl.rollout.gateway.tokens.recorder import LONGEST_TOKENS
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall
 
-LONG_TEXT = LONG // SPELL
+LONG_TEXT = LONG // TOKENIZE
 LIMIT = 6000
 """Tokens of a prompt."""
 

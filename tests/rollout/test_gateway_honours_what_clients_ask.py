@@ -36,7 +36,7 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
     assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
     (row,) = rows(record.calls)
     assert trained_text(tiny.tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
-    assert record.drift.left == {}
+    assert record.drift.branch_causes == {}
 
 
 async def test_a_forced_call_of_anthropic_is_streamed(tiny: SimpleNamespace) -> None:
@@ -84,7 +84,7 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
     (row,) = rows(record.calls)
     first = f"Look.\n{CALL % 'shell'}" if sends else f"{both}<|im_end|>"
     assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
-    assert record.drift.left == {}
+    assert record.drift.branch_causes == {}
 
 
 @pytest.mark.parametrize("begun", ["The answer is", "i", "Sum: ", "<tool"])

@@ -61,7 +61,7 @@ def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> 
     """A session whose prompts are compared with the trie's ids, or with the tokenizer's."""
     session = Session(renderer=scene.renderer, backend=scene.model, options=scene.options, sampling={})
     recorder = session._recorder
-    make = recorder.prompt
+    make = recorder.make_prompt
 
     async def prompt(asked: Any, *, agent: str) -> Any:
         made = await make(asked, agent=agent)
@@ -71,7 +71,7 @@ def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> 
             assert list(made.ids) == scene.tokenizer.encode(made.text, add_special_tokens=False)
         return made
 
-    monkeypatch.setattr(recorder, "prompt", prompt)
+    monkeypatch.setattr(recorder, "make_prompt", prompt)
     return session
 
 
@@ -101,7 +101,7 @@ async def play(steps: list[tuple[Any, ...]], session: Session) -> None:
         body = json.dumps({"model": "m", "messages": conversation, "tools": tools}).encode()
         request = openai_chat.read_request(read_json(body))
         try:
-            answer = openai_chat.answer(request, await session.start(request, agent="main"))
+            answer = openai_chat.answer(request, await session.start_answer(request, agent="main"))
         except RequestError:
             continue
         message = answer["choices"][0]["message"]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import misspell, rows
+from gateway_harness import misspell, rows, talking, user
 from sampled_turns import two_turns_sampled
 
 from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings, first_difference
@@ -72,6 +72,16 @@ def test_siblings_of_one_text_are_found_wherever_they_part(tiny: SimpleNamespace
     where, spelled = first_difference(plain, other, decode)
     assert {(drift.position, drift.calls[0] == 1 or drift.calls[1] == 1) for drift in found} == {(2 + where, True)}
     assert all(spelled.startswith(drift.text) or drift.text.startswith(spelled) for drift in found)
+
+
+async def test_counting_tokens_reports_nothing(tiny: SimpleNamespace) -> None:
+    edited = [user("hello"), {"role": "assistant", "content": "another text"}, user("and then?")]
+    async with talking(tiny.backend({"hello": "the text"})) as talk:
+        await talk.anthropic.messages.create(model="m", messages=edited[:1], max_tokens=300)
+        count = await talk.anthropic.messages.count_tokens(model="m", messages=edited)
+        record = await talk.close()
+    assert count.input_tokens > len(record.calls[0].prompt_ids)
+    assert set(record.drift.figures().values()) == {0}
 
 
 def test_texts_that_differ_are_no_drift(tiny: SimpleNamespace) -> None:

@@ -85,7 +85,7 @@ async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
         record = await talk.close()
     (row,) = rows(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
-    assert record.drift.left == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
+    assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
 
 def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:

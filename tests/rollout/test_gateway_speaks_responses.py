@@ -98,7 +98,7 @@ async def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNa
         record = await talk.close()
     (row,) = rows(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
-    assert record.drift.left == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
+    assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -115,7 +115,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
     assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
     texts = sorted(trained_text(tiny.tokenizer, row) for row in rows(record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
-    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.left == {}
+    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ async def test_custom_and_namespaced_tools_are_called_and_come_back(
     (call,) = answer.output
     assert (call.type, call.name, call.namespace) == (kind, name, namespace)
     assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows(record.calls)) == 1 and record.drift.left == {}
+    assert len(rows(record.calls)) == 1 and record.drift.branch_causes == {}
 
 
 async def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:

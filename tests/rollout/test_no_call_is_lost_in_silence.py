@@ -248,14 +248,14 @@ def test_a_turn_that_ends_with_another_token_branches_with_a_cause(end: str) -> 
     answer = scene.answer([user("go")], "It is done.", end=end)
     for _ in range(2):
         scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert scene.recorder.drift_report().left == {0: "other_end"}
+    assert scene.recorder.drift_report().branch_causes == {0: "other_end"}
 
 
 def test_a_turn_that_ends_as_the_template_does_or_at_a_limit_has_no_cause() -> None:
     scene = Scene(build_tokenizer())
     answer = scene.answer([user("go")], "It is done.")
     scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 0.5])

@@ -89,7 +89,7 @@ def test_a_session_is_one_row_and_each_result_has_its_calls_id(family: str, ids:
             expected.append((id_of(number, index), f"of_{number}_{index}"))
     prompt = scene.prompt(*(as_sent(one, NEW_IDS[ids]) for one in history))
     assert re.findall(pattern, prompt.text) == expected
-    assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().left == {}
+    assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().branch_causes == {}
 
 
 @pytest.mark.parametrize("ids", NEW_IDS)

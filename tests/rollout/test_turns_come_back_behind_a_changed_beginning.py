@@ -138,7 +138,7 @@ def test_a_tool_loop_keeps_its_reasoning(
     assert text.index("thought 0") < text.index("file 0" if "file 0" in text else "[cleared]") < text.index("thought 1")
     report = scene.recorder.drift_report()
     first = 1 if change is with_cleared_results else 0
-    assert report.left == {first: "rewritten"} and report.guessed == ()
+    assert report.branch_causes == {first: "rewritten"} and report.guessed == ()
     assert [(call.prompt_ids, call.response_ids) for call in scene.recorder.calls] == drawn
 
 
@@ -152,7 +152,7 @@ def test_turns_without_calls_keep_their_reasoning(change: Callable[[History], Hi
     prompt = scene.prompt(*without_reasoning(change(history)))
     assert thoughts(prompt.restored.messages) == ["thought 0", "thought 1", "thought 2"]
     report = scene.recorder.drift_report()
-    assert report.left == {0: "rewritten"} and report.guessed == ()
+    assert report.branch_causes == {0: "rewritten"} and report.guessed == ()
 
 
 def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(tiny: SimpleNamespace) -> None:
@@ -163,7 +163,7 @@ def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(tiny: SimpleN
         message = scene.answer(without_reasoning(history), turn)
         history += [message, result(f"file {number}", message.tool_calls[0])]
     assert len(rows_of_calls(scene.recorder.calls)) == 2
-    assert list(scene.recorder.drift_report().left) == [0]
+    assert list(scene.recorder.drift_report().branch_causes) == [0]
 
 
 def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(tiny: SimpleNamespace) -> None:
@@ -173,7 +173,7 @@ def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(tiny: Simpl
         sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
         assert thoughts(scene.prompt(*sent).restored.messages) == [f"{name} 0", f"{name} 1"]
     report = scene.recorder.drift_report()
-    assert report.left == {0: "rewritten", 2: "rewritten"}
+    assert report.branch_causes == {0: "rewritten", 2: "rewritten"}
     assert report.guessed == ()
 
 
@@ -185,7 +185,7 @@ def test_of_several_turns_that_fit_none_is_taken_and_all_is_counted(tiny: Simple
     sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
     assert thoughts(scene.prompt(*sent).restored.messages) == [None]
     report = scene.recorder.drift_report()
-    assert report.guessed == (1,) and report.left == {1: "rewritten"}
+    assert report.guessed == (1,) and report.branch_causes == {1: "rewritten"}
     # The client's own ids tell.
     kept = scene.prompt(*without_reasoning(with_a_clock(history)))
     assert thoughts(kept.restored.messages) == ["thought 0"]
@@ -207,7 +207,7 @@ def test_later_turns_of_a_shortened_conversation_keep_their_reasoning(tiny: Simp
     history = worked(scene, "It is 10:01.", "Repair it.")
     sent = [history[0], user("Summary: half done."), *without_reasoning(history[4:])]
     assert thoughts(scene.prompt(*sent).restored.messages) == ["thought 1"]
-    assert scene.recorder.drift_report().left == {1: "rewritten"}
+    assert scene.recorder.drift_report().branch_causes == {1: "rewritten"}
 
 
 def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited(tiny: SimpleNamespace) -> None:
@@ -215,7 +215,7 @@ def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited
     history = without_reasoning(with_a_clock(worked(scene, "It is 10:01.", "Repair it.")))
     history[2] = replace(history[2], content="I look.")
     assert thoughts(scene.prompt(*history).restored.messages) == [None, "thought 1"]
-    assert scene.recorder.drift_report().left == {0: "edited"}
+    assert scene.recorder.drift_report().branch_causes == {0: "edited"}
 
 
 def test_a_text_that_an_agent_made_up_gets_no_reasoning(tiny: SimpleNamespace) -> None:
@@ -223,7 +223,7 @@ def test_a_text_that_an_agent_made_up_gets_no_reasoning(tiny: SimpleNamespace) -
     scene.answer([system("Be brief."), user("Repair the parser.")], "<think>\nwhy\n</think>\n\nso")
     made_up = [system("Be brief."), user("How are you?"), said("so"), user("and")]
     assert scene.prompt(*made_up).restored.messages == tuple(made_up)
-    assert scene.recorder.drift_report().left == {}
+    assert scene.recorder.drift_report().branch_causes == {}
 
 
 def test_the_variables_of_an_endpoint_switch_the_checksum_of_claude_code_off() -> None:

@@ -91,6 +91,6 @@ def gradients(
         return (weight_F[mine].to(values_f) * values_f + 0.1 * values_f.square()).sum(), {}
 
     model.zero_grad()
-    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False), saving)
     step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -88,8 +88,8 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     expected, whole = run(step_of(model, None), model)
     memory = memory_of(model)
     step = step_of(model, memory)
-    assert step.knowledge.memory is not None
-    first = step.knowledge.memory.predicted(whole.micro_batches, 1.0)
+    assert step.knowledge.memory_model is not None
+    first = step.knowledge.memory_model.predicted(whole.micro_batches, 1.0)
     failures = iter([True])
 
     def fail_once(module: Any, arguments: Any) -> None:
@@ -103,7 +103,7 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     assert_close(found, expected)
     assert step.knowledge.budget.tokens is not None
     assert memory.bytes_of(step.knowledge.budget.tokens) <= first.device / 2
-    assert step.knowledge.memory.predicted(result.micro_batches, 1.0).device < first.device
+    assert step.knowledge.memory_model.predicted(result.micro_batches, 1.0).device < first.device
 
 
 def test_a_smaller_budget_never_predicts_more() -> None:
@@ -113,6 +113,6 @@ def test_a_smaller_budget_never_predicts_more() -> None:
     for share in SHARES[::2]:
         step = step_of(model, memory, max_tokens=tokens_for(memory, share))
         _, result = run(step, model)
-        assert step.knowledge.memory is not None
-        peaks.append(step.knowledge.memory.predicted(list(result.micro_batches), 1.0).device)
+        assert step.knowledge.memory_model is not None
+        peaks.append(step.knowledge.memory_model.predicted(list(result.micro_batches), 1.0).device)
     assert peaks == sorted(peaks, reverse=True)

@@ -17,7 +17,7 @@ def forest_of(*rows: list[int]) -> Forest:
 @pytest.mark.parametrize("past", [0, 7])
 def test_inputs_are_those_of_the_checked_mask(past: int) -> None:
     forest = forest_of([1, 2, 3, 4], [1, 2, 9], [5, 6], [5, 6, 7])
-    inputs = TreeInputs.of_plan(forest.input_ids, forest.position + past, forest.subtree_end, "cpu", past_length=past)
+    inputs = TreeInputs.of_arrays(forest.input_ids, forest.position + past, forest.subtree_end, "cpu", past_length=past)
     checked = TreeLayout.from_subtree_end(torch.from_numpy(forest.subtree_end), past_length=past)
     for name in ("subtree_end", "position", "depth"):
         mine, theirs = getattr(inputs.layout, name), getattr(checked, name)

@@ -164,13 +164,13 @@ def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, d
     from tree_rl.training import run as engine_module
 
     seen: list[str] = []
-    original = engine_module.run_in_step
+    original = engine_module.run_in_lock_step
 
     def recording(schedule: str, *args: Any) -> int:
         seen.append(schedule)
         return original(schedule, *args)
 
-    monkeypatch.setattr(engine_module, "run_in_step", recording)
+    monkeypatch.setattr(engine_module, "run_in_lock_step", recording)
     run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
     return seen[0]
 

@@ -14,7 +14,7 @@ from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
 from tree_rl.verl_plugin.refusals.refusal import Of, UnsupportedFeatureError
-from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 WRONG = (0.0, -0.5, float("nan"), float("inf"))
 TRUNK = tokens(1, 8)
@@ -52,10 +52,10 @@ def test_a_step_without_verl_refuses_it_too(wrong: float) -> None:
 def test_the_trainers_refuse_it_where_nothing_looks_at_the_command_line() -> None:
     config = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"rollout": {"temperature": 0}}})
     with pytest.raises(UnsupportedFeatureError, match=r"actor_rollout_ref\.rollout\.temperature=0:"):
-        refuse(config, "", Of.JOB)
+        refuse_if_unsupported(config, "", Of.JOB)
     config.actor_rollout_ref.rollout = {"temperature": 1, "val_kwargs": {"temperature": "0"}}
     with pytest.raises(UnsupportedFeatureError, match=r"rollout\.val_kwargs\.temperature=0:"):
-        refuse(config, "", Of.JOB)
+        refuse_if_unsupported(config, "", Of.JOB)
 
 
 def test_verls_least_temperature_holds() -> None:

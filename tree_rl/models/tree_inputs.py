@@ -57,7 +57,7 @@ class TreeInputs:
         ranks: SequenceParallel | None = None,
     ) -> "TreeInputs":
         """Move a forest to `device`; the other arguments are fields."""
-        return cls.of_plan(
+        return cls.of_arrays(
             forest.input_ids,
             forest.position,
             forest.subtree_end,
@@ -68,7 +68,7 @@ class TreeInputs:
         )
 
     @classmethod
-    def of_plan(
+    def of_arrays(
         cls,
         input_ids: np.ndarray,
         position: np.ndarray,
@@ -81,7 +81,7 @@ class TreeInputs:
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
     ) -> "TreeInputs":
-        """Move a planned forest or partition to `device` with one asynchronous copy; the plan is not checked.
+        """Move a forest or partition to `device` with one asynchronous copy; the arrays are not checked.
 
         Args:
             input_ids: integer [N], DFS order.

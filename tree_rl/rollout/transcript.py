@@ -53,7 +53,7 @@ class ModelCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One branch of a session, as a trainer stores it."""
+    """One path through a session's token tree, as a trainer stores it."""
 
     prompt_ids: tuple[int, ...]
     """The session's first prompt. If the branch does not start with it, the branch's context up to the first trained

@@ -1,4 +1,4 @@
-"""One optimisation step over trees, on torch alone: `TreeStep(model, options, group).run(rows, loss)`."""
+"""Forward and backward of a batch over trees, on torch alone: `TreeStep(model, options, group).run(rows, loss)`."""
 
 from tree_rl.extras import require_modules
 

@@ -1,4 +1,4 @@
-"""What a step over trees needs from its host: a plain torch loop, verl's FSDP2 engine, or another trainer."""
+"""What a step over trees needs from its trainer: a plain torch loop, verl's FSDP2 engine, or another one."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,18 +22,20 @@ from tree_rl.training.rows import Rows
 
 Group = torch.distributed.ProcessGroup | None
 FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeOutputs, list[Metrics]]]
-"""Runs rows without a tree: takes their indices and the loss, returns the scalar loss, outputs [f] and metrics."""
+"""Function that runs rows without a tree: takes their indices and the loss, returns the scalar loss, outputs [f] of
+their f tokens, and metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
-    """The model and how its host runs it; `StepContext.of` builds one for a plain torch loop."""
+    """The model and how its trainer runs it; `StepContext.of` builds one for a plain torch loop."""
 
     module: nn.Module
     """The model, prepared by `use_tree_attention`; it may be sharded or wrapped."""
     device: torch.device
     data_parallel: Group = None
-    """Ranks that run the same sequence of forwards and backwards; None: the default group, if there is one."""
+    """All ranks, which run one sequence of forwards and backwards in lock-step, those of `sequence_parallel` included
+    (verl's data-parallel group has one of them). None: the default group, if there is one."""
     sequence_parallel: Group = None
     """Ranks of `data_parallel`, this one included, that split the tokens of each forest among them. They hold the same
     rows, and gradients are averaged over all of `data_parallel`. None: this rank runs its forests alone."""
@@ -62,8 +64,8 @@ class StepContext:
     is_deterministic: bool = False
     """True if two equal runs must give equal bits; measured times then do not decide how rows run."""
     always_forest: bool = False
-    """True if even rows without a common prefix must run as a forest, because the host's packed forward lets rows see
-    each other, or needs memory quadratic in all packed tokens."""
+    """True if even rows without a common prefix must run as a forest, because the trainer's packed forward lets rows
+    see each other, or needs memory quadratic in all packed tokens."""
 
     @classmethod
     def of(cls, module: nn.Module, group: Group = None, *, sequence_parallel: Group = None) -> "StepContext":
@@ -81,13 +83,13 @@ class StepContext:
 
     @property
     def num_ranks(self) -> int:
-        """Size of the data-parallel group; 1 if torch.distributed is not initialised."""
+        """Size of `data_parallel`; 1 if torch.distributed is not initialised."""
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
 
     @property
     def ranks(self) -> SequenceParallel | None:
-        """The sequence-parallel ranks; None if this rank runs its forests alone."""
+        """The ranks of `sequence_parallel` alone, not of `data_parallel`; None if this rank runs its forests alone."""
         return SequenceParallel.of(self.sequence_parallel, self.exchanges)
 
     @property
@@ -96,7 +98,7 @@ class StepContext:
         return 1 if self.ranks is None else self.ranks.size
 
     def forward(self, **model_kwargs: Any) -> Any:
-        """Run the module under the host's mixed precision."""
+        """Run the module under the trainer's mixed precision."""
         with self.autocast():
             return self.module(**model_kwargs)
 
@@ -115,10 +117,10 @@ class StepCall:
     """Names of the outputs that the loss or the caller reads."""
     is_separable: bool = False
     """True if dL/dlog-prob of a token depends on no other token's log-prob; partitions then need no extra pass."""
-    flat_rows: FlatRows | None = None
-    """Runs rows without a tree; None runs all of them as trees."""
-    host_tokens: int | None = None
-    """The host's token budget for one forward; None is no limit."""
+    run_rows_flat: FlatRows | None = None
+    """Function that runs rows without a tree; None runs all of them as trees."""
+    trainer_tokens: int | None = None
+    """The trainer's token budget for one forward; None is no limit."""
     records_routes: bool = False
     """True if the result must contain which experts ran."""
     is_reference: bool = False

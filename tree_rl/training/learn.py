@@ -22,12 +22,12 @@ class Learner:
     def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
         self._context, self._knowledge = context, knowledge
 
-    def learn(self, plan: StepPlan, ran: Ran) -> StepResult:
+    def finish(self, plan: StepPlan, ran: Ran) -> StepResult:
         """The result of a call; also records its time, and after an inference its outputs."""
         call, batches = plan.call, plan.batches
         calls, load = self._knowledge.calls, self._knowledge.load
         if self._context.num_ranks == 1:
-            # Several ranks exchanged these times when they agreed on this call.
+            # With several ranks, Planner.plan has already learnt the previous call's time.
             calls.learn((calls.take_last(),))
         if call.trains:
             calls.note(call.rows, batches, ran.start, ran.end)
@@ -62,7 +62,11 @@ class Learner:
         """
         used_bytes = torch.cuda.max_memory_allocated() + self._context.pending_bytes() - base_bytes
         total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        room, budget, memory = room_beside(base_bytes, total_bytes), self._knowledge.budget, self._knowledge.memory
+        room, budget, memory = (
+            room_beside(base_bytes, total_bytes),
+            self._knowledge.budget,
+            self._knowledge.memory_model,
+        )
         if memory is None:
             budget.learn(live_tokens(plan.batches), used_bytes=used_bytes, room=room)
             return

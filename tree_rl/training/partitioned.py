@@ -2,7 +2,8 @@
 
 Parent before child, a child's backward before its parent's; one `autograd.backward` per partition over its loss and
 the keys and values it relayed (paper, section "Redundancy-Free Tree Partitioning").
-Legend: N unique tokens, n tokens of a partition, E slots that the rows' loss reads, e those of one partition.
+Legend: N unique tokens, n those of a partition; E slots that the rows' loss reads, e those of a partition; f flat
+tokens of the forest's rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -151,7 +152,7 @@ class PartitionedRun:
         )
         tokens = None if self.routing is None else self._index(partition.tokens)
         trace = None if self.routing is None else self.routing.open(tokens)
-        inputs = TreeInputs.of_plan(
+        inputs = TreeInputs.of_arrays(
             self.forest.input_ids[partition.tokens],
             partition.position,
             partition.local_subtree_end,
@@ -212,11 +213,11 @@ def run_partitioned(
     routers: CallRouters | None,
     results: list[MicroBatchResult],
     *,
-    known_F: torch.Tensor | None,
+    known_f: torch.Tensor | None,
 ) -> Iterator[str]:
     """Run a forest partition by partition; yields the kind of each op before it runs and appends to `results`.
 
-    `known_F` [f] are the log-probs of its rows under the current weights, if they are known.
+    `known_f` [f] are the log-probs of its rows under the current weights, if they are known.
     """
     assert batch.forest is not None and batch.plan is not None
     readout = _readout(context, call, batch)
@@ -235,9 +236,9 @@ def run_partitioned(
     loss = None if call.loss is None else weigh(call.loss, batch)
     if call.trains:
         assert loss is not None
-        if known_F is not None:
-            readout.preset(LOG_PROBS, known_F)
-        if takes_preview(call, is_known=known_F is not None):
+        if known_f is not None:
+            readout.preset(LOG_PROBS, known_f)
+        if takes_preview(call, is_known=known_f is not None):
             yield from run.infer(preview=True)
         yield from run.train(partial(slot_gradients, loss, batch.rows, readout), scale=context.loss_scale())
     else:

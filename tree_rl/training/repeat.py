@@ -24,7 +24,7 @@ from tree_rl.training.partitioned import takes_preview
 from tree_rl.training.planning.knowledge import Knowledge
 from tree_rl.training.planning.planner import StepPlan
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
-from tree_rl.training.run import Ran, Runner, run_in_step
+from tree_rl.training.run import Ran, Runner, run_in_lock_step
 from tree_rl.training.whole import tree_values
 from tree_rl.tree.forest import Forest
 
@@ -46,7 +46,7 @@ class Repeat:
         """
         if ran is None:
             self._catch_up(plan)
-        budget, memory = self._knowledge.budget, self._knowledge.memory
+        budget, memory = self._knowledge.budget, self._knowledge.memory_model
         smaller = largest_forward(plan.batches) // 2
         if memory is not None:
             smaller = memory.smaller_budget(plan.batches, budget.working_scale, plan.budget.unique_tokens)
@@ -71,7 +71,7 @@ class Repeat:
             sync_context = context.gradient_sync if call.trains else lambda is_last: nullcontext()
             work = stand_in_work(context, call, _sizes(context, plan))
             with nullcontext() if call.trains else torch.no_grad():
-                run_in_step(plan.schedule, work, self._runner.idle_forward, sync_context)
+                run_in_lock_step(plan.schedule, work, self._runner.idle_forward, sync_context)
         context.exchanges.start()
         if context.collectives is not None:
             context.collectives.start()
@@ -130,7 +130,7 @@ def _most_edges(
     assert batch.forest is not None
     rows = list(batch.rows)
     edges = plan_edges(batch.forest, call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.temperature_B[rows])
-    source_E = edges.source_R[edges.row_of_edge_E]
+    source_E = edges.source_R[edges.source_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [
         EdgeShare.of(local_N[source_E[partition_N[source_E] == number]], tokens, ranks, "cpu").most

@@ -22,7 +22,7 @@ class MicroBatchResult:
     loss: float
     """Loss of the rows; 1 if the call has no loss."""
     metrics: list[Metrics]
-    """One entry for each part of the rows that went through the host's loss."""
+    """One entry for each part of the rows that went through the trainer's loss."""
     routes_fLK: torch.Tensor | None = None
     """int16, experts that ran; None if the call did not record them."""
 

@@ -26,7 +26,7 @@ class Rows:
     wanted_F: np.ndarray
     """bool [F], positions whose next token is trained (or whose outputs are asked for)."""
     counted_F: np.ndarray
-    """bool [F], positions whose next token counts in the loss: `wanted_F` without those that the host rejected."""
+    """bool [F], positions whose next token counts in the loss: `wanted_F` without those the trainer rejected."""
     temperature_B: np.ndarray
     """float32 [B], sampling temperature."""
     group_B: np.ndarray
@@ -34,8 +34,9 @@ class Rows:
     label_B: tuple[str, ...]
     """Name of each row in messages."""
     weight_F: np.ndarray | None = None
-    """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere; computed over whole
-    groups, parts of which may be on other ranks. None: computed over these rows."""
+    """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere. It is at the token
+    itself; `wanted_F` and `counted_F` mark the position before. Computed over whole groups, parts of which may be on
+    other ranks. None: computed over these rows."""
     routes_FLK: np.ndarray | None = None
     """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: routers choose."""
 

@@ -59,19 +59,19 @@ class Runner:
         results: list[MicroBatchResult] = []
 
         def work() -> Iterator[str]:
-            for batch, known_F in zip(plan.batches, plan.known, strict=True):
+            for batch, known_f in zip(plan.batches, plan.known, strict=True):
                 if batch.forest is None:
                     yield from run_flat(context, call, batch, results)
                 elif batch.plan is None:
                     yield from run_whole(context, call, batch, routers, results)
                 else:
-                    yield from run_partitioned(context, call, batch, routers, results, known_F=known_F)
+                    yield from run_partitioned(context, call, batch, routers, results, known_f=known_f)
 
         start = self._now()
         sync_context = context.gradient_sync if call.trains else _no_sync
         try:
             with nullcontext() if call.trains else torch.no_grad():
-                dummy_ops = run_in_step(plan.schedule, work(), self.idle_forward, sync_context)
+                dummy_ops = run_in_lock_step(plan.schedule, work(), self.idle_forward, sync_context)
         except torch.cuda.OutOfMemoryError as error:
             alive = live_tokens(plan.batches)
             if not plan.may_repeat or alive <= 1:
@@ -86,7 +86,7 @@ class Runner:
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
 
 
-def run_in_step(
+def run_in_lock_step(
     schedule: str,
     work: Iterator[str],
     dummy_forward: Callable[[], torch.Tensor],
@@ -107,6 +107,7 @@ def run_in_step(
     for index, op in enumerate(schedule):
         with sync_context(index == last_backward), torch.profiler.record_function(f"{op}{index}"):
             if wanted == op:
+                # Resuming the generator runs the op it announced, then returns the next one's kind.
                 wanted = next(work, None)
             elif op == FORWARD:
                 count += 1
@@ -119,15 +120,15 @@ def run_in_step(
 
 
 def run_flat(context: StepContext, call: StepCall, batch: MicroBatch, results: list[MicroBatchResult]) -> Iterator[str]:
-    """Run rows without a tree, through the host's forward and loss; yields the kind of each op before it runs."""
+    """Run rows without a tree, through the trainer's forward and loss; yields the kind of each op before it runs."""
     yield FORWARD
-    assert call.flat_rows is not None
-    loss = None if call.loss is None else weigh(call.loss, batch)
-    value, outputs, metrics = call.flat_rows(batch.rows, loss)
-    results.append(MicroBatchResult(outputs=outputs, loss=value.detach().item(), metrics=metrics or []))
+    assert call.run_rows_flat is not None
+    weighted = None if call.loss is None else weigh(call.loss, batch)
+    loss, outputs, metrics = call.run_rows_flat(batch.rows, weighted)
+    results.append(MicroBatchResult(outputs=outputs, loss=loss.detach().item(), metrics=metrics or []))
     if call.trains:
         yield BACKWARD
-        (value * context.loss_scale()).backward()
+        (loss * context.loss_scale()).backward()
 
 
 def run_whole(
@@ -145,7 +146,7 @@ def run_whole(
     trace = None if routing is None else routing.open()
     offloads = call.trains and batch.saving.offloaded_layers > 0
     with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
-        inputs = TreeInputs.of_plan(
+        inputs = TreeInputs.of_arrays(
             forest.input_ids,
             forest.position,
             forest.subtree_end,
@@ -164,19 +165,21 @@ def run_whole(
                 lambda: plan_edges(forest, wanted_F, call.rows.temperature_B[rows], context.device, ranks=ranks),
                 extras=beside_log_probs(call.outputs),
             )
-        value = torch.tensor(1.0, device=context.device)
+        loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
         if call.loss is not None:
-            value, metrics = weigh(call.loss, batch)(outputs, batch.rows)
-    loss, routes_fLK = value.detach().item(), None
+            loss, metrics = weigh(call.loss, batch)(outputs, batch.rows)
+    reported_loss, routes_fLK = loss.detach().item(), None
     if routers is not None and routing is not None and trace is not None:
         share = routing.close(trace)
-        value = value if share is None else value + share
+        loss = loss if share is None else loss + share
         routes_fLK = routers.close(routing, call, batch)
-    results.append(MicroBatchResult(outputs=outputs.detach(), loss=loss, metrics=metrics, routes_fLK=routes_fLK))
+    results.append(
+        MicroBatchResult(outputs=outputs.detach(), loss=reported_loss, metrics=metrics, routes_fLK=routes_fLK)
+    )
     if call.trains:
         yield BACKWARD
-        (value * context.loss_scale()).backward()
+        (loss * context.loss_scale()).backward()
 
 
 def _event() -> torch.cuda.Event:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ROWS = 8
 MOST_TOKENS_ALONE = 4096
-"""Most tokens of a row whose attention may need quadratic memory."""
+"""Most tokens of a row that runs alone: it has logits at every token, and its attention may need quadratic memory."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
 """Token ids that every vocabulary has."""
 MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -45,10 +45,8 @@ class SelfCheck:
         """Largest difference found so far; None before the first check."""
 
     def run(self, plan: StepPlan) -> None:
-        """Check the rows of a plan; skipped if the host cannot run rows without a tree and no ranks share tokens."""
+        """Check the rows of a plan."""
         context, call = self._context, plan.call
-        if call.flat_rows is None and context.ranks is None:
-            return
         self.checked.add(call.is_reference)
         most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
         # Rows without a tree are not split over the ranks that share tokens.
@@ -63,8 +61,8 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
     beyond `max_tokens` is cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows.
 
     Args:
-        context: the model and its host.
-        call: the call whose rows are compared, through the host's forward if it has one.
+        context: the model and its trainer.
+        call: the call whose rows are compared, through the trainer's forward if it has one, else one row alone.
         micro_batches: the plan of this call.
         max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
 
@@ -75,20 +73,21 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
     name = VALUES if VALUES in call.outputs else LOG_PROBS
-    most = min(max_tokens, MOST_TOKENS_ALONE) if context.always_forest else max_tokens
+    runs_alone = context.always_forest or call.run_rows_flat is None
+    most = min(max_tokens, MOST_TOKENS_ALONE) if runs_alone else max_tokens
     members = _rows_to_compare(micro_batches, call.rows, most)
     whole = bool(members)
     rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)
     last = rows.num_rows - 1
     # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
-    by_host = whole and call.flat_rows is not None
-    compared = list(range(rows.num_rows)) if by_host and not context.always_forest else [last]
+    by_trainer = whole and call.run_rows_flat is not None
+    compared = list(range(rows.num_rows)) if by_trainer and not context.always_forest else [last]
     with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
         of_tree, forest = _as_tree(context, call, rows, most, name)
-        if by_host:
-            assert call.flat_rows is not None
+        if by_trainer:
+            assert call.run_rows_flat is not None
             # Rows without a tree cannot replay routes, so in both forwards the routers choose.
-            of_rows = call.flat_rows([members[row] for row in compared], None)[1].present()[name]
+            of_rows = call.run_rows_flat([members[row] for row in compared], None)[1].present()[name]
         else:
             of_rows = _row_alone(context, rows, last, name)
     positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))

@@ -1,4 +1,4 @@
-"""One optimisation step over trees: plan -> run -> learn.
+"""Forward and backward of a batch over trees: plan -> run -> learn; the caller steps the optimizer.
 
 Each unique token runs once. Its outputs are scattered to the rows and go into the rows' unchanged loss, so gradients
 equal those of the rows run separately (paper, section 3).
@@ -44,8 +44,8 @@ class TreeStep:
         Args:
             model: prepared by `tree_rl.models.use_tree_attention` (and `use_edge_head`, to save memory).
             options: how rows become trees; None takes the defaults.
-            group: data-parallel ranks, which run in lock-step; None is the default group, if there is one.
-            context: for another host than a plain torch loop; replaces `model` and `group`.
+            group: all ranks, which run in lock-step; None is the default group, if there is one.
+            context: for another trainer than a plain torch loop; replaces `model` and `group`.
 
         Raises:
             UnsupportedModelError: the model draws dropout masks.
@@ -77,8 +77,8 @@ class TreeStep:
 
         Args:
             rows: the rows of this rank, possibly none.
-            loss: takes outputs [f] of some rows and these rows' indices; returns a scalar and metrics. Called once per
-                micro-batch, and in a forest that runs in partitions also once per partition.
+            loss: takes outputs [f] of some rows (f flat tokens) and these rows' indices; returns a scalar and metrics.
+                Called once per micro-batch, and in a forest that runs in partitions also once per partition.
             outputs: names of the outputs that the loss reads.
             is_separable: True if dL/dlog-prob of a token depends on no other log-prob; partitions then need no extra
                 pass.
@@ -87,7 +87,8 @@ class TreeStep:
         Raises:
             RowError: a row cannot be trained on; the message names it.
             RuntimeError: another rank refused its rows.
-            TreeMismatchError: the self-check failed.
+            TreeMismatchError: the self-check, before the first batch, found that trees do not equal rows.
+            ValueError: the options say `mode: flat`.
         """
         call = StepCall(
             rows=rows, loss=loss, trains=True, outputs=outputs, is_separable=is_separable, records_routes=records_routes
@@ -102,8 +103,10 @@ class TreeStep:
         return self.run_call(call)
 
     def run_call(self, call: StepCall, *, is_repeat: bool = False) -> StepResult:
-        """`run` or `infer` with a host's options; `is_repeat` after the call ran out of memory. Errors as in `run`."""
+        """`run` or `infer` with a trainer's options; `is_repeat` after it ran out of memory. Errors as in `run`."""
         known, options = self.knowledge, self.options
+        if options.mode == "flat":
+            raise ValueError("tree.mode=flat needs a trainer that runs rows without a tree: expected auto or tree")
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
         if options.self_check and call.is_reference not in self.self_check.checked:
             self.self_check.run(plan)
@@ -120,7 +123,7 @@ class TreeStep:
         self.dummy_ops = ran.dummy_ops
         if learns_budget:
             self.learner.learn_budget(plan, base_bytes)
-        return self.learner.learn(plan, ran)
+        return self.learner.finish(plan, ran)
 
     def refuse(self, error: RowError) -> NoReturn:
         """Tell the other ranks that this one cannot read its rows, so that none of them waits, and raise the error."""

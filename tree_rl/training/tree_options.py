@@ -22,8 +22,9 @@ class TreeOptions:
     """`auto`: a tree or single rows for each group, whichever costs less. `tree`: always a tree. `flat`: stock verl."""
 
     max_tokens: int | str | None = None
-    """Most unique tokens of one forward; a larger tree runs in partitions. None takes the host's budget (verl:
-    `ppo_max_token_len_per_gpu` and its siblings). `auto` fits it to the GPU's memory after the first update."""
+    """Most unique tokens of one forward; a larger group runs in a way that needs less memory. None takes the trainer's
+    budget (verl: `ppo_max_token_len_per_gpu` and its siblings). `auto` fits it to the GPU's memory after the first
+    update."""
 
     scope: str = "uid"
     """`uid`: rows share prefixes within their group, which stays in one micro-batch. `rank`: among all rows of the
@@ -44,7 +45,7 @@ class TreeOptions:
     FSDP."""
 
     self_check: bool = True
-    """Before the first batch, compare one group as a tree with its rows through the host's forward."""
+    """Before the first batch, compare a few rows as a tree with the same rows without one."""
 
     offload: bool | str = AUTO
     """Keeps layer inputs, and tensors that wait for other partitions, in pinned host memory. `auto`: if a group beyond

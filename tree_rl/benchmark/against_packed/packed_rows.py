@@ -56,7 +56,7 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
     reads = FlatReads(flat_W=to_device(source, device), edge_W=to_device(edges, device), num_flat=len(wanted_F))
     return EdgePlan(
         source_R=source,
-        row_of_edge_E=edges,
+        source_of_edge_E=edges,
         target_E=target_E,
         temperature_E=temperature_E,
         reads=reads,

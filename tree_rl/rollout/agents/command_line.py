@@ -42,8 +42,8 @@ class CommandLineOptions:
     """Shell command; `{prompt}` is replaced by the quoted task, and `{model}` by the model's name. For example
     `claude --print --dangerously-skip-permissions {prompt}`."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables besides `OPENAI_BASE_URL, OPENAI_API_BASE, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
-    ANTHROPIC_API_KEY`; a PATH here replaces the default one. `{model}` is replaced here too."""
+    """Environment variables besides those of `Endpoint.environment()`; a PATH here replaces the default one. `{model}`
+    is replaced here too."""
     limits: Limits = field(default_factory=program_limits)
     """Limits of the program and everything it starts."""
 

@@ -1,4 +1,4 @@
-"""Starts well-known command-line agents, unmodified, so that each calls the gateway alone.
+"""Starts well-known command-line agents, unmodified, so that each calls only the gateway.
 
 docs/agents has a page for each.
 """

@@ -22,7 +22,7 @@ from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 logger = logging.getLogger(__name__)
 
 AGENT_END_S = 10.0
-"""Longest wait for an agent to end after it was cancelled and its model and tools refuse its calls."""
+"""Wait for an agent to end after each of two cancellations; its model and tools already refuse its calls."""
 Status = Literal[
     "completed", "limit", "out_of_calls", "timed_out", "agent_failed", "sandbox_died", "environment_failed"
 ]
@@ -101,7 +101,7 @@ async def _work(
 ) -> FinishedTask:
     """Let the agent work until it ends or its time is up, and stop everything it started.
 
-    Raises `SandboxDied` and `SandboxError`. If the machine fails, scoring fails too.
+    Raises `SandboxDied` and `SandboxError`.
     """
     working = asyncio.create_task(agent.run(messages, environment=environment, endpoint=endpoint))
     try:
@@ -144,7 +144,7 @@ async def _stop(working: asyncio.Task[Outcome], environment: Environment, endpoi
                 # Agents that caught the first cancellation get another.
                 working.cancel()
         if not working.done():
-            logger.error("an agent does not end; the model and its tools refuse it")
+            logger.error("an agent ignores its cancellation; the model and its tools refuse its calls")
 
 
 async def _score(environment: Environment, outcome: Outcome) -> float:
@@ -173,7 +173,7 @@ class AgentInEnvironment:
         agent: one of `agents_by_name.AGENTS`, or a class as `package.module.Class`.
         options: fields of the agent's options.
         environment: one of `agents_by_name.ENVIRONMENTS`, or a class as `package.module.Class`.
-        sandbox: fields of `SandboxOptions` for software tasks; `limits` holds fields of `Limits`.
+        sandbox: fields of `SandboxOptions`, for environments with a sandbox; `limits` holds fields of `Limits`.
         environment_options: fields of the environment's options if it has no sandbox.
         timeout_seconds: limit of the agent's work, which is then scored as it is.
 

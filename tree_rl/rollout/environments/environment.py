@@ -17,7 +17,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of an agent's work, for scoring."""
+    """What `TaskAgent.run` returns: the end of an agent's work, which `Environment.score` rewards."""
 
     answer: str
     """Text of the last turn without reasoning."""
@@ -41,7 +41,7 @@ def text_tool(name: str, description: str, parameter: str, meaning: str) -> Mapp
 
 
 class Environment(Protocol):
-    """The environment of one session. Built without arguments, once per session."""
+    """The environment of one session. Built once per session, from its options if its constructor takes any."""
 
     async def reset(self, task: Mapping[str, Any]) -> None:
         """Set up a task, given by the `extra_info` of the data set's row."""
@@ -52,8 +52,8 @@ class Environment(Protocol):
     async def call(self, call: ToolCall) -> str:
         """Execute a tool and return what the agent sees. Calls of one turn run concurrently.
 
-        Return a message for mistakes of the agent (an unknown tool, bad arguments). `SandboxDied`, `SandboxError` and
-        `OSError` lose the session; any other exception ends the agent's work, which is scored as it is.
+        Return a message for mistakes of the agent (an unknown tool, bad arguments). `SandboxError` loses the session,
+        `SandboxDied` ends it with reward 0.0. Any other exception ends the agent's work, which is scored as it is.
         """
 
     async def stop(self) -> None:
@@ -66,8 +66,9 @@ class Environment(Protocol):
     async def score(self, outcome: Outcome) -> float:
         """Return the session's reward, a finite number.
 
-        Raises `ValueError` if the agent's work cannot be judged: then the reward is 0.0. Any other exception loses the
-        session.
+        Raises `ValueError` if the agent's work cannot be judged: then the reward is 0.0. So it is after `SandboxDied`,
+        and after other errors that an agent's files can cause (`in_environment.MISJUDGED`). Any other exception loses
+        the session.
         """
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from tree_rl.rollout.environments.canaries.planting import Planted, plant
-from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, judge, passed_tests, verdicts_of
+from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, passed_tests, report_of, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, quote
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
@@ -62,8 +62,8 @@ def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
         output = "".join(f"{' '.join(sorted(said))} {name}\n" for name, said in sorted(verdicts.items()))
     shown = output[-REPORT_CHARACTERS:]
     if doubt:
-        return judge(task, (), f"{doubt}\n{shown}")
-    return judge(task, passed_tests(verdicts), shown)
+        return report_of(task, (), f"{doubt}\n{shown}")
+    return report_of(task, passed_tests(verdicts), shown)
 
 
 async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:

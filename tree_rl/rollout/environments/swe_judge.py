@@ -1,6 +1,6 @@
 """Judges a software task in a new sandbox: writes the task again, copies the agent's files, and runs the tests.
 
-No process of the agent ever runs there.
+Nothing that the agent started runs there; its code runs only in tests.
 """
 
 import secrets
@@ -11,7 +11,7 @@ from pathlib import Path
 from tree_rl.rollout.environments.cases import RUNNER_NAME as CASE_RUNNER
 from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
 from tree_rl.rollout.environments.suite_judge import left_out_of_suite, run_suite
-from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, is_full_reward, judge
+from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, is_full_reward, report_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
@@ -20,44 +20,44 @@ NEVER_COPIED = {".git", "__pycache__"}
 NEVER_COPIED_ENDINGS = (".pyc", ".pth", ".egg-info", ".dist-info", ".egg")
 
 
-async def judge_session(task: SweTask, agents: Sandbox, judges: Sandbox) -> TestReport:
+async def judge_session(task: SweTask, agent_sandbox: Sandbox, judge_sandbox: Sandbox) -> TestReport:
     """Run the task's tests on a copy of the agent's files.
 
     Failures that the agent may have caused (files that cannot be copied, tests that cannot be written, a time-out) give
     a report without passed tests.
 
     Args:
-        agents: the agent's sandbox, stopped.
-        judges: an unstarted sandbox from `agents.fresh()`; closed here.
+        agent_sandbox: the agent's sandbox, stopped.
+        judge_sandbox: an unstarted sandbox from `agent_sandbox.fresh()`; closed here.
 
     Raises:
         SandboxError: the judge's sandbox fails before the agent's files are in it.
         SandboxDied: it fails later.
     """
     try:
-        leave_out = await _start(task, judges)
+        leave_out = await _start(task, judge_sandbox)
         try:
-            await agents.copy_to(judges, leave_out=leave_out)
+            await agent_sandbox.copy_to(judge_sandbox, leave_out=leave_out)
         except ValueError as error:
-            return judge(task, (), f"the agent's files could not be copied: {error}")
+            return report_of(task, (), f"the agent's files could not be copied: {error}")
         try:
-            return await _run_tests(task, judges)
+            return await _run_tests(task, judge_sandbox)
         except ValueError as error:
-            return judge(task, (), f"the tests could not be written: {error}")
+            return report_of(task, (), f"the tests could not be written: {error}")
     finally:
-        await judges.close()
+        await judge_sandbox.close()
 
 
-async def _start(task: SweTask, judges: Sandbox) -> Callable[[str], bool]:
+async def _start(task: SweTask, judge_sandbox: Sandbox) -> Callable[[str], bool]:
     """Start the judge's sandbox and write the task; return which of the agent's files not to copy."""
-    leave_out = left_out(task)
+    leave_out = leave_out_rule(task)
     try:
-        await judges.start()
+        await judge_sandbox.start()
         # Without a setup only files that we do not copy, as the agent may have deleted others.
-        await lay_out(task, judges, None if task.setup else leave_out)
+        await lay_out(task, judge_sandbox, None if task.setup else leave_out)
         if task.image is None:
             return leave_out
-        return left_out(task, (await judges.run("ls -A")).output.splitlines())
+        return leave_out_rule(task, (await judge_sandbox.run("ls -A")).output.splitlines())
     except SandboxDied as error:
         raise SandboxError(f"the judge's sandbox died before the agent's files came: {error}") from error
 
@@ -104,7 +104,7 @@ async def _run_cases(task: SweTask, sandbox: Sandbox) -> TestReport:
     program = Path(__file__).with_name(CASE_RUNNER).read_text(encoding="utf-8")
     await sandbox.write({runner: program, programs_file: programs})
     result = await in_repository(task, sandbox, f"python3 -I -B {runner} {programs_file}")
-    return judge(task, passed_cases(task.cases, key, result.output), result.output[-REPORT_CHARACTERS:])
+    return report_of(task, passed_cases(task.cases, key, result.output), result.output[-REPORT_CHARACTERS:])
 
 
 async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
@@ -113,10 +113,10 @@ async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
     result = await in_repository(task, sandbox, task.test_command)
     said = [(await in_repository(task, sandbox, f"head -c 1000 {quote([path])}")) for path in task.reward_files]
     is_full = not result.timed_out and any(one.exit_code == 0 and is_full_reward(one.output) for one in said)
-    return judge(task, task.fail_to_pass if is_full else (), result.output[-REPORT_CHARACTERS:])
+    return report_of(task, task.fail_to_pass if is_full else (), result.output[-REPORT_CHARACTERS:])
 
 
-def left_out(task: SweTask, present: Collection[str] = ()) -> Callable[[str], bool]:
+def leave_out_rule(task: SweTask, present: Collection[str] = ()) -> Callable[[str], bool]:
     """A function that returns True for files of the agent that are not copied: of git, of Python's caches, and those of
     `left_out_of_suite`."""
     if task.log_format in ("cases", "reward_file"):

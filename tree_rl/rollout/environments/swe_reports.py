@@ -64,8 +64,8 @@ def _from_unittest(output: str) -> list[tuple[str, str]]:
         return []
 
 
-def judge(task: SweTask, passed: Collection[str], output: str) -> TestReport:
-    """Compare the tests that passed with those that must."""
+def report_of(task: SweTask, passed: Collection[str], output: str) -> TestReport:
+    """A report that compares the tests that passed with those that must."""
     return TestReport(
         fail_to_pass=(sum(name in passed for name in task.fail_to_pass), len(task.fail_to_pass)),
         pass_to_pass=(

@@ -9,18 +9,21 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentResult:
-    """The outcome of an agent's session."""
+    """What `Agent.run` returns."""
 
     reward: float
     """Reward of every row of the session."""
     status: str = "done"
-    """One word for reports: done, gave_up, timed_out, ..."""
+    """One word for reports. `AgentInEnvironment` reports one of `in_environment.SCORED`."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the trainer's metrics. All sessions of an agent must report the same names."""
 
 
 class Agent(Protocol):
-    """An agent. Each session builds one from the config's options."""
+    """Plays a session and rewards it itself. Each session builds one from the config's options.
+
+    `AgentInEnvironment` is one: it runs a `TaskAgent`, which `Environment.score` rewards.
+    """
 
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]

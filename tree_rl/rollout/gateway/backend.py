@@ -49,7 +49,7 @@ class Generation:
     cached_tokens: int | None = None
     """Tokens of the prompt that the server had cached; None if it reports none."""
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
-    """Experts that prompt and answer were routed to, as in `ModelCall`; None if the server reports none."""
+    """Expert routes of prompt and answer, see `transcript.ModelCall.routes`; None if the server reports none."""
 
     def __post_init__(self) -> None:
         if self.log_probs is not None and len(self.log_probs) != len(self.token_ids):
@@ -69,7 +69,7 @@ class Answer(Generation):
     stop_text: str | None
     """The stop text that ended the turn, if one did."""
     text: str
-    """What the agent sees: the turn without its end token, or up to the stop text."""
+    """Decoded turn without its end token, or up to the stop text. The agent gets the message read from it."""
     text_ids: tuple[int, ...] | None
     """The token ids of `text`; None if the stop text begins inside a token."""
 

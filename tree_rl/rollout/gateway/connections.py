@@ -13,7 +13,7 @@ _Protocol: Any = AutoHTTPProtocol
 """uvicorn's protocol; its class depends on what is installed."""
 
 
-class PatientProtocol(_Protocol):
+class HeadTimeoutProtocol(_Protocol):
     """Limits the time of a request's head and of unread bodies; the application limits bodies that it reads."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

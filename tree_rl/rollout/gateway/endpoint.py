@@ -11,7 +11,7 @@ class Endpoint:
     url: str
     """Base address without `/v1`, for Anthropic's and Google's clients."""
     token: str
-    """Key of this session, sent as bearer token or `x-api-key`."""
+    """Key of this session, sent as bearer token, `x-api-key` or `x-goog-api-key`."""
     model: str
     """Name of the model. The gateway accepts any name."""
     stop_session: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)

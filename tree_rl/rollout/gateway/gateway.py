@@ -15,7 +15,7 @@ require_modules("the gateway", "starlette", "uvicorn", "openai", "anthropic")
 import uvicorn
 
 from tree_rl.rollout.gateway.backend import Backend
-from tree_rl.rollout.gateway.connections import PatientProtocol
+from tree_rl.rollout.gateway.connections import HeadTimeoutProtocol
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.server import HttpApplication
@@ -69,7 +69,7 @@ class Gateway:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self._http.app(),
-            http=PatientProtocol,
+            http=HeadTimeoutProtocol,
             lifespan="off",
             ws="none",
             log_level="warning",

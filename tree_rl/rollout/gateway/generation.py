@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tree_rl.rollout.gateway.backend import Answer, Backend, Generation
-from tree_rl.rollout.gateway.long_work import SEARCH, SPELL, beside_the_loop
+from tree_rl.rollout.gateway.long_work import SEARCH, TOKENIZE, beside_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
@@ -54,13 +54,13 @@ async def generate_answer(
         done = _joined(done, slice_)
         is_last = done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens
         read = partial(_read, done, stop, renderer, is_last=is_last)
-        answer = await beside_the_loop(read, SEARCH if stop else SPELL, tokens=len(done.token_ids))
+        answer = await beside_the_loop(read, SEARCH if stop else TOKENIZE, tokens=len(done.token_ids))
         if answer is not None:
             return answer
         size *= 2
 
 
-def cut_behind_first(answer: Answer, calls_in: Callable[[str], int], renderer: Renderer) -> Answer:
+def cut_after_first_call(answer: Answer, calls_in: Callable[[str], int], renderer: Renderer) -> Answer:
     """Cut an answer after the token that completes its first tool call, as a stop text would.
 
     The cut depends only on the tokens before it, so their log-probs stay valid.

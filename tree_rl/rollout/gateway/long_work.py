@@ -8,7 +8,7 @@ T = TypeVar("T")
 LONG = 64_000
 """Cost from which work goes to a thread. Reading so many characters takes about 5 ms, 10 ms if most messages are
 empty."""
-READ, SPELL, SEARCH = 1, 8, 64
+READ, TOKENIZE, SEARCH = 1, 8, 64
 """Cost per character of reading, rendering or writing; of tokenizing or decoding; and of decoding repeatedly, as in a
 bisection or when each token is decoded alone."""
 CHARACTERS_PER_TOKEN = 4
@@ -18,7 +18,7 @@ async def beside_the_loop(work: Callable[[], T], cost: int, *, characters: int =
     """Do short work directly, and long work in a thread.
 
     Args:
-        cost: cost per character; one of `READ`, `SPELL`, `SEARCH`.
+        cost: cost per character; one of `READ`, `TOKENIZE`, `SEARCH`.
         characters: number of characters to process.
         tokens: number of tokens to process in addition.
     """

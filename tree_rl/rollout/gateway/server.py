@@ -18,7 +18,7 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.long_work import READ, SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_for
+from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_unless_client_leaves
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.protocols.request_body import read_body
@@ -30,7 +30,7 @@ VERSIONS = ("/v1", "")
 """Versions in paths: some clients get an address with the version, some without."""
 GEMINI_VERSIONS = ("/v1beta", *VERSIONS)
 PATHS = (openai_chat.PATH, openai_responses.PATH, anthropic_messages.PATH, "/models")
-NOT_SERVED = {
+NOTES_FOR_404 = {
     "/chat/completions": "the client was given an address with something behind it",
     "/completions": "a bare prompt has no chat template: send messages",
     "/embeddings": "the model is trained to write, and embeds nothing",
@@ -38,7 +38,7 @@ NOT_SERVED = {
     "/conversations": "the gateway holds no conversation: send previous_response_id or every item",
     "/api/": "this is no Ollama: give its client an address of OpenAI's kind",
 }
-"""Paths that are not served, and the notes that explain it."""
+"""Notes that a 404 adds, by a part of the path that was asked for."""
 SHOWN_PATH = 200
 NO_HEADERS: Mapping[str, str] = {}
 AGENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -70,11 +70,11 @@ class HttpApplication:
 
     def app(self) -> Starlette:
         ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-            ("POST", openai_chat.PATH, partial(self._answer, openai_chat, openai_chat.read_request)),
+            ("POST", openai_chat.PATH, partial(self._serve_chat, openai_chat, openai_chat.read_request)),
             (
                 "POST",
                 anthropic_messages.PATH,
-                partial(self._answer, anthropic_messages, anthropic_messages.read_request),
+                partial(self._serve_chat, anthropic_messages, anthropic_messages.read_request),
             ),
             (
                 "POST",
@@ -105,22 +105,24 @@ class HttpApplication:
         mounts = [Mount(prefix, routes=routes) for prefix in PREFIXES]
         return Starlette(routes=[*mounts, *routes], exception_handlers=handlers)
 
-    async def _answer(
+    async def _serve_chat(
         self, protocol: ChatProtocol[AnyRequest], read: Callable[[Any], AnyRequest], request: Request
     ) -> Response:
         session = self._session(request)
         asked = await _read(request, read)
-        return await _answered(protocol, asked, request, session, session.start(asked, agent=_agent(request)))
+        return await _respond_when_done(
+            protocol, asked, request, session, session.start_answer(asked, agent=_agent(request))
+        )
 
     async def _respond(self, request: Request) -> Response:
         session = self._session(request)
         stored = self._responses[session.id]
         asked = await _read(request, partial(openai_responses.read_request, remembered=stored))
-        task = session.start(asked, agent=_agent(request))
+        task = session.start_answer(asked, agent=_agent(request))
         stored.expect(asked, task)
         if asked.is_background:
             return JSONResponse(stored.body(asked.response_id))
-        return await _answered(openai_responses, asked, request, session, task)
+        return await _respond_when_done(openai_responses, asked, request, session, task)
 
     async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
         session = self._session(request)
@@ -135,7 +137,7 @@ class HttpApplication:
             raise RequestError(f"expected one of {', '.join(gemini.METHODS)}, received {method[:80]!r}", status=404)
         as_events = request.query_params.get("alt") == "sse"
         read = partial(gemini.read_request, model=model, is_stream=gemini.METHODS[method], as_events=as_events)
-        return await self._answer(gemini, read, request)
+        return await self._serve_chat(gemini, read, request)
 
     async def _count_input(self, request: Request) -> Response:
         read = partial(openai_responses.read_count_request, remembered=self._responses[self._session(request).id])
@@ -172,7 +174,7 @@ class HttpApplication:
         return session
 
 
-async def _answered(
+async def _respond_when_done(
     protocol: ChatProtocol[AnyRequest],
     asked: AnyRequest,
     request: Request,
@@ -181,7 +183,7 @@ async def _answered(
 ) -> Response:
     """Wait for the answer; start a stream of pings if it takes longer than `STREAM_PING_S`."""
     patience = STREAM_PING_S if asked.is_stream else None
-    if not await wait_for(task, request.receive, timeout_s=patience):
+    if not await wait_unless_client_leaves(task, request.receive, timeout_s=patience):
         raise ClientDisconnect
     if not task.done():
         events = partial(_events, protocol, asked, session)
@@ -209,7 +211,7 @@ def _events(
 async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyRequest:
     body = await read_body(request)
 
-    def answer() -> AnyRequest | RequestError:
+    def parse() -> AnyRequest | RequestError:
         try:
             return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
         except RequestError as error:
@@ -217,7 +219,7 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 
-    asked = await beside_the_loop(answer, READ, characters=len(body))
+    asked = await beside_the_loop(parse, READ, characters=len(body))
     if isinstance(asked, RequestError):
         raise asked
     return asked
@@ -272,7 +274,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     refused = RequestError(f"{asked}: {error}", status=error.status_code)
     if error.status_code == HTTPStatus.NOT_FOUND:
         served = ", ".join(f"/v1{path}" for path in PATHS)
-        note = next((f"; {note}" for path, note in NOT_SERVED.items() if path in asked), "")
+        note = next((f"; {note}" for path, note in NOTES_FOR_404.items() if path in asked), "")
         refused = RequestError(f"{asked}: expected {served} or /v1beta/models/MODEL:METHOD{note}", status=404)
     return await _refusal(request, refused, error.headers or NO_HEADERS)
 

@@ -15,7 +15,7 @@ from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.gateway.backend import Answer, Backend, BackendError
 from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
-from tree_rl.rollout.gateway.generation import cut_behind_first, generate_answer
+from tree_rl.rollout.gateway.generation import cut_after_first_call, generate_answer
 from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
@@ -98,7 +98,7 @@ class Session:
         """True if a token is this session's. The comparison takes constant time."""
         return hmac.compare_digest(token_digest(token), token_digest(self.token))
 
-    def start(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
+    def start_answer(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
         Raises:
@@ -123,7 +123,7 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a prompt, without a model call. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
-        return len((await self._recorder.prompt(with_json(request, self._options.json_output))).ids)
+        return await self._recorder.count_tokens(with_json(request, self._options.json_output))
 
     async def stop(self) -> None:
         """Refuse running and later calls. The record stays, and nothing is added to it once this returns."""
@@ -164,7 +164,7 @@ class Session:
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                prompt = await self._recorder.prompt(request, agent=agent)
+                prompt = await self._recorder.make_prompt(request, agent=agent)
                 if request.count == 1:
                     choices = [await self._choice(prompt, agent, 0)]
                 else:
@@ -243,7 +243,7 @@ class Session:
                 is_draft = fault == "in_reasoning" and fault_of_all != "in_reasoning"
                 return 0 if is_draft else len(message.tool_calls)
 
-            return cut_behind_first(answer, calls_in, self._renderer)
+            return cut_after_first_call(answer, calls_in, self._renderer)
 
         return await beside_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
 

@@ -100,7 +100,7 @@ class Sandbox(Protocol):
         """
 
     async def close(self) -> None:
-        """Stop and delete the sandbox; idempotent, also after a failed start. Finishes before a cancellation."""
+        """Stop and delete the sandbox; idempotent, also after a failed start. A cancellation waits for it."""
 
 
 def quote(arguments: Iterable[str]) -> str:

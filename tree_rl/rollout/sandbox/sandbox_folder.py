@@ -26,7 +26,14 @@ from tree_rl.rollout.sandbox.files.descriptors import (
 from tree_rl.rollout.sandbox.files.trees import copy_tree
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.bounds import SessionBounds
-from tree_rl.rollout.sandbox.processes.bubblewrap import CALLS, MODEL, PLACE, SEARCH_PATH, lay_out, sandbox_argv
+from tree_rl.rollout.sandbox.processes.bubblewrap import (
+    MODEL,
+    PLACE,
+    SEARCH_PATH,
+    SYSCALL_FILTER,
+    sandbox_argv,
+    write_accounts_and_filter,
+)
 from tree_rl.rollout.sandbox.processes.command import RunningCommand, script_argv
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
@@ -51,7 +58,8 @@ class CommandResult:
 
 
 class SandboxFolder:
-    """A temporary folder until `close`; if this process is killed, until another process creates a sandbox.
+    """Runs commands in a temporary folder. `close` deletes it; after a crash, the next process that creates a sandbox
+    does.
 
     Args:
         files: relative path -> content, written at the start.
@@ -95,7 +103,9 @@ class SandboxFolder:
             """Folder that commands see, read-only, at `MODEL_PLACE`."""
             self.model.mkdir(mode=0o755)
             self._bounds = SessionBounds(self.limits, has_namespace=not unconfined)
-            lay_out(self._parent, user_id=self._user_id or os.geteuid(), group_id=self._user_id or os.getegid())
+            write_accounts_and_filter(
+                self._parent, user_id=self._user_id or os.geteuid(), group_id=self._user_id or os.getegid()
+            )
             self.place = str(self.directory) if unconfined else PLACE
             for name, content in (files or {}).items():
                 self.write(name, content)
@@ -205,7 +215,7 @@ class SandboxFolder:
             self._repair()
             if not self._running:
                 self._bounds.begin(self._top)
-            with open(self._parent / CALLS, "rb") as calls:
+            with open(self._parent / SYSCALL_FILTER, "rb") as calls:
                 argv = partial(
                     sandbox_argv,
                     command,

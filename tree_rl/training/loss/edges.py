@@ -1,8 +1,8 @@
 """Which log-probs a micro-batch needs, the forward that computes them, and how they are scattered to its rows.
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
-first token of each child. Legend: F flat tokens, N unique tokens, E edges, R logit rows, B rows,
-W wanted flat positions.
+first token of each child. Legend: F flat tokens, N unique tokens, E edges, R source tokens of
+edges (one vector of logits each), B rows, W wanted flat positions.
 """
 
 import functools
@@ -40,12 +40,12 @@ class FlatReads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgePlan:
-    """The logit rows to compute, the edges read from them, and the flat positions that receive each edge."""
+    """The source tokens whose logits to compute, the edges read from them, and the flat positions that receive each."""
 
     source_R: np.ndarray
     """int64 [R], unique tokens whose hidden states are projected to the vocabulary."""
-    row_of_edge_E: np.ndarray
-    """int64 [E], index into R."""
+    source_of_edge_E: np.ndarray
+    """int64 [E], index into R of each edge's source token."""
     target_E: np.ndarray
     """int64 [E], token id that the edge predicts."""
     temperature_E: np.ndarray
@@ -94,17 +94,17 @@ def plan_edges(
     kind = temperature_index[row_of_flat[flat]]
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
-    sources, row_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    source_R, row_of_edge_E = sources, row_of_edge.astype(np.int64)
+    sources, source_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
+    source_R, source_of_edge_E = sources, source_of_edge.astype(np.int64)
     target_E = forest.input_ids[edge_child].astype(np.int64)
     temperature_E = temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)
-    asked, share = (source_R, row_of_edge_E, target_E, temperature_E), None
+    asked, share = (source_R, source_of_edge_E, target_E, temperature_E), None
     if ranks is not None:
-        share = EdgeShare.of(source_R[row_of_edge_E], forest.num_unique, ranks, device)
-        asked = share.asked(source_R[row_of_edge_E], target_E, temperature_E)
+        share = EdgeShare.of(source_R[source_of_edge_E], forest.num_unique, ranks, device)
+        asked = share.asked(source_R[source_of_edge_E], target_E, temperature_E)
     return EdgePlan(
         source_R=source_R,
-        row_of_edge_E=row_of_edge_E,
+        source_of_edge_E=source_of_edge_E,
         target_E=target_E,
         temperature_E=temperature_E,
         reads=FlatReads(
@@ -119,18 +119,18 @@ def plan_edges(
 
 def request_edges(
     source_R: np.ndarray,
-    row_of_edge_E: np.ndarray,
+    source_of_edge_E: np.ndarray,
     target_E: np.ndarray,
     temperature_E: np.ndarray,
     *,
     device: torch.device | str,
     extras: tuple[str, ...] = (),
 ) -> EdgeRequest:
-    """Build the request to a model's head; everything that depends on the edges alone is computed here, on the host.
+    """Build the request to a model's head; everything that depends on the edges alone is computed here, on the CPU.
 
     Args:
         source_R: int [R], source tokens of the edges, as positions in one forward.
-        row_of_edge_E: int [E], index into R.
+        source_of_edge_E: int [E], index into R of each edge's source token.
         target_E: int [E], token id that each edge predicts.
         temperature_E: float32 [E].
         device: device of the model.
@@ -138,12 +138,12 @@ def request_edges(
     """
     # Without edges the head still reads token 0: FSDP expects its gradient, and relayed keys need it in the graph.
     kept_R = source_R if len(source_R) else np.zeros(1)
-    row_E, wanted_E = (torch.from_numpy(array.astype(np.int64)) for array in (row_of_edge_E, target_E))
+    source_E, token_E = (torch.from_numpy(array.astype(np.int64)) for array in (source_of_edge_E, target_E))
     is_one = len(temperature_E) > 0 and bool((temperature_E == temperature_E[0]).all())
     temperature = float(temperature_E[0]) if is_one else torch.from_numpy(temperature_E)
     return EdgeRequest(
         kept_R=to_device(kept_R.astype(np.int64), device),
-        rows=rows_of_edges(row_E, wanted_E, temperature).to(device),
+        rows=rows_of_edges(source_E, token_E, temperature).to(device),
         extras=extras,
     )
 
@@ -179,7 +179,7 @@ def tree_log_probs(
         model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`.
         inputs: the model's inputs.
         edges: result of `plan_edges` for the same forest and ranks, or a function that calls it. Given a function, the
-            host plans while the GPU computes the layers.
+            CPU plans while the GPU computes the layers.
         extras: outputs besides log-probs: `entropy`, `sum_pi_squared`.
 
     Returns:

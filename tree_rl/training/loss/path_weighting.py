@@ -1,4 +1,4 @@
-"""Optional path weights around the host's unchanged loss (paper, "Derivation": lambda_t from any path weights w_k)."""
+"""Optional path weights around the trainer's loss (paper, "Derivation": lambda_t from any path weights w_k)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tree_rl.tree.forest.jagged import positions_of_rows
 
 
 def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
-    """The host's loss with the micro-batch's path weights, if it has any.
+    """The trainer's loss with the micro-batch's path weights, if it has any.
 
     Row weights: rows of equal weight go through the loss together, and the result is scaled, which is right for any
     loss. Token weights scale the gradient of each output; the reported loss stays unweighted.

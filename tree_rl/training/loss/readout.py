@@ -84,7 +84,7 @@ class EdgeReadout(Readout):
         ranks: SequenceParallel | None = None,
     ) -> None:
         """Assign each wanted edge to the partition of its source token; `ranks` share the tokens of each partition."""
-        source_E = edges.source_R[edges.row_of_edge_E]
+        source_E = edges.source_R[edges.source_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
         super().__init__(slots_of, len(source_E), names, edges.reads, device)
@@ -95,8 +95,8 @@ class EdgeReadout(Readout):
             source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
             temperature_e = edges.temperature_E[slots]
             if ranks is None:
-                sources, row_of_edge = np.unique(source_e, return_inverse=True)
-                asked, share = (sources, row_of_edge, target_e, temperature_e), None
+                sources, source_of_edge = np.unique(source_e, return_inverse=True)
+                asked, share = (sources, source_of_edge, target_e, temperature_e), None
             else:
                 share = EdgeShare.of(source_e, partition.num_tokens, ranks, device)
                 asked = share.asked(source_e, target_e, temperature_e)

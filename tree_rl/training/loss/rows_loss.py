@@ -19,14 +19,14 @@ Loss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, Metrics]]
 """Takes the outputs [f] of some rows, row after row, and their indices in the call; returns a scalar and metrics."""
 
 PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metrics]]]
-"""A loss that may split the rows into parts and call the host's loss on each; one entry of metrics per part."""
+"""A loss that may split the rows into parts and call the trainer's loss on each; one entry of metrics per part."""
 
 
 def slot_gradients(loss: PartsLoss, members: Sequence[int], readout: Readout, slots: EdgeOutputs) -> EdgeOutputs:
     """dL/dvalue of every slot at the given values; does not run the model.
 
     Args:
-        loss: the host's loss with path weights.
+        loss: the trainer's loss with path weights.
         members: indices of the micro-batch's rows in the call.
         readout: scatters the slots to these rows.
         slots: values [E].

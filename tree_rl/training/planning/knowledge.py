@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from tree_rl.training.context import StepContext
+from tree_rl.training.last_inference import LastInference
 from tree_rl.training.measured_calls import MeasuredCalls
 from tree_rl.training.planning.budget import AutoBudget
 from tree_rl.training.planning.step_memory import StepMemory
 from tree_rl.training.routers.expert_load import ExpertLoad
-from tree_rl.training.row_memory import RowMemory
 from tree_rl.training.tree_options import TreeOptions
 
 
@@ -17,11 +17,11 @@ class Knowledge:
 
     budget: AutoBudget
     """Token budget of one forward."""
-    memory: StepMemory | None
+    memory_model: StepMemory | None
     """Chooses how a group beyond the budget runs; None: always in partitions within the budget."""
     calls: MeasuredCalls
     """Times of updates, and the cost model fitted to them."""
-    log_probs: RowMemory
+    log_probs: LastInference
     """Log-probs of the last inference."""
     load: ExpertLoad | None
     """Load of experts; None unless `router_aux_loss_coef` is set."""
@@ -32,7 +32,7 @@ class Knowledge:
         memory, coef, hooks = context.memory, options.router_aux_loss_coef, context.routers
         return cls(
             budget=AutoBudget(num_ranks=context.num_ranks, group=context.data_parallel),
-            memory=None
+            memory_model=None
             if memory is None
             else StepMemory(
                 replace(memory, sequence_ranks=context.sharing_ranks),
@@ -41,7 +41,7 @@ class Knowledge:
                 sequence_parallel=context.sequence_parallel,
             ),
             calls=MeasuredCalls(context.model_shape, decides=not context.is_deterministic),
-            log_probs=RowMemory(),
+            log_probs=LastInference(),
             load=None if coef is None or hooks is None else ExpertLoad(hooks, coef, context),
         )
 
@@ -49,4 +49,4 @@ class Knowledge:
         """Drop the results of the last inference, because the weights have changed."""
         self.log_probs.forget()
         if self.load is not None:
-            self.load.memory.forget()
+            self.load.last_inference.forget()

@@ -22,7 +22,7 @@ from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import ops_of_partitions
 from tree_rl.training.planning.budget import NO_LIMIT, Budget
 from tree_rl.training.planning.knowledge import Knowledge
-from tree_rl.training.planning.plan_memory import PlanMemory
+from tree_rl.training.planning.plan_cache import PlanCache
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import TreeOptions
@@ -57,7 +57,7 @@ class Planner:
 
     def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
         self._context, self._knowledge = context, knowledge
-        self._plans = PlanMemory()
+        self._plans = PlanCache()
         # A failed rank cannot stand in for the gather of routes among sequence-parallel ranks.
         self._may_repeat = context.may_repeat and (context.ranks is None or context.routers is None)
 
@@ -76,16 +76,16 @@ class Planner:
         started = time.perf_counter()
         context, known = self._context, self._knowledge
         is_routed = call.records_routes or call.rows.routes_FLK is not None
-        if call.flat_rows is None or context.always_forest or is_routed or context.ranks is not None:
+        if call.run_rows_flat is None or context.always_forest or is_routed or context.ranks is not None:
             options = replace(options, mode="tree")
-        host_tokens = NO_LIMIT if call.host_tokens is None else call.host_tokens
-        tokens = options.max_tokens if isinstance(options.max_tokens, int) else host_tokens
+        trainer_tokens = NO_LIMIT if call.trainer_tokens is None else call.trainer_tokens
+        tokens = options.max_tokens if isinstance(options.max_tokens, int) else trainer_tokens
         budget = Budget(
             # A budget learnt from memory, or halved after an error, overrides the others.
             unique_tokens=tokens if known.budget.tokens is None else known.budget.tokens,
-            flat_tokens=min(host_tokens, known.budget.most_flat_tokens),
+            flat_tokens=min(trainer_tokens, known.budget.most_flat_tokens),
         )
-        memory = known.memory
+        memory = known.memory_model
         chooser = None if memory is None else memory.chooser(known.budget.working_scale)
         try:
             batches = plan_micro_batches(call.rows, options, budget, known.calls.model, self._plans, chooser)
@@ -95,13 +95,13 @@ class Planner:
             memory.tell(batches, budget.unique_tokens)
         ops, log_probs_of = "", []
         for batch in batches:
-            known_F = None
+            known_f = None
             if batch.plan is None:
                 ops += FORWARD + BACKWARD if call.trains else FORWARD
             else:
-                known_F = self._known_where_coupled(call, batch)
-                ops += ops_of_partitions(call, batch.plan, is_known=known_F is not None)
-            log_probs_of.append(known_F)
+                known_f = self._known_where_coupled(call, batch)
+                ops += ops_of_partitions(call, batch.plan, is_known=known_f is not None)
+            log_probs_of.append(known_f)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
         may_repeat = self._may_repeat and is_first and not is_repeat
@@ -165,7 +165,7 @@ def plan_micro_batches(
     config: TreeOptions,
     budget: Budget,
     cost: CostModel | None,
-    plans: PlanMemory,
+    plans: PlanCache,
     chooser: Chooser | None = None,
 ) -> list[MicroBatch]:
     """Split the rows of a call into micro-batches.
@@ -218,7 +218,7 @@ def _large_batch(
     wanted: Jagged,
     max_tokens: int,
     config: TreeOptions,
-    plans: PlanMemory,
+    plans: PlanCache,
     chooser: Chooser | None,
 ) -> MicroBatch:
     """A group beyond the budget."""

@@ -15,8 +15,8 @@ from tree_rl.models.routers.load_balance import balance_weight
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepContext
+from tree_rl.training.last_inference import LastInference
 from tree_rl.training.routers.forest_routing import ForestRouting
-from tree_rl.training.row_memory import RowMemory
 from tree_rl.training.rows import Rows
 
 
@@ -42,7 +42,7 @@ class ExpertLoad:
 
     def __init__(self, hooks: RouterHooks, coef: float, context: StepContext) -> None:
         """Start without loads; `coef` is the factor on the auxiliary loss, and 0 only counts."""
-        self.memory = RowMemory()
+        self.last_inference = LastInference()
         self._hooks, self._coef, self._context = hooks, coef, context
         self._ranks = SequenceParallel.of(context.sequence_parallel)
         self._counted_anew = False
@@ -73,7 +73,7 @@ class ExpertLoad:
         """Before an update: True if any rank lacks the load of its rows, so that all ranks need the extra pass."""
         if not self._coef:
             return False
-        is_unknown = self.memory.recall(rows, range(rows.num_rows)) is None
+        is_unknown = self.last_inference.recall(rows, range(rows.num_rows)) is None
         self._counted_anew = bool(self._reduced(torch.tensor([float(is_unknown)]), "max").item())
         return self._counted_anew
 
@@ -83,7 +83,7 @@ class ExpertLoad:
             return
         load_LE = self._load_LE
         if not self._counted_anew:
-            known = self.memory.recall(rows, range(rows.num_rows)) or []
+            known = self.last_inference.recall(rows, range(rows.num_rows)) or []
             load_LE = sum(known, start=torch.zeros_like(load_LE, device="cpu")).to(load_LE)
         load_LE = self._reduced(load_LE, "sum")
         num_tokens = self._reduced(load_LE.new_tensor([len(rows.token_ids_F)]), "sum")
@@ -94,7 +94,7 @@ class ExpertLoad:
     def remember(self, rows: Rows) -> None:
         """After an inference: keep the load of each of its rows."""
         if self._coef:
-            self.memory.remember(rows, [self._load_of_row[row] for row in range(rows.num_rows)])
+            self.last_inference.remember(rows, [self._load_of_row[row] for row in range(rows.num_rows)])
 
     def report(self) -> LoadReport:
         """The load of an update; all ranks must call it."""

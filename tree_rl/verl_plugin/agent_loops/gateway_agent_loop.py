@@ -75,7 +75,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "prefix_hits": record.prefix_hits,
             **figures_of_calls(record.calls, sorted({one.name for one in gateway_options.side_calls})),
             **record.drift.figures(),
-            "failed": float(result.status in ("failed", "timed_out")),
+            "failed": 0.0,
             **result.figures,
         }
         metrics = AgentLoopMetrics(
@@ -125,4 +125,4 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         if options.failed_reward is None:
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
-        return AgentResult(reward=options.failed_reward, status="timed_out" if timed_out else "failed")
+        return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0})

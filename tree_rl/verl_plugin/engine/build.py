@@ -136,7 +136,8 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
 
 
 def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) -> bool:
-    """True if a model gets Liger's layers. With `auto`, from our machine files, only models that support them do.
+    """True if a model gets Liger's layers. `auto`, the value in config/machine/*.yaml, uses them where the model
+    supports them.
 
     Raises:
         UnsupportedModelError: `use_liger=true`, but they cannot run.

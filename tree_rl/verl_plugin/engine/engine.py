@@ -38,7 +38,7 @@ from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
-from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, host_tokens, read_rows, wanted_of_language_model
+from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
@@ -58,7 +58,7 @@ from tree_rl.verl_plugin.options import (
 )
 from tree_rl.verl_plugin.refusals.job import ACTOR, refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
-from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
         refuse_engine(model_config, engine_config, is_critic=self.is_critic)
         size = engine_config.get(SEQUENCE_PARALLEL, 1)
-        refuse({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
+        refuse_if_unsupported({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
         # verl's model builders only accept these two names.
         model_config.model_type = self.stock_model_type
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
@@ -162,7 +162,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """
         is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
         if self.tree_config.reuse_log_probs is True and not (forward_only or reuses or self.is_critic):
-            refuse(data, "", Of.UPDATE_WITH_REUSE)
+            refuse_if_unsupported(data, "", Of.UPDATE_WITH_REUSE)
         if loss_function is not None and not (forward_only or is_flat):
             loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
         if reuses:
@@ -197,7 +197,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
-        refuse(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
+        refuse_if_unsupported(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
@@ -216,8 +216,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
             # verl's forward would slice rows over the ranks of a sequence-parallel group.
-            flat_rows=verl_rows.run_flat if self.sequence_parallel_group is None else None,
-            host_tokens=host_tokens(data),
+            run_rows_flat=verl_rows.run_flat if self.sequence_parallel_group is None else None,
+            trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,
         )
@@ -264,7 +264,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             module: Any = self._stock_module()
         if uses_liger:
             use_liger_layers(module, **fused)
-        refuse({"leaks": leaks_when_packed(module), "tree": self.tree_config}, FSDP, Of.PACKING)
+        refuse_if_unsupported({"leaks": leaks_when_packed(module), "tree": self.tree_config}, FSDP, Of.PACKING)
         self._plain_module = module
         # Read now, because adapters wrap the embedding and not all of them expose its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
@@ -286,7 +286,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         """Shard the module, and let its head compute edges. Adapters, which may wrap the head, are already attached."""
         check_dropout(module)
         if self._is_lora:
-            refuse(self._plain_module, "model", Of.ADAPTERS)
+            refuse_if_unsupported(self._plain_module, "model", Of.ADAPTERS)
         if not self.is_critic:
             reason = use_edge_head(self._plain_module)
             logger.info("the head computes %s", "log-probs of edges" if reason is None else f"logits, for {reason}")
@@ -358,7 +358,7 @@ class FSDP1Refused(compat.BaseEngine):
     role = ACTOR
 
     def __init__(self, **_: Any) -> None:
-        refuse({"strategy": "fsdp"}, self.role, Of.STRATEGY)
+        refuse_if_unsupported({"strategy": "fsdp"}, self.role, Of.STRATEGY)
 
 
 @EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)

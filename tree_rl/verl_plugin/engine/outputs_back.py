@@ -67,8 +67,8 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
     }
     factor = step.context.num_ranks // step.context.sharing_ranks
     metrics = {key: Metric(AggregationType.SUM, float(value * factor)) for key, value in sums.items()}
-    if step.knowledge.memory is not None:
-        peak = step.knowledge.memory.predicted(list(batches), step.knowledge.budget.working_scale)
+    if step.knowledge.memory_model is not None:
+        peak = step.knowledge.memory_model.predicted(list(batches), step.knowledge.budget.working_scale)
         layers = max((batch.saving.offloaded_layers for batch in batches), default=0)
         metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
         metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / GIB)

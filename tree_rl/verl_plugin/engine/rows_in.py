@@ -25,23 +25,25 @@ LEAST_TEMPERATURE = 1e-8
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
-def assign_normalisers(data: TensorDict, with_other_rows: torch.distributed.ProcessGroup, context: StepContext) -> None:
+def assign_normalisers(
+    data: TensorDict, distinct_rows_group: torch.distributed.ProcessGroup, context: StepContext
+) -> None:
     """Assign the row-based normalisers that verl's losses read.
 
     Args:
         data: verl's batch.
-        with_other_rows: verl's data-parallel group, with one of the ranks that share a forest's tokens and have the
-            same rows.
+        distinct_rows_group: verl's data-parallel group, one rank of each sequence-parallel group, so all members hold
+            different rows.
         context: device and ranks.
     """
     tokens = data["loss_mask"].values().sum().to(context.device)
-    torch.distributed.all_reduce(tokens, group=with_other_rows)
-    dp_size = torch.distributed.get_world_size(with_other_rows)
+    torch.distributed.all_reduce(tokens, group=distinct_rows_group)
+    dp_size = torch.distributed.get_world_size(distinct_rows_group)
     sp_size = context.num_ranks // dp_size
     tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
 
 
-def host_tokens(data: TensorDict) -> int:
+def trainer_tokens(data: TensorDict) -> int:
     """verl's budget of a forward, in tokens of all ranks that share it.
 
     It is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`), the rows of a

@@ -30,7 +30,8 @@ SEQUENCE_POLICY_LOSSES = frozenset({"sapo", GEO_MEAN})
 """verl's policy losses that average over sequences under every `loss_agg_mode`."""
 
 HOLDS_CELLS = "holds_cells"
-"""Flag of a mini-batch of whole cells, whose `global_batch_size` is its number of rows on all ranks."""
+"""Flag of a mini-batch of whole cells (what one rank trains in one optimizer step), whose `global_batch_size` is its
+number of rows on all ranks."""
 REUSE_LOG_PROBS = "reuse_log_probs"
 """Flag of an update that uses the log-probs of its own forward as old log-probs."""
 
@@ -42,7 +43,7 @@ class OnPolicyLoss:
     loss_function: VerlLossFunction
     """verl's loss."""
     sees_entropy: bool
-    """True if verl requested the entropy; otherwise the loss must not see it and report its term."""
+    """True if verl requested the entropy. If False, it is hidden, so that the loss reports no entropy term."""
 
     def __call__(
         self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None

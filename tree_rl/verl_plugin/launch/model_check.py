@@ -22,7 +22,7 @@ from tree_rl.verl_plugin.compat import get_hf_auto_model_class, update_model_con
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.options import DISABLED, as_tree_config, replay_mode
 from tree_rl.verl_plugin.refusals.refusal import Of
-from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 """verl's default column names, by the key of `data` that names the column."""
@@ -58,7 +58,7 @@ def refuse_model_of_job(
         return
     try:
         check_model(built)
-        refuse({"name": rollout, "recurrent": has_recurrent_layers(built)}, "", Of.GENERATION)
+        refuse_if_unsupported({"name": rollout, "recurrent": has_recurrent_layers(built)}, "", Of.GENERATION)
         for engine_key, engine in (engines or {}).items():
             _check_engine(built, engine, engine_key)
     except ValueError as error:
@@ -140,8 +140,8 @@ def _check_engine(built: Any, engine: Any, key: str) -> None:
     tree = as_tree_config(engine.get("tree", None))
     mode = replay_mode(engine)
     # Masks without positions only matter for SDPA, which the workers choose.
-    refuse({"leaks": has_recurrent_layers(built) or has_rope_axes(built), "tree": tree}, key, Of.PACKING)
-    refuse({SEQUENCE_PARALLEL: engine.get(SEQUENCE_PARALLEL, 1), "config": built.config}, key, Of.HEADS)
+    refuse_if_unsupported({"leaks": has_recurrent_layers(built) or has_rope_axes(built), "tree": tree}, key, Of.PACKING)
+    refuse_if_unsupported({SEQUENCE_PARALLEL: engine.get(SEQUENCE_PARALLEL, 1), "config": built.config}, key, Of.HEADS)
     if tree.router_aux_loss_coef is not None or mode != DISABLED:
         hooks = RouterHooks(built)
         if mode != DISABLED:
@@ -164,7 +164,7 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
     except ValueError as error:
         raise ValueError(f"{key}.target_modules={asked.get('target_modules')}: {error}") from error
     check_dropout(wrapped)
-    refuse(built, key, Of.ADAPTERS)
+    refuse_if_unsupported(built, key, Of.ADAPTERS)
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_r
 from tree_rl.verl_plugin.launch.short_forms import expand_sft, written_keys
 from tree_rl.verl_plugin.refusals.job import refuse_engine
 from tree_rl.verl_plugin.refusals.refusal import Of
-from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 from tree_rl.verl_plugin.sft.sft_trainer import train
 
 PROGRAM = Program(
@@ -38,11 +38,11 @@ def checked(arguments: Sequence[str]) -> DictConfig:
     with refusals_as_one_line():
         job = read_job(arguments, PROGRAM)
         config = job.config
-        refuse(config, "", Of.VALUES)
+        refuse_if_unsupported(config, "", Of.VALUES)
         check_tree_block(config.engine, "engine", written_keys(job.given))
         refuse_engine(config.model, config.engine, key="engine")
-        refuse(config, "", Of.FILES)
-        refuse(config.model, "model", Of.MODEL_FILES)
+        refuse_if_unsupported(config, "", Of.FILES)
+        refuse_if_unsupported(config.model, "model", Of.MODEL_FILES)
         refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
         refuse_rows_with_images(config.data, ("train_files", "val_files"))
     return config

@@ -40,7 +40,7 @@ from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineErro
 from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
 from tree_rl.verl_plugin.refusals.refusal import Of, option
-from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse
+from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse_if_unsupported
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
@@ -152,7 +152,7 @@ def _verls_budget(role: DictConfig) -> str:
 
 def _check(config: DictConfig, written: Sequence[str]) -> None:
     """Check a completed config: values, tree options, files, models, data, and finally verl's checks."""
-    refuse(config, "", Of.VALUES)
+    refuse_if_unsupported(config, "", Of.VALUES)
     for engine in ENGINES:
         check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
     if _runs_here(config):
@@ -161,10 +161,10 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
                 f"{sys.executable}: Ray cannot start workers of an environment whose path has spaces or quotes; create "
                 "it in a folder without them"
             )
-        refuse(config, "", Of.FILES)
+        refuse_if_unsupported(config, "", Of.FILES)
         for key in ("actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])):
-            refuse(OmegaConf.select(config, key), key, Of.MODEL_FILES)
-        refuse(config, "", Of.MACHINE)
+            refuse_if_unsupported(OmegaConf.select(config, key), key, Of.MODEL_FILES)
+        refuse_if_unsupported(config, "", Of.MACHINE)
     prepared = copy.deepcopy(config)
     _check_prepared(prepared)
     _check_models(prepared)

@@ -10,7 +10,7 @@ from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.options import ENGINES, TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.refusals.refusal import Of, option
-from tree_rl.verl_plugin.refusals.table import refuse
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -46,17 +46,17 @@ def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
     Raises:
         UnsupportedFeatureError: a setting that a tree run cannot honour.
     """
-    refuse(config, "", Of.JOB, *(() if under_tree_trainer else (Of.VERLS_TRAINER,)))
+    refuse_if_unsupported(config, "", Of.JOB, *(() if under_tree_trainer else (Of.VERLS_TRAINER,)))
     for role in tree_roles(config):
         node, model, engine = (OmegaConf.select(config, key) or {} for key in (role.key, role.model, role.engine))
-        refuse(node, role.key, Of.STRATEGY)
+        refuse_if_unsupported(node, role.key, Of.STRATEGY)
         if role.key == ACTOR:
-            refuse(config, "", Of.POLICY)
-        refuse(model, role.model, *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + role.is_critic])
-        refuse(node, role.key, *((Of.ACTOR,) if role.key == ACTOR else ()), Of.ROLE)
-        refuse(engine, role.engine, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + role.is_critic])
+            refuse_if_unsupported(config, "", Of.POLICY)
+        refuse_if_unsupported(model, role.model, *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + role.is_critic])
+        refuse_if_unsupported(node, role.key, *((Of.ACTOR,) if role.key == ACTOR else ()), Of.ROLE)
+        refuse_if_unsupported(engine, role.engine, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + role.is_critic])
         if role.is_critic and under_tree_trainer:
-            refuse(config, "", Of.CRITIC)
+            refuse_if_unsupported(config, "", Of.CRITIC)
 
 
 def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str = "fsdp_config") -> None:
@@ -70,9 +70,9 @@ def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str 
     Raises:
         UnsupportedFeatureError: names the key.
     """
-    refuse(engine, key, Of.STRATEGY)
-    refuse(model, "model", *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + is_critic])
-    refuse(engine, key, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
+    refuse_if_unsupported(engine, key, Of.STRATEGY)
+    refuse_if_unsupported(model, "model", *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + is_critic])
+    refuse_if_unsupported(engine, key, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
 
 
 def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
@@ -86,7 +86,7 @@ def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
         UnsupportedFeatureError: names the key.
     """
     sizes = {SEQUENCE_PARALLEL: option(engine, SEQUENCE_PARALLEL, 1), "fsdp_size": option(engine, "fsdp_size", -1)}
-    refuse({**sizes, "ranks": num_ranks}, place, Of.RANKS)
+    refuse_if_unsupported({**sizes, "ranks": num_ranks}, place, Of.RANKS)
 
 
 def refuse_cluster(trainer: Any, nodes: Iterable[Mapping[str, Any]]) -> None:
@@ -102,4 +102,4 @@ def refuse_cluster(trainer: Any, nodes: Iterable[Mapping[str, Any]]) -> None:
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = [int(found.get("GPU", found.get("NPU", 0))) for found in resources]
     asked = {"n_gpus_per_node": trainer.n_gpus_per_node, "nnodes": trainer.nnodes, "gpus": gpus}
-    refuse(asked, "trainer", Of.CLUSTER)
+    refuse_if_unsupported(asked, "trainer", Of.CLUSTER)

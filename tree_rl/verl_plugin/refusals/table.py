@@ -306,7 +306,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
 """Rows about each subject, in the order in which they are checked."""
 
 
-def refuse(node: Any, place: str, *kinds: Of) -> None:
+def refuse_if_unsupported(node: Any, place: str, *kinds: Of) -> None:
     """Check a node.
 
     Args:

@@ -44,7 +44,7 @@ class Reading:
     """The text around the calls; with a fault, the whole visible text."""
     reasoning: str | None = None
     """The reasoning without its marks; None without marks, empty if there is nothing between them."""
-    opening: str = ""
+    marked_reasoning: str = ""
     """The text before the visible text: the reasoning with its marks."""
     calls: tuple[WrittenCall, ...] = ()
     fault: CallFault | None = None

@@ -41,9 +41,11 @@ class EngineDialect:
         if not tools:
             return plain
         own = self._reasoning.read(turn, tools=tools, is_reasoning_open=is_reasoning_open)
-        if own.fault == "in_reasoning" and own.calls and turn.startswith(own.opening):
-            content = turn[len(own.opening) :]
-            plain = replace(plain, content=content, reasoning=own.reasoning, opening=own.opening, fault=own.fault)
+        if own.fault == "in_reasoning" and own.calls and turn.startswith(own.marked_reasoning):
+            content = turn[len(own.marked_reasoning) :]
+            plain = replace(
+                plain, content=content, reasoning=own.reasoning, marked_reasoning=own.marked_reasoning, fault=own.fault
+            )
         try:
             around, calls = self._calls(plain.content, tools)
             if plain.reasoning and not plain.content.strip() and self._calls(plain.reasoning, tools)[1]:

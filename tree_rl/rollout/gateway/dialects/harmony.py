@@ -61,11 +61,13 @@ class Harmony(Dialect):
         while position < len(turn):
             position = self._read_message(turn, position, read, with_tools=bool(tools))
         reasoning = "\n".join(read.reasoning) if read.reasoning else None
-        opening = with_reasoning(reasoning, "") if reasoning else ""
+        marked = with_reasoning(reasoning, "") if reasoning else ""
         content = "\n".join(part for part in read.content if part)
         if read.fault not in (None, "unclosed", "in_reasoning"):
             return replace(self.read(turn, tools=(), is_reasoning_open=False), fault=read.fault)
-        return Reading(content=content, reasoning=reasoning, opening=opening, calls=tuple(read.calls), fault=read.fault)
+        return Reading(
+            content=content, reasoning=reasoning, marked_reasoning=marked, calls=tuple(read.calls), fault=read.fault
+        )
 
     def _read_message(self, turn: str, start: int, read: _Turn, *, with_tools: bool) -> int:
         """Read one message into `read`; return where the next one starts."""

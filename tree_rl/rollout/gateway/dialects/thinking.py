@@ -48,22 +48,22 @@ class ThinkingDialect(Dialect):
         """Read a turn. If one call cannot be read, the whole visible turn is text, as from a stock server."""
         if not tools:
             thought, visible = split_reasoning(turn, is_open=is_reasoning_open, marks=self.marks)
-            return Reading(content=visible, reasoning=thought, opening=turn[: len(turn) - len(visible)])
+            return Reading(content=visible, reasoning=thought, marked_reasoning=turn[: len(turn) - len(visible)])
         start, is_closed = self._calls_begin(turn, tools, is_open=is_reasoning_open)
         thought, visible = split_reasoning(turn[:start], is_open=is_reasoning_open, marks=self.marks)
         visible += turn[start:]
-        opening = turn[: len(turn) - len(visible)]
+        marked = turn[: len(turn) - len(visible)]
         try:
             found = self.read_calls(visible, tools)
             empty = [call.name for call in found.calls if not call.arguments]
             if any(_NO_NAME.search(name) and not is_offered(name, tools) for name in empty):
                 raise UnreadableCallError("malformed")
         except UnreadableCallError as error:
-            return Reading(content=visible, reasoning=thought, opening=opening, fault=error.fault)
+            return Reading(content=visible, reasoning=thought, marked_reasoning=marked, fault=error.fault)
         if not is_closed or (not found.calls and self._hides_call(thought or "", visible)):
             found = replace(found, fault="in_reasoning")
         content = found.content.strip() if found.calls else visible
-        return replace(found, content=content, reasoning=thought, opening=opening)
+        return replace(found, content=content, reasoning=thought, marked_reasoning=marked)
 
     def _hides_call(self, thought: str, visible: str) -> bool:
         """True if the model seems to have made a call in its reasoning: nothing or the call's end follows."""

@@ -23,10 +23,13 @@ def event(body: Mapping[str, Any], kind: str = "") -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + json_bytes({"type": kind, **body}) + b"\n\n"
 
 
-async def wait_for(task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None) -> bool:
+async def wait_unless_client_leaves(
+    task: asyncio.Task[Completion], receive: Receive, *, timeout_s: float | None
+) -> bool:
     """Wait for an answer; `timeout_s=None` waits forever. The request's body must have been read.
 
-    Returns False if the client disconnected, which cancels the task.
+    Returns:
+        True if the answer is ready or the time is up; False if the client disconnected, which cancels the task.
     """
     gone = asyncio.ensure_future(_client_gone(receive))
     try:
@@ -58,7 +61,7 @@ async def patient_events(
     """
     while not task.done():
         yield ping
-        if not await wait_for(task, receive, timeout_s=every_s):
+        if not await wait_unless_client_leaves(task, receive, timeout_s=every_s):
             return
     yield await asyncio.to_thread(lambda: b"".join(events(task)))
 

@@ -17,25 +17,30 @@ from tree_rl.rollout.gateway.protocols.exchange import EVENTS, ChatRequest, Choi
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.gemini_contents import plain_schema, read_contents, text_of_parts
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.protocols.request_fields import NOT_SUPPORTED, READ, FieldTreatment, check_fields
+from tree_rl.rollout.gateway.protocols.request_fields import (
+    NO_EFFECT,
+    NOT_SUPPORTED,
+    READ,
+    FieldTreatment,
+    check_fields,
+)
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 METHODS = {"generateContent": False, "streamGenerateContent": True}
 """Methods, and True for those that stream."""
 KEY_HEADER = "x-goog-api-key"
 KNOWN: Mapping[str, FieldTreatment] = {
-    # The last four have no effect: the gateway does not filter, bill or store answers.
     **dict.fromkeys(("contents", "generationConfig", "model", "systemInstruction", "toolConfig", "tools"), READ),
-    **dict.fromkeys(("labels", "safetySettings", "serviceTier", "store"), READ),
+    # The gateway does not filter, bill or store answers.
+    **dict.fromkeys(("labels", "safetySettings", "serviceTier", "store"), NO_EFFECT),
     "cachedContent": NOT_SUPPORTED,
 }
 KNOWN_CONFIG: Mapping[str, FieldTreatment] = {
     **dict.fromkeys(("candidateCount", "frequencyPenalty", "maxOutputTokens", "presencePenalty"), READ),
     **dict.fromkeys(("responseJsonSchema", "responseMimeType", "responseModalities", "responseSchema", "seed"), READ),
     **dict.fromkeys(("stopSequences", "temperature", "thinkingConfig", "topK", "topP"), READ),
-    # Without effect:
-    **dict.fromkeys(("audioTimestamp", "enableAffectiveDialog", "enableEnhancedCivicAnswers"), READ),
-    **dict.fromkeys(("mediaResolution", "modelSelectionConfig", "routingConfig"), READ),
+    **dict.fromkeys(("audioTimestamp", "enableAffectiveDialog", "enableEnhancedCivicAnswers"), NO_EFFECT),
+    **dict.fromkeys(("mediaResolution", "modelSelectionConfig", "routingConfig"), NO_EFFECT),
     **dict.fromkeys(("audioTranscriptionConfig", "imageConfig", "logprobs", "responseFormat"), NOT_SUPPORTED),
     **dict.fromkeys(("responseLogprobs", "speechConfig", "translationConfig"), NOT_SUPPORTED),
 }

@@ -50,6 +50,7 @@ _CONSTRAINT_NAMES = (
     *("bad_words", "min_tokens", "ignore_eos", "stop_token_ids"),
 )
 READ = _honoured("")
+NO_EFFECT = _no_effect("")
 NOT_SUPPORTED = _refused("not supported by this gateway; leave it out")
 
 CHAT_FIELDS: Mapping[str, FieldTreatment] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
-from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, SPELL
+from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, TOKENIZE
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 LOOK_AHEAD = 200
@@ -22,11 +22,11 @@ ODD_TOKENS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedTurn:
-    """The generated turn of a node."""
+    """A generated turn's tokens and text, to match renderings."""
 
     call: int
     raw_text: str
-    """Text that the model wrote and the agent saw."""
+    """Decoded turn without its end token, or up to the stop text."""
     response_ids: tuple[int, ...]
     """All generated ids, including the end token or a stop text."""
     is_whole: bool
@@ -110,7 +110,7 @@ class ContextTrie:
         Each turn after one prompt may have to be rendered, and the closest ones to be decoded.
         """
         compared = min(self._most_turns, CLOSEST_TURNS) * self._longest_turn
-        return rendered * self._most_turns + SPELL * CHARACTERS_PER_TOKEN * compared
+        return rendered * self._most_turns + TOKENIZE * CHARACTERS_PER_TOKEN * compared
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues: with the most turns, then the longest, then the latest."""

@@ -17,7 +17,7 @@ from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
 DriftKind = Literal["retokenized", "rewritten"]
-LeftCause = Literal["reasoning_dropped", "rewritten", "edited", "other_end"]
+BranchCause = Literal["reasoning_dropped", "rewritten", "edited", "other_end"]
 WINDOW_TOKENS = 64
 """Number of tokens within which two tokenizations of one text must meet again."""
 
@@ -58,11 +58,11 @@ class DriftReport:
     """Turns with drift, avoided or not. Each is reported once, where it first came back."""
     siblings: tuple[DriftedSiblings, ...]
     """Branches of the session's token trie whose only cause is drift."""
-    left: Mapping[int, LeftCause] = field(default_factory=dict)
-    """Cause by the call whose turn came back and still caused a branch, as the prompt does not continue its tokens.
-    reasoning_dropped: the template drops the turn's reasoning. rewritten: it renders the turn, or something before it,
-    differently. edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with
-    another token than the template, or with a stop text."""
+    branch_causes: Mapping[int, BranchCause] = field(default_factory=dict)
+    """Why a call's turn, sent back, still branched: the prompt does not continue its tokens. reasoning_dropped:
+    the template drops the turn's reasoning. rewritten: it renders the turn, or something before it, differently.
+    edited: the client changed the turn's text or tool calls. other_end: the model ended the turn with another token
+    than the template, or with a stop text."""
     guessed: tuple[int, ...] = ()
     """Calls whose turns were chosen, as the latest, among turns with the same text but different reasoning."""
     unread: Mapping[int, CallFault] = field(default_factory=dict)
@@ -76,13 +76,13 @@ class DriftReport:
     def figures(self) -> dict[str, int]:
         """Number of each kind of event, by the metric's name. Every report has all names."""
         kinds = Counter(turn.kind for turn in self.returned)
-        causes = Counter(self.left.values())
+        causes = Counter(self.branch_causes.values())
         faults = Counter(self.unread.values())
         return {
             "drift_avoided": self.num_avoided,
             **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
             "drift_branches": len(self.siblings),
-            **{f"drift_{cause}": causes[cause] for cause in get_args(LeftCause)},
+            **{f"drift_{cause}": causes[cause] for cause in get_args(BranchCause)},
             "drift_guessed": len(self.guessed),
             "drift_unread": len(self.unread),
             **{f"drift_unread_{fault}": faults[fault] for fault in get_args(CallFault)},

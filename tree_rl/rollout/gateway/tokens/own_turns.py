@@ -43,11 +43,11 @@ class Restored:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OwnTurn:
-    """A generated turn."""
+    """A generated turn's message, to recognise it in requests."""
 
     message: ChatMessage
-    behind: Restored
-    """Messages of its prompt."""
+    history: Restored
+    """Messages before it: those of its prompt."""
     agent: str
     call: int
     key: bytes
@@ -82,7 +82,7 @@ class OwnTurns:
         self._by_id: dict[str, OwnTurn] = {}
         """Turns by the id of a tool call."""
         self._of_call: dict[int, OwnTurn] = {}
-        self._behind: dict[bytes, OwnTurn] = {}
+        self._latest_after: dict[bytes, OwnTurn] = {}
         """Latest turn after each history, by its key."""
         self._sent: dict[bytes, ChatMessage] = {}
         self._alone: dict[bytes, bytes] = {}
@@ -122,14 +122,14 @@ class OwnTurns:
         found.messages = tuple(restored)
         return found
 
-    def add(self, behind: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
+    def add(self, history: Restored, message: ChatMessage, *, agent: str, call: int) -> None:
         key = key_alone(message)
-        turns_key = joined_key(behind.turns_key, key)
-        turn = OwnTurn(message=message, behind=behind, agent=agent, call=call, key=key, turns_key=turns_key)
-        self._by_key.setdefault(joined_key(behind.key, key), []).append(turn)
+        turns_key = joined_key(history.turns_key, key)
+        turn = OwnTurn(message=message, history=history, agent=agent, call=call, key=key, turns_key=turns_key)
+        self._by_key.setdefault(joined_key(history.key, key), []).append(turn)
         self._by_text.setdefault(key, []).append(turn)
         self._by_id.update((called.id, turn) for called in message.tool_calls)
-        self._of_call[call] = self._behind[behind.key] = turn
+        self._of_call[call] = self._latest_after[history.key] = turn
 
     def of_call(self, call: int) -> OwnTurn:
         return self._of_call[call]
@@ -172,7 +172,7 @@ class OwnTurns:
                 return None
             own = fitting[-1] if fitting else None
         if own is None:
-            replaced = named or self._behind.get(sent.keys[index - 1] if index else b"")
+            replaced = named or self._latest_after.get(sent.keys[index - 1] if index else b"")
             found.edited += [] if replaced is None else [replaced.call]
             return None
         found.own_calls.append(own.call)
@@ -196,7 +196,7 @@ class OwnTurns:
         sent_ids = [call.id for call in message.tool_calls]
         certain = (
             [own for own in same_text if sent_ids and [call.id for call in own.message.tool_calls] == sent_ids]
-            or [own for own in same_text if later is not None and own.call in later.behind.own_calls]
+            or [own for own in same_text if later is not None and own.call in later.history.own_calls]
             or [own for own in same_text if (message.reasoning or "").strip()]
         )
         same_agent = [own for own in same_text if own.agent == sent.agent] or same_text
@@ -216,7 +216,7 @@ class OwnTurns:
         The text is not enough evidence, as an agent may have written it. The turns before it or the message before it
         must be the same, or a later turn of the conversation must have it in its history.
         """
-        before = later.behind.own_calls if later is not None else []
+        before = later.history.own_calls if later is not None else []
         front = sent.alone[index - 1] if index and _says_something(sent.messages[index - 1]) else None
         led = [self._of_call[call] for call in before[-MOST_COMPARED:]]
 
@@ -224,10 +224,10 @@ class OwnTurns:
             return own.turns_key == sent.turns_keys[index]
 
         def has_same_front(own: OwnTurn) -> bool:
-            return own.behind.keys[-1:] == (front,)
+            return own.history.keys[-1:] == (front,)
 
         def is_likely(own: OwnTurn) -> bool:
-            has_turns = has_same_turns(own) and (own.behind.own_calls or _has_similar_history(own, sent, index))
+            has_turns = has_same_turns(own) and (own.history.own_calls or _has_similar_history(own, sent, index))
             return own in led or has_same_front(own) or bool(has_turns)
 
         same_text = self._by_text.get(sent.alone[index], [])[-MOST_COMPARED:]
@@ -237,10 +237,10 @@ class OwnTurns:
         ]
         if len(fitting) < 2:
             return fitting
-        shared = {own.call: len(set(sent.alone[:index]).intersection(own.behind.keys)) for own in fitting}
+        shared = {own.call: len(set(sent.alone[:index]).intersection(own.history.keys)) for own in fitting}
         most = max(shared.values())
         signs: Iterable[Callable[[OwnTurn], bool]] = (
-            lambda own: has_same_turns(own) and own.behind.keys[-1:] == sent.alone[:index][-1:],
+            lambda own: has_same_turns(own) and own.history.keys[-1:] == sent.alone[:index][-1:],
             lambda own: own.call in before[-1:],
             lambda own: own.call in before,
             lambda own: shared[own.call] == most,
@@ -262,11 +262,11 @@ def _says_something(message: ChatMessage) -> bool:
 
 def _has_similar_history(own: OwnTurn, sent: _Sent, index: int) -> bool:
     """True if the messages before a conversation's first generated turn have changed only a little."""
-    history = own.behind.messages
-    given = {key for key, one in zip(own.behind.keys, history, strict=True) if _says_something(one)}
+    messages = own.history.messages
+    given = {key for key, one in zip(own.history.keys, messages, strict=True) if _says_something(one)}
     if not given.isdisjoint(sent.alone[:index]):
         return True
-    if not history or not index or history[-1].role != sent.messages[index - 1].role:
+    if not messages or not index or messages[-1].role != sent.messages[index - 1].role:
         return False
-    known, now = (set(re.findall(r"\w+", one.content)) for one in (history[-1], sent.messages[index - 1]))
+    known, now = (set(re.findall(r"\w+", one.content)) for one in (messages[-1], sent.messages[index - 1]))
     return 2 * len(known & now) >= min(len(known), len(now)) > 0

@@ -8,15 +8,15 @@ from functools import cache, partial
 from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
-from tree_rl.rollout.gateway.long_work import READ, SPELL, beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import (
+    BranchCause,
     DriftReport,
-    LeftCause,
     ReturnedTurn,
     find_drifted_siblings,
     first_difference,
@@ -32,7 +32,7 @@ CHARACTERS_OF_A_MESSAGE = 160
 FOLLOWER = "what-follows-a-turn"
 """Text of the message that follows a turn when we render the turn in the middle of a conversation."""
 LONGEST_TOKENS = 6
-"""Characters per token at which a text is certainly too long; then we first tokenize only its start."""
+"""Characters per token at which a text is probably too long; then we first tokenize only its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ class Recorder:
         self._pieces: dict[str, tuple[int, ...]] = {}
         self._returned: dict[Node, str] = {}
         """Turns that came back, as rendered in the first prompt that contains them."""
-        self._left: dict[int, LeftCause] = {}
+        self._branch_causes: dict[int, BranchCause] = {}
         self._guessed: set[int] = set()
         self._unread: dict[int, CallFault] = {}
 
@@ -73,17 +73,31 @@ class Recorder:
         return DriftReport(
             returned=tuple(turn for turn in returned if turn is not None),
             siblings=siblings,
-            left=self._left,
+            branch_causes=self._branch_causes,
             guessed=tuple(sorted(self._guessed)),
             unread=self._unread,
         )
 
-    async def prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
-        """Make the prompt of a request.
+    async def make_prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
+        """Make the prompt of a request, and note the generated turns that came back in it.
 
         Raises:
             RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
         """
+        prompt, match = await self._prompt(request, agent)
+        for turn, written in match.turns:
+            self._returned.setdefault(turn, written)
+        self._note_branching_turns(prompt.restored, prompt.text, match)
+        self._note_other_ends(match)
+        return prompt
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Number of tokens of a request's prompt, which no call follows. Errors as in `make_prompt`."""
+        prompt, _ = await self._prompt(request, "main")
+        return len(prompt.ids)
+
+    async def _prompt(self, request: ChatRequest, agent: str) -> tuple[Prompt, Match]:
+        """The prompt of a request, whose text the trie then contains, and what the trie knew of it before."""
         # The thread only changes state that does not depend on the order of calls.
         rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
         characters = self._trie.searched_characters(rendered)
@@ -95,13 +109,9 @@ class Recorder:
             node.prompt_ids = node.path_ids()
         ids = node.prompt_ids
         if self._options.on_drift == "branch":
-            ids = await beside_the_loop(partial(self._spelled_anew, text), SPELL, characters=len(text))
+            ids = await beside_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
         self._check_length(len(ids))
-        for turn, written in match.turns:
-            self._returned.setdefault(turn, written)
-        self._note_left_turns(restored, text, match)
-        self._note_other_ends(match)
-        return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening)
+        return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening), match
 
     def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
         """A request's messages with the reasoning that clients drop, (text, opening) of its prompt, and its match."""
@@ -111,24 +121,24 @@ class Recorder:
             restored = self._own.restore(request.messages[:-1], agent=agent)
         return restored, (text, opening), self._trie.match(text)
 
-    def _note_left_turns(self, restored: Restored, text: str, match: Match) -> None:
+    def _note_branching_turns(self, restored: Restored, text: str, match: Match) -> None:
         """Record turns that this prompt contains without continuing their tokens, and why."""
         self._guessed.update(restored.guessed + restored.unclear)
         for call in restored.edited:
-            self._left.setdefault(call, "edited")
+            self._branch_causes.setdefault(call, "edited")
         for call in restored.unclear:
-            self._left.setdefault(call, "rewritten")
+            self._branch_causes.setdefault(call, "rewritten")
         continued = {node.turn.call for node, _ in match.turns if node.turn is not None}
         left = next((call for call in restored.own_calls if call not in continued), None)
-        if left is None or left in self._left:
+        if left is None or left in self._branch_causes:
             return
         own = self._own.of_call(left)
-        if not {*restored.edited, *restored.unclear}.isdisjoint(own.behind.own_calls):
+        if not {*restored.edited, *restored.unclear}.isdisjoint(own.history.own_calls):
             return  # The branch starts at that earlier turn.
         reasoning = (own.message.reasoning or "").strip()
         closed = re.escape(reasoning) + r"\s*" + re.escape(self._renderer.dialect.reasoning_end)
         is_kept = not reasoning or left in restored.moved or re.search(closed, text)
-        self._left[left] = "rewritten" if is_kept else "reasoning_dropped"
+        self._branch_causes[left] = "rewritten" if is_kept else "reasoning_dropped"
 
     def _note_other_ends(self, match: Match) -> None:
         """Record turns that this prompt ends with another token than the model did."""
@@ -137,7 +147,7 @@ class Recorder:
             if node.turn is not None:
                 end = self._renderer.decode(node.turn.response_ids[len(node.ids) :])
                 if after and not after.startswith(end) and not self._is_end_of_template(node.turn, end):
-                    self._left.setdefault(node.turn.call, "other_end")
+                    self._branch_causes.setdefault(node.turn.call, "other_end")
             after, node = node.text, node.parent
 
     def _is_end_of_template(self, turn: GeneratedTurn, end: str) -> bool:
@@ -250,16 +260,16 @@ class Recorder:
             (ids,) = await asyncio.to_thread(self._renderer.encode, [beginning])
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
-        spelled = partial(self._spelled, match.rest)
-        pieces, encoded = await beside_the_loop(spelled, SPELL, characters=len(match.rest))
+        work = partial(self._in_pieces, match.rest)
+        pieces, encoded = await beside_the_loop(work, TOKENIZE, characters=len(match.rest))
         self._check_length(known + sum(map(len, encoded)))
         return pieces, encoded
 
-    def _spelled(self, text: str) -> tuple[list[str], list[tuple[int, ...]]]:
+    def _in_pieces(self, text: str) -> tuple[list[str], list[tuple[int, ...]]]:
         pieces = self._renderer.pieces(text)
         return pieces, self._renderer.encode(pieces)
 
-    def _spelled_anew(self, text: str) -> tuple[int, ...]:
+    def _retokenized(self, text: str) -> tuple[int, ...]:
         """Token ids of a whole prompt. Tokenizes only pieces that are new to the session."""
         pieces = self._renderer.pieces(text)
         new = [piece for piece in dict.fromkeys(pieces) if piece not in self._pieces]

@@ -76,11 +76,9 @@ class Renderer:
         self.dialect = dialect_named(dialect, template=self._template_source([PROBE_TOOL]), tokenizer=tokenizer)
         self._form = self._find_form(template_options)
         self.other_format = other_format(self.dialect, self.render, specials=self.specials)
-        self.opens_reasoning = False
-        """True if `dropped_opening` ends inside reasoning."""
-        self.dropped_opening = self._find_dropped_opening()
-        """Empty or open reasoning with which the template starts every answer but which it drops from earlier turns;
-        empty if there is none."""
+        self.dropped_opening, self.opens_reasoning = self._find_dropped_opening()
+        """Empty or open reasoning with which the template starts every answer but which it drops from earlier turns
+        (empty if there is none), and True if it is open."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
         """Render a conversation by the template.
@@ -194,21 +192,20 @@ class Renderer:
     def _written(self, messages: Sequence[ChatMessage], form: TemplateForm) -> str:
         return self._render(conversation_of(messages, form, self.dialect), tools=(), is_prompt=False)
 
-    def _find_dropped_opening(self) -> str:
+    def _find_dropped_opening(self) -> tuple[str, bool]:
         asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content=PROBE)
         opened = self.render([asked], tools=(), is_prompt=True)
         try:
             earlier = self.render([asked, answered, asked], tools=(), is_prompt=False)
         except RequestError:
-            return ""
+            return "", False
         header = earlier.partition(PROBE)[0]
         added = opened.removeprefix(header) if opened.startswith(header) else ""
-        self.opens_reasoning = self.dialect.opens_reasoning(added)
-        if self.opens_reasoning:
-            return added
+        if self.dialect.opens_reasoning(added):
+            return added, True
         if self.dialect.reasoning_end not in added:
-            return ""
-        return added if not self.dialect.read(added, tools=(), is_reasoning_open=False).reasoning else ""
+            return "", False
+        return ("" if self.dialect.read(added, tools=(), is_reasoning_open=False).reasoning else added), False
 
     def _check_pieces(self) -> None:
         whole = f"{self.end_text}\nuser: a  b\n\n{self.end_text} c{self.end_text}"

@@ -44,7 +44,7 @@ def read_message(
     )
     thought, content = turn.reasoning, turn.content
     if reasoning == "inline":
-        thought, content = None, turn.opening + content
+        thought, content = None, turn.marked_reasoning + content
     elif thought is not None:
         content = content.strip()
     return ChatMessage(role="assistant", content=content, reasoning=thought, tool_calls=calls), turn.fault

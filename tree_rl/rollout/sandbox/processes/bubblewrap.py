@@ -22,7 +22,7 @@ MODEL_PLACE = "/run/model"
 """Path at which a command sees that folder, read-only."""
 ACCOUNTS = "accounts"
 """Name of the folder, next to the sandbox's, with the `passwd` and `group` that commands see instead of ours."""
-CALLS = "calls"
+SYSCALL_FILTER = "calls"
 """Name of the file, next to the sandbox's folder, with the seccomp filter."""
 USER = "agent"
 """Name of the commands' user. `whoami`, git and Node fail for a user without a name."""
@@ -64,7 +64,7 @@ def sandbox_argv(
 
     Args:
         info: descriptor to which bubblewrap writes the id of its namespace's first process.
-        directory: mounted at `PLACE`, writable. Its parent holds the files of `lay_out`.
+        directory: mounted at `PLACE`, writable. Its parent holds the files of `write_accounts_and_filter`.
         user_id: the user it runs as; None keeps this process's user (only root may change it).
         unconfined: leaves bubblewrap out; the limits stay.
         readable: further paths, mounted read-only where they are.
@@ -116,7 +116,7 @@ def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[s
     return [*argv, "--bind", str(directory), PLACE, "--remount-ro", "/", "--chdir", PLACE, "--"]
 
 
-def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
+def write_accounts_and_filter(parent: Path, *, user_id: int, group_id: int) -> None:
     """Write the accounts and the seccomp filter for the commands' user and group.
 
     Args:
@@ -131,7 +131,7 @@ def lay_out(parent: Path, *, user_id: int, group_id: int) -> None:
     for file, text in (("passwd", passwd), ("group", groups)):
         (folder / file).write_text(text, encoding="ascii")
         (folder / file).chmod(0o644)
-    (parent / CALLS).write_bytes(_filter())
+    (parent / SYSCALL_FILTER).write_bytes(_filter())
 
 
 def _filter() -> bytes:

@@ -12,7 +12,13 @@ from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
-from tree_rl.rollout.gateway.protocols.request_fields import NOT_SUPPORTED, READ, FieldTreatment, check_fields
+from tree_rl.rollout.gateway.protocols.request_fields import (
+    NO_EFFECT,
+    NOT_SUPPORTED,
+    READ,
+    FieldTreatment,
+    check_fields,
+)
 
 ECHOED: Mapping[str, Any] = {
     "background": None,
@@ -39,9 +45,9 @@ ECHOED: Mapping[str, Any] = {
 """Fields that an answer repeats from its request, and their values if the request lacks them."""
 KNOWN: Mapping[str, FieldTreatment] = {
     **dict.fromkeys((*ECHOED, "include", "input", "model", "stream"), READ),
-    # Fields of OpenAI's infrastructure, which have no effect here.
-    **dict.fromkeys(("access_programs", "background_options", "client_metadata", "image", "stream_options"), READ),
-    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), READ),
+    # Fields of OpenAI's infrastructure.
+    **dict.fromkeys(("access_programs", "background_options", "client_metadata", "image", "stream_options"), NO_EFFECT),
+    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), NO_EFFECT),
     **dict.fromkeys(("context_management", "conversation", "moderation", "prompt"), NOT_SUPPORTED),
 }
 SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}

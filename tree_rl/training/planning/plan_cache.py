@@ -16,7 +16,7 @@ MOST_TOKENS = 8_000_000
 """Most unique tokens of all cached plans: about 300 MB of host memory."""
 
 
-class PlanMemory:
+class PlanCache:
     """LRU cache of plans, keyed by the shape of the forest and the budget."""
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tree_rl.training.planning import plan_memory
-from tree_rl.training.planning.plan_memory import PlanMemory
+from tree_rl.training.planning import plan_cache
+from tree_rl.training.planning.plan_cache import PlanCache
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -24,19 +24,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(max_tokens)
         return plan_partitions(forest, max_tokens)
 
-    monkeypatch.setattr(plan_memory, "plan_partitions", counting)
+    monkeypatch.setattr(plan_cache, "plan_partitions", counting)
     return calls
 
 
 def test_a_forest_of_the_same_shape_is_planned_once(made: list[int]) -> None:
-    plans = PlanMemory()
+    plans = PlanCache()
     first = plans.plan(forest(3, seed=0), 12)
     assert plans.plan(forest(3, seed=1), 12) is first
     assert made == [12]
 
 
 def test_another_shape_or_budget_is_planned_anew(made: list[int]) -> None:
-    plans = PlanMemory()
+    plans = PlanCache()
     for tree, budget in ((forest(3), 12), (forest(3), 13), (forest(4), 12), (forest(3, trunk=9), 12)):
         expected = plan_partitions(tree, budget)
         assert [p.tokens.tolist() for p in plans.plan(tree, budget).partitions] == [
@@ -46,7 +46,7 @@ def test_another_shape_or_budget_is_planned_anew(made: list[int]) -> None:
 
 
 def test_equal_masks_with_other_segments_are_told_apart(made: list[int]) -> None:
-    plans = PlanMemory()
+    plans = PlanCache()
     path = list(range(1, 21))
     one_row, with_prefix_row = Forest.from_rows([path]), Forest.from_rows([path, path[:10]])
     assert one_row.subtree_end.tolist() == with_prefix_row.subtree_end.tolist()
@@ -57,7 +57,7 @@ def test_equal_masks_with_other_segments_are_told_apart(made: list[int]) -> None
 
 def test_the_least_recently_used_plan_is_forgotten_first(made: list[int]) -> None:
     tree = forest(3)
-    plans = PlanMemory(most_tokens=2 * tree.num_unique)
+    plans = PlanCache(most_tokens=2 * tree.num_unique)
     for budget in (10, 11, 10, 12, 10, 11):
         plans.plan(tree, budget)
     assert made == [10, 11, 12, 11]

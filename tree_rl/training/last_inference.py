@@ -8,7 +8,7 @@ import torch
 from tree_rl.training.rows import Rows
 
 
-class RowMemory:
+class LastInference:
     """One tensor per row, keyed by the row's tokens, mask, temperature and replayed routes."""
 
     def __init__(self) -> None:
