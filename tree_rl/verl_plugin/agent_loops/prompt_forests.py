@@ -6,18 +6,25 @@ with every agent loop. A failed session loses only its own rows.
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from tree_rl.derived_seed import derived_seed
+from tree_rl.rollout.branching.grow import close_all, grow
+from tree_rl.rollout.branching.recording import Recording
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP, RECORDING
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
-from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS
+from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS, GENERATED_TOKENS
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 
@@ -39,6 +46,8 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         folder = custom.get("tree_dump_dir")
         self._dump_folder = Path(folder) if folder else None
         self._finished: dict[str, list[FinishedRow]] = defaultdict(list)
+        self._generated: Counter[str] = Counter()
+        self._branching = read_branching((custom.get("gateway_agent") or {}).get("branching"))
         client: Any = self.llm_client  # type: ignore[has-type]
         self._seeds = SeededClient(client) if draws_are_seeded(self.config.actor_rollout_ref.rollout) else None
         self.llm_client = self._seeds or client
@@ -50,15 +59,17 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         config = self.config.actor_rollout_ref.rollout
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
+        recordings = self._recordings(count) if partition == "train" and prompt["agent_name"] == LOOP else []
         sampling = dict(sampling_params)
         if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
             compat.apply_greedy_sampling_params(sampling)
         status = "failure"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         try:
+            run = partial(self._run_session, sampling, trajectory=trajectory, trace=trace, **prompt)
             results = await asyncio.gather(
                 *[
-                    self._run_session(sampling, trajectory=trajectory, trace=trace, session_id=session, **prompt)
+                    run(session_id=session, **({RECORDING: recordings[session]} if recordings else {}))
                     for session in range(count)
                 ],
                 return_exceptions=True,
@@ -66,13 +77,39 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
             for session, result in enumerate(results):
                 if isinstance(result, BaseException):
                     logger.error("session %d of prompt %s failed and is left out", session, uid, exc_info=result)
+            first = [one for one, result in zip(recordings, results, strict=False) if result is None]
+            branches = await self._grow(first, run, derived_seed("branches", trajectory["step"], uid))
             rows = self._finished.pop(uid, [])
             if rows:
-                await self._publish_tree(rows, partition)
+                figures = {
+                    "first_sessions": sum(result is None for result in results),
+                    "branches": len({row.session for row in rows if row.session >= count}),
+                    "generated_tokens": self._generated.pop(uid, 0),
+                    "replayed_calls": sum(one.replayed_calls for one in branches),
+                    "unforked_sessions": sum(one.fault is not None for one in branches),
+                }
+                await self._publish_tree(rows, partition, figures)
                 status = "finished"
         finally:
+            await close_all(recordings)
             # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    def _recordings(self, count: int) -> list[Recording]:
+        """Of a prompt's first sessions; none if they do not branch."""
+        options = self._branching
+        return [] if options is None else [Recording(number=one, copies=options.copies) for one in range(count)]
+
+    async def _grow(self, first: list[Recording], run: Callable[..., Any], seed: int) -> list[Recording]:
+        if self._branching is None or not first:
+            return []
+
+        async def play(recording: Recording) -> None:
+            await run(session_id=recording.number, **{RECORDING: recording})
+
+        branches = await grow(first, play, self._branching, rng=random.Random(seed), vocabulary=len(self.tokenizer))
+        await close_all(branches)
+        return branches
 
     async def _run_session(
         self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
@@ -96,8 +133,12 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
         """Store a session's rows as verl does, and keep them for the tree."""
+        recording = kwargs.pop(RECORDING, None)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
+        masked = sum(sum(row.response_mask) for row in outputs)
+        generated = outputs[0].extra_fields.get(GENERATED_TOKENS, masked) if outputs else 0
+        self._generated[kwargs["uid"]] += generated if recording is None else recording.generated_tokens
         self._finished[kwargs["uid"]] += [
             FinishedRow(
                 uid=kwargs["uid"],
@@ -114,10 +155,12 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
             for index, row in enumerate(outputs)
         ]
 
-    async def _publish_tree(self, rows: list[FinishedRow], partition: str) -> None:
+    async def _publish_tree(self, rows: list[FinishedRow], partition: str, figures: Mapping[str, int]) -> None:
+        """Write a prompt's tree and figures into the tags of its rows."""
         # The rows of large sessions take tenths of a second to merge.
         forest = await asyncio.to_thread(Forest.from_rows, [row.prompt_ids + row.response_ids for row in rows])
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
+        tag |= {f"prompt_{name}": figure for name, figure in figures.items()}
         tags = [{**tag, **({} if row.response_weights is None else {WEIGHS_CALLS: True})} for row in rows]
         await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:

@@ -138,6 +138,31 @@ def staleness_metrics(
     return metrics
 
 
+def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray) -> dict[str, float]:
+    """Metrics of sessions that branch on purpose; empty if the rows' agent loop counts nothing.
+
+    Args:
+        tags: B tags of verl's rows; every row has the figures of its prompt.
+        group_of_row: int [B], the prompt of each row.
+
+    Returns:
+        tree/branches_per_session: branches per first session; rollout/generated_tokens: tokens that the model
+        generated for the step; rollout/replayed_calls: tool calls executed again for branches;
+        rollout/unforked_sessions: branches left out because their session does not repeat itself.
+    """
+    by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
+    if not by_prompt:
+        return {}
+
+    def total(name: str) -> float:
+        return float(sum(tag[f"prompt_{name}"] for tag in by_prompt.values()))
+
+    return {
+        "tree/branches_per_session": total("branches") / max(1.0, total("first_sessions")),
+        **{f"rollout/{name}": total(name) for name in ("generated_tokens", "replayed_calls", "unforked_sessions")},
+    }
+
+
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """`tree/session/*`: mean of each figure, such as `drift_branches`, over the sessions that report it."""
     names = sorted({name for session in figures for name in session})
