@@ -1,4 +1,4 @@
-"""Prompts of software tasks whose sessions branch: real gateway, agent, sandboxes and judge; the model draws its turns."""
+"""Prompts of software tasks whose sessions branch: all is real but the model, which draws its turns."""
 
 import asyncio
 import random
@@ -81,6 +81,14 @@ class Restless(Replayed):
         return f"{await super().call(call)}\n{random.SystemRandom().random()}"
 
 
+class Dated(ReActAgent):
+    """Writes something else into each session's first message."""
+
+    async def run(self, messages: Sequence[Mapping[str, Any]], **others: Any) -> Any:
+        text = f"{messages[-1]['content']} {random.SystemRandom().random()}"
+        return await super().run([*messages[:-1], {**messages[-1], "content": text}], **others)
+
+
 @dataclass(kw_only=True)
 class Tree:
     """A prompt's sessions and what the model generated for them."""
@@ -101,13 +109,13 @@ async def play(
     *,
     seed: int,
     environment: Callable[..., Any] = SweEnvironment,
-    agent: ReActOptions | None = None,
+    agent: ReActAgent | None = None,
 ) -> None:
     """One session, as verl's agent loop plays it."""
     resumption = None if recording.fork is None else recording.fork.resumption()
     session = gateway.open_session(sampling={"seed": seed}, resumption=resumption)
     done = await run_task(
-        agent=ReActAgent(agent or ReActOptions(max_turns=8)),
+        agent=agent or ReActAgent(ReActOptions(max_turns=8)),
         environment=RecordedEnvironment(environment(HERE), recording),
         endpoint=gateway.endpoint(session),
         task={"swe": task.to_row()},
@@ -143,9 +151,7 @@ async def play_tree(
 
         try:
             await asyncio.gather(*map(run, first))
-            branches = await grow(
-                first, run, options, rng=random.Random(seed), vocabulary=len(model.tokenizer)
-            )
+            branches = await grow(first, run, options, rng=random.Random(seed), vocabulary=len(model.tokenizer))
         finally:
             await close_all(first)
         await close_all(branches)

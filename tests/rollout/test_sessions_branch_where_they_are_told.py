@@ -7,11 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from branching_sessions import DrawingModel, Replayed, Restless, Tree, fork_both_ways, play, play_tree, serve, texts
+from branching_sessions import (
+    Dated,
+    DrawingModel,
+    Replayed,
+    Restless,
+    Tree,
+    fork_both_ways,
+    play,
+    play_tree,
+    serve,
+    texts,
+)
 from small_swe import all_tasks
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.react import ReActOptions
+from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -23,7 +34,7 @@ POLICIES = {
     "turns": {"options": {"expansions": 1}, "rounds": 2},
     "entropy": {"options": {"weight": 0.5, "penalty": 0.5}},
     "tail": {"rounds": 2},
-    "fixed": {"options": {"every_tokens": 60, "depth": 2}, "rounds": 2},
+    "fixed": {"options": {"every_tokens": 80, "depth": 3}, "rounds": 2},
 }
 
 
@@ -58,7 +69,7 @@ async def test_every_policy_grows_a_tree(
 ) -> None:
     options = BranchOptions(policy=policy, **POLICIES[policy])
     model = DrawingModel(chatml, max_turns=4)
-    tree = await play_tree(model, all_tasks()[NAMES[1]], options, seed=3, environment=environment)
+    tree = await play_tree(model, all_tasks()[NAMES[1]], options, seed=4, environment=environment)
     check_tree(tree)
     replayed = sum(one.replayed_calls for one in tree.branches)
     before = sum(len(one.fork.tool_calls) for one in tree.branches if one.fork is not None)
@@ -68,10 +79,13 @@ async def test_every_policy_grows_a_tree(
 async def test_a_budget_bounds_what_a_prompt_generates(chatml: PreTrainedTokenizerFast) -> None:
     free = BranchOptions(policy="fixed", options={"branches": 2, "depth": 2})
     wide = await play_tree(DrawingModel(chatml, max_turns=3), all_tasks()[NAMES[2]], free, seed=1)
-    first = sum(one.generated_tokens for one in wide.first)
-    tight = replace(free, budget_tokens=first + (wide.generated - first) // 2)
+    assert len(wide.branches) > 2
+    # A branch counts as long as the session that it leaves.
+    fork, first = wide.branches[0].fork, sum(one.generated_tokens for one in wide.first)
+    assert fork is not None
+    tight = replace(free, budget_tokens=first + fork.parent.generated_tokens - fork.token)
     narrow = await play_tree(DrawingModel(chatml, max_turns=3), all_tasks()[NAMES[2]], tight, seed=1)
-    assert 0 < len(narrow.branches) < len(wide.branches)
+    assert len(narrow.branches) == 1
 
 
 async def test_sessions_that_do_not_repeat_themselves_are_not_forked(chatml: PreTrainedTokenizerFast) -> None:
@@ -91,13 +105,12 @@ async def test_an_agent_that_does_not_repeat_itself_is_not_forked(chatml: PreTra
         parent = Recording(number=0)
         await play(gateway, parent, task, seed=5)
         branch = Recording(number=1, fork=Fork(parent=parent, token=parent.nodes(1000).nodes[2].start))
-        # This agent offers another tool, so every prompt differs.
         with pytest.raises(NotForked, match="the agent does not repeat its calls"):
-            await play(gateway, branch, task, seed=6, agent=ReActOptions(sub_agents=True))
-        # And this one stops before the cut.
+            await play(gateway, branch, task, seed=6, agent=Dated())
+        # This one stops before the cut.
         branch = Recording(number=1, fork=branch.fork)
         with pytest.raises(NotForked, match="ended before the cut"):
-            await play(gateway, branch, task, seed=6, agent=ReActOptions(max_turns=1))
+            await play(gateway, branch, task, seed=6, agent=ReActAgent(ReActOptions(max_turns=1)))
         await parent.close()
 
 
