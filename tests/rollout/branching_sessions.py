@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
-from tree_rl.rollout.branching.grow import BranchOptions, close_all, grow
+from tree_rl.rollout.branching.grow import BranchOptions, grow
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -149,12 +149,12 @@ async def play_tree(
         async def run(recording: Recording) -> None:
             await play(gateway, recording, task, seed=1000 * seed + recording.number, environment=environment)
 
-        try:
-            await asyncio.gather(*map(run, first))
-            branches = await grow(first, run, options, rng=random.Random(seed), vocabulary=len(model.tokenizer))
-        finally:
-            await close_all(first)
-        await close_all(branches)
+        await asyncio.gather(*map(run, first))
+        branches = await grow(
+            first, run, options, number=count, rng=random.Random(seed), vocabulary=len(model.tokenizer)
+        )
+        for one in (*first, *branches):
+            await one.close()
         return Tree(first=first, branches=branches, generated=model.generated)
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from tree_rl.rollout.branching.policies import POLICIES, Policy, within_budget
-from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
+from tree_rl.rollout.branching.recording import Fork, Recording
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ async def grow(
     play: Callable[[Recording], Awaitable[Any]],
     options: BranchOptions,
     *,
+    number: int,
     rng: random.Random,
     vocabulary: int,
 ) -> list[Recording]:
@@ -65,13 +66,13 @@ async def grow(
     Args:
         sessions: those that finished.
         play: runs the session of a recording with a `fork`, and finishes the recording. A failure leaves it out.
+        number: of the first branch.
         vocabulary: number of tokens, for entropies.
 
     Returns:
         The branches, also those that failed; `fault` says of which the session did not repeat itself.
     """
-    finished, branches = list(sessions), []
-    number = 1 + max((one.number for one in finished), default=-1)
+    finished, branches = list(sessions), list[Recording]()
     for _ in range(options.rounds if finished else 0):
         known = [one.nodes(vocabulary) for one in finished]
         left = options.budget_tokens
@@ -88,13 +89,6 @@ async def grow(
         for one, result in zip(new, await asyncio.gather(*map(play, new), return_exceptions=True), strict=True):
             if not isinstance(result, BaseException):
                 finished.append(one)
-            elif one.fault is not None or isinstance(result, NotForked):
-                logger.warning("no branch of session %d: %s", one.fork.parent.number if one.fork else -1, one.fault)
             else:
-                logger.error("branch %d failed and is left out", one.number, exc_info=result)
+                logger.warning("branch %d is left out", one.number, exc_info=result)
     return branches
-
-
-async def close_all(recordings: Sequence[Recording]) -> None:
-    """Delete the copies of all sessions of a prompt."""
-    await asyncio.gather(*[one.close() for one in recordings])

@@ -6,7 +6,7 @@ continues with new ones. The first sessions of a prompt are verl's `rollout.n`.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -80,11 +80,10 @@ def turns(sessions: Sequence[SessionNodes], rng: random.Random, *, expansions: i
     """
     root_of = _roots(sessions)
     starts: dict[int, list[Cut]] = {}
-    for one in sessions:
-        own = [Cut(session=one.session, token=node.start) for node in one.nodes if one.is_new(node.start)]
-        starts.setdefault(root_of[one.session], []).extend(own)
+    for one, node in _own_nodes(sessions):
+        starts.setdefault(root_of[one.session], []).append(Cut(session=one.session, token=node.start))
     # One of each tree, then the next of each: a budget must not end in the first tree.
-    return [rng.choice(tree) for _ in range(expansions) for tree in starts.values() if tree]
+    return [rng.choice(tree) for _ in range(expansions) for tree in starts.values()]
 
 
 def entropy(
@@ -110,15 +109,12 @@ def entropy(
     AEPO, arXiv 2510.14545, multiplies by 1 minus a penalty that grows linearly with l; its slope is an option here.
     AEPO's choice of the number of first sessions is not made.
     """
-    first: dict[int, float] = {}
     root_of = _roots(sessions)
-    for one in sessions:
-        if one.parent is None and one.nodes and one.nodes[0].turn == 0 and one.nodes[0].entropy is not None:
-            first[one.session] = one.nodes[0].entropy
+    first = {one.session: node.entropy for one in sessions for node in one.nodes if node.turn == 0}
     streak = Counter({one.session: int(one.parent is not None) for one in sessions})
     cuts = []
     # All sessions turn by turn, as if they ran together: a budget must not end in the first session.
-    for _, one, node in sorted(_own_nodes(sessions), key=lambda found: (found[0], found[1].session)):
+    for one, node in sorted(_own_nodes(sessions), key=lambda found: (found[1].turn, found[0].session)):
         root = first.get(root_of[one.session])
         if not node.after_tool or node.entropy is None or root is None:
             continue
@@ -156,13 +152,13 @@ def tail(sessions: Sequence[SessionNodes], rng: random.Random) -> list[Cut]:
     for one in first:
         is_solved = one.reward >= SOLVED
         if 0.5 < solved < 1 and is_solved and one.turns - mean_turns >= 0.1:
-            k, ends = 5, (2,)
+            k, ends = 5, [2]
         elif solved == 1:
-            k, ends = 1, (1,)
+            k, ends = 1, [1]
         elif solved < 0.5 and not is_solved:
-            k, ends = 2, (1, 2, 3)
+            k, ends = 2, [1, 2, 3]
         elif solved <= 0.75 or not is_solved:
-            k, ends = 2, (1, 2)
+            k, ends = 2, [1, 2]
         else:
             continue
         tried = [other for other in sessions if other.parent == one.session]
@@ -236,9 +232,6 @@ def _roots(sessions: Sequence[SessionNodes]) -> dict[int, int]:
     return root_of
 
 
-def _own_nodes(sessions: Sequence[SessionNodes]) -> Iterator[tuple[int, SessionNodes, Node]]:
-    """(turn, session, node) of the cuts that no parent has."""
-    for one in sessions:
-        for node in one.nodes:
-            if one.is_new(node.start):
-                yield node.turn, one, node
+def _own_nodes(sessions: Sequence[SessionNodes]) -> list[tuple[SessionNodes, Node]]:
+    """Nodes at whose start no parent could be cut."""
+    return [(one, node) for one in sessions for node in one.nodes if one.is_new(node.start)]

@@ -27,7 +27,7 @@ class RecordedEnvironment:
         """As the environment's; raises `NotForked` if the session does not repeat itself."""
         saved = self._expected[-1].saved if self._expected else None
         if saved is not None:
-            await self._environment.restore(task, saved)  # type: ignore[attr-defined]
+            await self._environment.restore(task, saved)
             return
         await self._environment.reset(task)
         for before in sorted(self._expected, key=lambda one: one.seconds):

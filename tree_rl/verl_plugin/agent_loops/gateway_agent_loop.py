@@ -32,8 +32,6 @@ for an agent to end, and then deletes its files."""
 
 LOOP = "tree_gateway_agent"
 """Its name in verl's configuration."""
-RECORDING = "recording"
-"""Argument of `run`."""
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
 """Options of one session and of its gateway."""
 
@@ -49,8 +47,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
         Args:
             sampling_params: sampling parameters of all calls.
-            kwargs: the data set's row: `raw_prompt`, `extra_info`, ... `RECORDING` holds the `Recording` of a session
-                that others may branch from, or that branches itself.
+            kwargs: the data set's row: `raw_prompt`, `extra_info`, ... In `tree_recording` a session that others may branch from,
+                or a branch, keeps what it does.
 
         Returns:
             One output per branch, each with the session's reward.
@@ -64,7 +62,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             places = [str(kwargs.get(name)) for name in ("global_steps", "index", "session_id")]
             sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
         agent = agent_class(options.agent)(**options.agent_options)
-        recording: Recording | None = kwargs.get(RECORDING)
+        recording: Recording | None = kwargs.get("tree_recording")
         resumption = None
         if recording is not None:
             agent.record(recording)

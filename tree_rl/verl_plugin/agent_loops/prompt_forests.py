@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from tree_rl.derived_seed import derived_seed
-from tree_rl.rollout.branching.grow import close_all, grow
+from tree_rl.rollout.branching.grow import grow
 from tree_rl.rollout.branching.recording import Recording
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
-from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP, RECORDING
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS, GENERATED_TOKENS
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
@@ -59,7 +59,9 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         config = self.config.actor_rollout_ref.rollout
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
-        recordings = self._recordings(count) if partition == "train" and prompt["agent_name"] == LOOP else []
+        options = self._branching if partition == "train" and prompt["agent_name"] == LOOP else None
+        first = [None if options is None else Recording(number=one, copies=options.copies) for one in range(count)]
+        recordings = [one for one in first if one is not None]
         sampling = dict(sampling_params)
         if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
             compat.apply_greedy_sampling_params(sampling)
@@ -68,48 +70,38 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         try:
             run = partial(self._run_session, sampling, trajectory=trajectory, trace=trace, **prompt)
             results = await asyncio.gather(
-                *[
-                    run(session_id=session, **({RECORDING: recordings[session]} if recordings else {}))
-                    for session in range(count)
-                ],
+                *[run(session_id=session, tree_recording=one) for session, one in enumerate(first)],
                 return_exceptions=True,
             )
             for session, result in enumerate(results):
                 if isinstance(result, BaseException):
                     logger.error("session %d of prompt %s failed and is left out", session, uid, exc_info=result)
-            first = [one for one, result in zip(recordings, results, strict=False) if result is None]
-            branches = await self._grow(first, run, derived_seed("branches", trajectory["step"], uid))
+            if options is not None:
+                finished = [one for one, result in zip(recordings, results, strict=True) if result is None]
+                recordings += await grow(
+                    finished,
+                    lambda one: run(session_id=one.number, tree_recording=one),
+                    options,
+                    number=count,
+                    rng=random.Random(derived_seed("branches", trajectory["step"], uid)),
+                    vocabulary=len(self.tokenizer),
+                )
             rows = self._finished.pop(uid, [])
             if rows:
                 figures = {
                     "first_sessions": sum(result is None for result in results),
                     "branches": len({row.session for row in rows if row.session >= count}),
                     "generated_tokens": self._generated.pop(uid, 0),
-                    "replayed_calls": sum(one.replayed_calls for one in branches),
-                    "unforked_sessions": sum(one.fault is not None for one in branches),
+                    "replayed_calls": sum(one.replayed_calls for one in recordings),
+                    "unforked_sessions": sum(one.fault is not None for one in recordings),
                 }
                 await self._publish_tree(rows, partition, figures)
                 status = "finished"
         finally:
-            await close_all(recordings)
+            for one in recordings:
+                await one.close()
             # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
-
-    def _recordings(self, count: int) -> list[Recording]:
-        """Of a prompt's first sessions; none if they do not branch."""
-        options = self._branching
-        return [] if options is None else [Recording(number=one, copies=options.copies) for one in range(count)]
-
-    async def _grow(self, first: list[Recording], run: Callable[..., Any], seed: int) -> list[Recording]:
-        if self._branching is None or not first:
-            return []
-
-        async def play(recording: Recording) -> None:
-            await run(session_id=recording.number, **{RECORDING: recording})
-
-        branches = await grow(first, play, self._branching, rng=random.Random(seed), vocabulary=len(self.tokenizer))
-        await close_all(branches)
-        return branches
 
     async def _run_session(
         self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
@@ -133,7 +125,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
         """Store a session's rows as verl does, and keep them for the tree."""
-        recording = kwargs.pop(RECORDING, None)
+        recording = kwargs.pop("tree_recording", None)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
         masked = sum(sum(row.response_mask) for row in outputs)

@@ -103,52 +103,6 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
                 _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
 
 
-def copy_exactly(source: int, target: int, *, max_bytes: int, owner: int | None) -> None:
-    """Copy everything from one open folder to an empty one, with permissions and times. Nothing may run in either.
-
-    Args:
-        max_bytes: as in `copy_tree`.
-        owner: as in `copy_tree`.
-
-    Raises:
-        ValueError: an entry has no exact copy (a hard link, a pipe, a socket), or they are too large or too deep.
-        OSError: a file cannot be read or written.
-    """
-    folders = []
-    total = 0
-    for entry in entries_below(source, at_rest=True):
-        *parents, name = entry.parts
-        mode = entry.status.st_mode
-        total += max(ENTRY_BYTES, entry.status.st_size)
-        if total > max_bytes:
-            raise TooLarge(f"the files to copy exceed {max_bytes} bytes")
-        with folder_below(source, parents) as old, folder_below(target, parents) as new:
-            if stat.S_ISDIR(mode):
-                os.mkdir(name, 0o700, dir_fd=new)
-                folders.append(entry)
-                continue
-            if stat.S_ISLNK(mode):
-                os.symlink(os.readlink(name, dir_fd=old), name, dir_fd=new)
-            elif stat.S_ISREG(mode) and entry.status.st_nlink == 1:
-                _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=None)
-            else:
-                raise ValueError(f"{'/'.join(entry.parts)!r} is a hard link or no regular file")
-            _set_status(new, name, entry.status, owner)
-    # Their times change with what is written into them.
-    for entry in reversed(folders):
-        *parents, name = entry.parts
-        with folder_below(target, parents) as new:
-            _set_status(new, name, entry.status, owner)
-
-
-def _set_status(folder: int, name: str, status: os.stat_result, owner: int | None) -> None:
-    if owner is not None:
-        os.chown(name, owner, owner, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISLNK(status.st_mode):
-        os.chmod(name, stat.S_IMODE(status.st_mode) & 0o777, dir_fd=folder)
-    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
-
-
 def _copy_file(old: int, new: int, name: str, *, max_bytes: int, owner: int | None) -> None:
     read = open_nofollow(name, READ_FLAGS, old)
     try:
@@ -182,6 +136,25 @@ def stays_inside(target: str, *, depth: int) -> bool:
     parts = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     return bool(target) and not target.startswith("/") and ups <= depth and ".." not in parts[ups:]
+
+
+def copy_exactly(source: Path, target: Path, *, owner: int | None) -> None:
+    """Copy everything into an empty folder, with links, permissions and times. Nothing may run in either.
+
+    Args:
+        owner: as in `copy_tree`.
+
+    Raises:
+        ValueError: a file cannot be read or written.
+    """
+    # Neither command follows a link.
+    commands = [["cp", "-a", "--", f"{source}/.", str(target)]]
+    if owner is not None:
+        commands.append(["chown", "-hR", f"{owner}:{owner}", "--", str(target)])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, errors="replace", env={"PATH": os.defpath}, check=False)
+        if done.returncode:
+            raise ValueError(f"the files cannot be copied: {done.stderr[:500]!a}")
 
 
 def remove_tree(folder: Path) -> bool:
