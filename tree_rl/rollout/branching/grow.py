@@ -44,11 +44,13 @@ class BranchOptions:
     @property
     def choose(self) -> Policy:
         """The policy's function."""
+        if self.policy in POLICIES:
+            return POLICIES[self.policy]
         module, _, name = self.policy.rpartition(".")
-        if self.policy not in POLICIES and not module:
+        if not module:
             known = ", ".join(POLICIES)
             raise ValueError(f"branching.policy={self.policy!r}: expected one of {known}, or package.module.function")
-        found: Policy = POLICIES[self.policy] if not module else getattr(import_module(module), name)
+        found: Policy = getattr(import_module(module), name)
         return found
 
 

@@ -100,16 +100,14 @@ class Recording:
             end = start + len(call.response_ids)
             if (cut is not None and end <= cut) or not self._is_alone(index):
                 continue
-            before = self.calls[index - 1].seconds if index else None
+            before, logs = self._tools_before(call) if index else [], call.log_probs
             nodes.append(
                 Node(
                     start=start if cut is None else max(start, cut),
                     end=end,
                     turn=index,
-                    entropy=_entropy(call, vocabulary),
-                    after_tool=any(
-                        before is not None and before[1] <= tool.seconds[1] for tool in self._tools_before(call)
-                    ),
+                    entropy=None if logs is None else -sum(logs[:ENTROPY_TOKENS]) / math.log(vocabulary),
+                    after_tool=any(self.calls[index - 1].seconds[1] <= tool.seconds[1] for tool in before),
                 )
             )
         return SessionNodes(
@@ -123,18 +121,17 @@ class Recording:
         )
 
     def _tools_before(self, call: ModelCall) -> list[RecordedCall]:
-        assert call.seconds is not None
         return [tool for tool in self.tool_calls if tool.seconds[1] <= call.seconds[0]]
 
     def _is_alone(self, index: int) -> bool:
         """True for a call of the main line that no other call, tool or sub-agent overlaps."""
         call = self.calls[index]
-        if call.agent != MAIN or call.side is not None or call.seconds is None or not call.response_ids:
+        if call.agent != MAIN or call.side is not None or not call.response_ids:
             return False
         spans = [tool.seconds for tool in self.tool_calls]
         by_agent: dict[str, list[tuple[float, float]]] = {}
         for number, other in enumerate(self.calls):
-            if number != index and other.seconds is not None:
+            if number != index:
                 by_agent.setdefault(other.agent, []).append(other.seconds)
         spans += by_agent.pop(MAIN, [])
         # A sub-agent lives from its first call to its last.
@@ -174,7 +171,3 @@ def _positions(calls: tuple[ModelCall, ...]) -> Iterator[tuple[int, ModelCall, i
     for index, call in enumerate(calls):
         yield index, call, start
         start += len(call.response_ids)
-
-
-def _entropy(call: ModelCall, vocabulary: int) -> float | None:
-    return None if call.log_probs is None else -sum(call.log_probs[:ENTROPY_TOKENS]) / math.log(vocabulary)

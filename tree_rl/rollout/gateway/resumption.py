@@ -29,10 +29,8 @@ class Resumption:
         """True once the model generates: everything recorded was asked for."""
         self.fault: str | None = None
         """What the agent asked instead of the recorded calls; None if it repeated them."""
-        self.replayed_tokens = 0
-        """Number of tokens answered from the record."""
         # Equal prompts get the recorded answers in the order in which they were asked.
-        self._left = sorted(calls, key=lambda call: call.seconds or (0.0, 0.0))
+        self._left = sorted(calls, key=lambda call: call.seconds)
         self._last = last
         self._keep = keep
         self._backend: Backend | None = None
@@ -57,7 +55,6 @@ class Resumption:
         if start is None or start > keep:
             raise self._differs()
         kept = _part(self._last, start, min(keep, start + max_tokens), "length")
-        self.replayed_tokens += len(kept.token_ids)
         left = max_tokens - len(kept.token_ids)
         self.is_live = start + len(kept.token_ids) == keep
         if not left:
@@ -78,7 +75,6 @@ class Resumption:
         is_whole = end == len(call.response_ids)
         if is_whole:
             self._left.remove(call)
-        self.replayed_tokens += end - start
         finish: FinishReason = (call.finish_reason or "stop") if is_whole else "length"
         return replace(_part(call, start, end, finish), routes=call.routes if is_whole else None)
 

@@ -37,7 +37,7 @@ class GatewayAgentOptions:
         if self.branching is not None and acts_alone in set(AGENTS) - {"react"}:
             raise ValueError(
                 f"{CONFIG_KEY}.branching: expected the agent react, or a class that acts by `environment.call` alone, "
-                f"received {acts_alone}, whose commands the environment does not see one by one"
+                f"received {acts_alone}"
             )
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")

@@ -47,8 +47,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
         Args:
             sampling_params: sampling parameters of all calls.
-            kwargs: the data set's row: `raw_prompt`, `extra_info`, ... In `tree_recording` a session that others may branch from,
-                or a branch, keeps what it does.
+            kwargs: the data set's row: `raw_prompt`, `extra_info`, ... `tree_recording` is where a session keeps what
+                it does, if others may branch from it; None: they do not.
 
         Returns:
             One output per branch, each with the session's reward.

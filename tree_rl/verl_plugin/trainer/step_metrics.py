@@ -153,14 +153,10 @@ def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarra
     by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
     if not by_prompt:
         return {}
-
-    def total(name: str) -> float:
-        return float(sum(tag[f"prompt_{name}"] for tag in by_prompt.values()))
-
-    return {
-        "tree/branches_per_session": total("branches") / max(1.0, total("first_sessions")),
-        **{f"rollout/{name}": total(name) for name in ("generated_tokens", "replayed_calls", "unforked_sessions")},
-    }
+    names = ("branches", "first_sessions", "generated_tokens", "replayed_calls", "unforked_sessions")
+    branches, first, *others = (float(sum(tag[f"prompt_{name}"] for tag in by_prompt.values())) for name in names)
+    rollout = {f"rollout/{name}": value for name, value in zip(names[2:], others, strict=True)}
+    return {"tree/branches_per_session": branches / max(1.0, first), **rollout}
 
 
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -146,13 +146,7 @@ class Recorder:
         return end in (closings or self._renderer.turn_ends[1:])
 
     async def record(
-        self,
-        prompt: Prompt,
-        answer: Answer,
-        *,
-        agent: str,
-        side: SideCall | None = None,
-        seconds: tuple[float, float] | None = None,
+        self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None, seconds: tuple[float, float]
     ) -> ChatMessage:
         """Record an answer, and return the message for the agent."""
         index = len(self.calls)
