@@ -26,10 +26,10 @@ class GatewayAgentOptions:
     failed_reward: float | None = None
     """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
     seed: int | None = None
-    """Seed that makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index in the
-    data set, the session and the call's prompt. None leaves them to the server, where the order of requests matters."""
+    """Makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index, the session and the
+    call's prompt. None leaves them to the server."""
     branching: BranchOptions | None = None
-    """How finished sessions of a prompt branch in training, as fields of `BranchOptions`. None: they do not."""
+    """How finished sessions branch in training: fields of `BranchOptions`. None: they do not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "branching", read_branching(self.branching))
