@@ -26,8 +26,8 @@ class GatewayAgentOptions:
     failed_reward: float | None = None
     """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
     seed: int | None = None
-    """Makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index, the session and the
-    call's prompt. None leaves them to the server."""
+    """Makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index, the session and
+    the call's prompt. None leaves them to the server."""
     branching: BranchOptions | None = None
     """How finished sessions branch in training: fields of `BranchOptions`. None: they do not."""
 
