@@ -150,8 +150,15 @@ async def play_tree(
             await play(gateway, recording, task, seed=1000 * seed + recording.number, environment=environment)
 
         await asyncio.gather(*map(run, first))
-        branches = await grow(
-            first, run, options, number=count, rng=random.Random(seed), vocabulary=len(model.tokenizer)
+        branches: list[Recording] = []
+        await grow(
+            first,
+            run,
+            options,
+            branches=branches,
+            number=count,
+            rng=random.Random(seed),
+            vocabulary=len(model.tokenizer),
         )
         for one in (*first, *branches):
             await one.close()

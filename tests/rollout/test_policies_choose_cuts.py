@@ -152,7 +152,8 @@ def test_a_budget_keeps_the_first_cuts_that_fit() -> None:
     ("given", "message"),
     [
         ({"policy": "turn"}, "branching.policy='turn': expected one of turns, entropy, tail, fixed"),
-        ({"policy": "turns", "options": {"n": 2}}, "branching.options of turns: .*'n'"),
+        ({"policy": "turns", "options": {"n": 2}}, "branching.policy=turns, or its options: .*'n'"),
+        ({"policy": "nowhere.tail"}, "branching.policy=nowhere.tail, or its options: No module named"),
         ({"policy": "tail", "rounds": 0}, "branching.rounds=0"),
     ],
 )

@@ -38,8 +38,8 @@ class BranchOptions:
             raise ValueError(f"branching.rounds={self.rounds}: expected at least 1")
         try:
             inspect.signature(self.choose).bind((), random.Random(), **self.options)
-        except TypeError as error:
-            raise ValueError(f"branching.options of {self.policy}: {error}") from error
+        except (TypeError, ImportError, AttributeError) as error:
+            raise ValueError(f"branching.policy={self.policy}, or its options: {error}") from error
 
     @property
     def choose(self) -> Policy:
@@ -59,22 +59,21 @@ async def grow(
     play: Callable[[Recording], Awaitable[Any]],
     options: BranchOptions,
     *,
+    branches: list[Recording],
     number: int,
     rng: random.Random,
     vocabulary: int,
-) -> list[Recording]:
+) -> None:
     """Branch from the finished first sessions of a prompt until rounds, cuts or budget end.
 
     Args:
         sessions: those that finished.
         play: runs the session of a recording with a `fork`, and finishes the recording. A failure leaves it out.
+        branches: gets all branches, also those that fail; those that could not start have a `fault`.
         number: of the first branch.
         vocabulary: number of tokens, for entropies.
-
-    Returns:
-        The branches, also those that failed; `fault` says of which the session did not repeat itself.
     """
-    finished, branches = list(sessions), list[Recording]()
+    finished = list(sessions)
     for _ in range(options.rounds if finished else 0):
         known = [one.nodes(vocabulary) for one in finished]
         left = options.budget_tokens
@@ -93,4 +92,3 @@ async def grow(
                 finished.append(one)
             else:
                 logger.warning("branch %d is left out", one.number, exc_info=result)
-    return branches

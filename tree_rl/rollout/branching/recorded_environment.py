@@ -11,7 +11,7 @@ from tree_rl.rollout.environments.environment import Environment, Outcome, ToolC
 
 
 class RecordedEnvironment:
-    """Wraps the environment of one session; implements `Environment`.
+    """Wraps the environment of one session.
 
     A branch gets the recorded results of the calls before its cut. Its environment starts from a copy of the files; or
     the recorded calls are executed again, and every result must be the recorded one.

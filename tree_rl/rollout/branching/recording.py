@@ -71,11 +71,7 @@ class Recording:
         return made
 
     def finish(self, session: str, calls: tuple[ModelCall, ...], resumption: Resumption | None) -> None:
-        """Keep the record of the closed session. Sets `fault` if the session did not come to its cut.
-
-        Args:
-            session: its name at the gateway.
-        """
+        """Keep the record of the closed session, `session` at the gateway; sets `fault` if it never came to its cut."""
         self.session, self.calls = session, calls
         if resumption is not None and self.fault is None:
             self.fault = resumption.fault or (None if resumption.is_live else "the agent ended before the cut")

@@ -65,12 +65,10 @@ class Resumption:
         return joined(kept, more) if kept.token_ids else more
 
     def _recorded(self, asked: tuple[int, ...], max_tokens: int) -> Generation:
-        for call in self._left:
-            start = self._position(asked, call)
-            if start is not None:
-                break
-        else:
+        matching = [(one, start) for one in self._left if (start := self._position(asked, one)) is not None]
+        if not matching:
             raise self._differs()
+        call, start = matching[0]
         end = min(len(call.response_ids), start + max_tokens)
         is_whole = end == len(call.response_ids)
         if is_whole:

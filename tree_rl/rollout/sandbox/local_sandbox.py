@@ -102,12 +102,9 @@ class LocalSandbox:
         return True
 
     async def restore(self, folder: Path) -> None:
-        """Start with the files that `save` copied."""
+        """Start with the files that `save` copied. Raises `ValueError` if that fails."""
         await self.start()
-        try:
-            await self._in_thread(partial(self._alive().restore, folder))
-        except ValueError as error:
-            raise SandboxError(f"a copy of another sandbox cannot be used: {error}") from error
+        await self._in_thread(partial(self._alive().restore, folder))
 
     async def close(self) -> None:
         await uninterrupted(self._close())

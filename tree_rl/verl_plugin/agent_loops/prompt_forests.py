@@ -61,7 +61,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
         options = self._branching if partition == "train" and prompt["agent_name"] == LOOP else None
         first = [None if options is None else Recording(number=one, copies=options.copies) for one in range(count)]
-        recordings = [one for one in first if one is not None]
+        recordings, branches = [one for one in first if one is not None], list[Recording]()
         sampling = dict(sampling_params)
         if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
             compat.apply_greedy_sampling_params(sampling)
@@ -78,10 +78,11 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                     logger.error("session %d of prompt %s failed and is left out", session, uid, exc_info=result)
             if options is not None:
                 finished = [one for one, result in zip(recordings, results, strict=True) if result is None]
-                recordings += await grow(
+                await grow(
                     finished,
                     lambda one: run(session_id=one.number, tree_recording=one),
                     options,
+                    branches=branches,
                     number=count,
                     rng=random.Random(derived_seed("branches", trajectory["step"], uid)),
                     vocabulary=len(self.tokenizer),
@@ -92,13 +93,13 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                     "first_sessions": sum(result is None for result in results),
                     "branches": len({row.session for row in rows if row.session >= count}),
                     "generated_tokens": self._generated.pop(uid, 0),
-                    "replayed_calls": sum(one.replayed_calls for one in recordings),
-                    "unforked_sessions": sum(one.fault is not None for one in recordings),
+                    "replayed_calls": sum(one.replayed_calls for one in branches),
+                    "unforked_sessions": sum(one.fault is not None for one in branches),
                 }
                 await self._publish_tree(rows, partition, figures)
                 status = "finished"
         finally:
-            for one in recordings:
+            for one in (*recordings, *branches):
                 await one.close()
             # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})

@@ -139,16 +139,11 @@ def staleness_metrics(
 
 
 def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray) -> dict[str, float]:
-    """Metrics of sessions that branch on purpose; empty if the rows' agent loop counts nothing.
+    """`tree/branches_per_session`, and sums of what the step's sessions generated, repeated and could not fork.
 
     Args:
-        tags: B tags of verl's rows; every row has the figures of its prompt.
+        tags: B tags of verl's rows; every row has the figures of its prompt, or none if its agent loop counts nothing.
         group_of_row: int [B], the prompt of each row.
-
-    Returns:
-        tree/branches_per_session: branches per first session; rollout/generated_tokens: tokens that the model
-        generated for the step; rollout/replayed_calls: tool calls executed again for branches;
-        rollout/unforked_sessions: branches left out because their session does not repeat itself.
     """
     by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
     if not by_prompt:

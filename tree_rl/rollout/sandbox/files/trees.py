@@ -141,11 +141,7 @@ def stays_inside(target: str, *, depth: int) -> bool:
 def copy_exactly(source: Path, target: Path, *, owner: int | None) -> None:
     """Copy everything into an empty folder, with links, permissions and times. Nothing may run in either.
 
-    Args:
-        owner: as in `copy_tree`.
-
-    Raises:
-        ValueError: a file cannot be read or written.
+    `owner` is as in `copy_tree`. Raises `ValueError` if a file cannot be read or written.
     """
     # Neither command follows a link.
     commands = [["cp", "-a", "--", f"{source}/.", str(target)]]
