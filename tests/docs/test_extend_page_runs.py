@@ -1,6 +1,7 @@
 """The files that docs/extend.md prints work as the page says."""
 
 import asyncio
+import random
 import re
 import runpy
 import sys
@@ -18,12 +19,14 @@ from verl.workers.config import FSDPActorConfig
 
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment
+from tree_rl.rollout.branching.policies import Cut, Node, SessionNodes
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree import Forest
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
 
 pytestmark = pytest.mark.slow
@@ -38,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the page's files, importable."""
     folder = tmp_path_factory.mktemp("extend")
     named = re.findall(r"`(\w+)\.py`[^`]*:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(named) == 4 == PAGE.read_text(encoding="utf-8").count("```python")
+    assert len(named) == 5 == PAGE.read_text(encoding="utf-8").count("```python")
     environments = re.findall(r"```python\n(.*?)```", PAGE_OF_ENVIRONMENTS.read_text(encoding="utf-8"), re.DOTALL)
     named += [("guess", text) for text in environments if "class GuessEnvironment" in text]
     for name, text in named:
@@ -111,6 +114,14 @@ def test_forks_leave_a_row_per_draw_that_share_the_way_to_it(files: Path, tokeni
     forest = Forest.from_rows([row.token_ids for row in rows])
     assert forest.num_unique < 0.5 * forest.num_flat
     assert sum(int(row.response_mask[-1]) for row in rows) == 5, "every row ends in a draw, which trains"
+
+
+def test_a_policy_of_ones_own_branches_at_the_last_turn(files: Path) -> None:
+    options = read_branching({"policy": "last_turn.last_turn", "options": {"branches": 3}})
+    nodes = (Node(start=0, end=5, turn=0), Node(start=5, end=9, turn=1))
+    session = SessionNodes(session=0, reward=1.0, tokens=9, turns=2, nodes=nodes)
+    assert options is not None
+    assert options.choose([session], random.Random(0), **options.options) == [Cut(session=0, token=5, k=3)]
 
 
 def test_a_model_of_ones_own_equals_rows_alone(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

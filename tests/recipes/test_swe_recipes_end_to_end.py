@@ -17,7 +17,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def train(
-    recipe: str, output: Path, sandboxes: Path, overrides: Sequence[str] = (), **variables: str
+    recipe: str,
+    output: Path,
+    sandboxes: Path,
+    overrides: Sequence[str] = (),
+    *,
+    sessions: int = SESSIONS,
+    **variables: str,
 ) -> list[dict[str, float]]:
     """Two steps of a recipe with a tiny random model; the metrics of each."""
     environment = os.environ | {
@@ -56,7 +62,7 @@ def train(
     ]
     assert len(steps) == 2
     for figures in steps:
-        assert figures["tree/sessions"] == SESSIONS
+        assert figures["tree/sessions"] == sessions
         assert figures["tree/por"] > 0.3, "sessions of a prompt share it"
         assert figures["tree/session_score/max"] == 0.0
         assert figures["tree/self_check_error"] < 1e-4
@@ -73,6 +79,14 @@ def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_fo
     steps = train("swe_grpo", tmp_path, open_folder, ESTIMATOR="tree_loo", TEST_FREQ="2", SAVE_FREQ="2")
     assert ["val-aux/num_turns/mean" in figures for figures in steps] == [False, True]
     assert (tmp_path / "out" / "checkpoints" / "global_step_2" / "actor" / "huggingface" / "config.json").is_file()
+
+
+def test_swe_grpo_trains_on_sessions_that_branch(tmp_path: Path, open_folder: Path) -> None:
+    branching = "++actor_rollout_ref.rollout.custom.gateway_agent.branching={policy:turns,options:{expansions:1}}"
+    for figures in train("swe_grpo", tmp_path, open_folder, [branching], sessions=2 * SESSIONS, ESTIMATOR="tree_loo"):
+        assert figures["tree/branches_per_session"] == 1.0
+        assert figures["rollout/generated_tokens"] > 2 * SESSIONS
+        assert figures["rollout/replayed_calls"] == figures["rollout/unforked_sessions"] == 0.0
 
 
 def test_swe_grpo_trains_on_longest_paths_alone(tmp_path: Path, open_folder: Path) -> None:

@@ -72,6 +72,8 @@ class Scene:
                 max_version=None,
             ),
             agent=agent,
+            side=None,
+            seconds=(0.0, 0.0),
         )
         return asyncio.run(recorded)
 

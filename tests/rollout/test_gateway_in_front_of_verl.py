@@ -10,12 +10,13 @@ import numpy as np
 import openai
 import pytest
 import torch
+from embedded_server import Client, build_server
 from gateway_harness import build_tokenizer, replayed_log_probs
 from omegaconf import OmegaConf
 from ray.exceptions import RayError, RayTaskError
 from transformers import Qwen3ForCausalLM
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
@@ -28,7 +29,6 @@ from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_opti
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
-from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 
 HERE = Path(__file__).parent
 
@@ -64,25 +64,8 @@ def model_path(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) 
     return path
 
 
-class Client:
-    """verl's client without Ray: what `LLMServerClient.generate` adds to a server's answer."""
-
-    def __init__(self, server: HFServer) -> None:
-        self.server = server
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        output = await self.server.generate(prompt_ids, sampling_params, request_id)
-        for key in ("min_global_steps", "max_global_steps"):
-            output.extra_fields.setdefault(key, output.extra_fields.get("global_steps"))
-        return output
-
-
 def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop:
-    rollout = RolloutConfig(
-        name="hf", tensor_model_parallel_size=1, prompt_length=200, response_length=100, dtype="float32"
-    )
-    model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"})
-    server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
+    model, server = build_server(model_path)
     server.global_steps = 5
     settings = {"name": "hf", "prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})

@@ -89,6 +89,14 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         ("in_environment.Agent: module", "has no attribute"),
     ),
     (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.branching.policy=tale",
+        ("branching.policy='tale':", "turns, entropy, tail, fixed"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.agent=ast.AST +{ROLLOUT}.custom.gateway_agent.branching.policy=tail",
+        ("custom.gateway_agent.branching: ast.AST has no `record`", "AgentInEnvironment"),
+    ),
+    (
         f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt",
         ("default_agent_loop=tree_gateway_agnt: no such agent loop", "did you mean tree_gateway_agent?"),
     ),

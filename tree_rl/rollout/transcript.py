@@ -43,6 +43,10 @@ class ModelCall:
     routes: np.ndarray | None = field(default=None, compare=False, repr=False)
     """int [prompt and generated tokens, decoder layers, experts per token], experts of each token. The last token is
     missing if the model never processed it. None if the server reported none."""
+    finish_reason: Literal["stop", "length", "abort"] | None = field(default=None, compare=False)
+    """What ended the turn, as in `Generation`."""
+    seconds: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+    """Time of the request and of the answer, by `time.monotonic`; twice 0.0 if nobody measured it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
+from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
+from tree_rl.rollout.branching.recording import NotForked, Recording
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.agent_protocol import AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
@@ -101,7 +103,7 @@ async def _work(
 ) -> FinishedTask:
     """Let the agent work until it ends or its time is up, and stop everything it started.
 
-    Raises `SandboxDied` and `SandboxError`.
+    Raises `SandboxDied`, `SandboxError` and `NotForked`.
     """
     working = asyncio.create_task(agent.run(messages, environment=environment, endpoint=endpoint))
     try:
@@ -116,7 +118,7 @@ async def _work(
     if error is None:
         outcome = working.result()
         return FinishedTask(status="completed" if outcome.is_complete else "limit", outcome=outcome)
-    if isinstance(error, SandboxDied | SandboxError):
+    if isinstance(error, SandboxDied | SandboxError | NotForked):
         raise error
     if isinstance(error, AgentError):
         return FinishedTask(status="agent_failed", detail=str(error))
@@ -194,6 +196,10 @@ class AgentInEnvironment:
         self._timeout_seconds = timeout_seconds
         self._name = agent
         self._agent, self._environment = build(agent, options, environment, sandbox, environment_options)
+
+    def record(self, recording: Recording) -> None:
+        """Record the tool calls of the session, and start where `recording.fork` says; call it before `run`."""
+        self._environment = RecordedEnvironment(self._environment, recording)
 
     async def run(
         self, endpoint: Endpoint, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]

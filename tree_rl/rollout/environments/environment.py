@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -55,6 +56,15 @@ class Environment(Protocol):
         Return a message for mistakes of the agent (an unknown tool, bad arguments). `SandboxError` loses the session,
         `SandboxDied` ends it with reward 0.0. Any other exception ends the agent's work, which is scored as it is.
         """
+
+    async def save(self, folder: Path) -> bool:
+        """Copy the whole state into an empty folder, for `restore`; False if there is no exact copy.
+
+        Called between tool calls. Optional, as `restore`: without them branches execute the calls before them again.
+        """
+
+    async def restore(self, task: Mapping[str, Any], folder: Path) -> None:
+        """Set up a task as `reset` does, in the state that `save` copied."""
 
     async def stop(self) -> None:
         """End everything that the session started; always called before `score`.

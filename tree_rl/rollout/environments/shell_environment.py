@@ -1,6 +1,7 @@
 """An environment with files and a shell, and the text of a command's result for the agent."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall, text_tool
@@ -35,6 +36,11 @@ async def call_shell(call: ToolCall, run: Callable[[str], Awaitable[CommandResul
     return describe_result(await run(command))
 
 
+def is_unchanged(environment: object, base: type) -> bool:
+    """True if a subclass cannot keep state outside the sandbox: it has the `reset` and `call` of its base."""
+    return all(getattr(type(environment), name) is getattr(base, name) for name in ("reset", "call"))
+
+
 class ShellEnvironment:
     """Files and a shell; a command at the end decides the reward.
 
@@ -64,6 +70,13 @@ class ShellEnvironment:
         await self.sandbox.start()
         # A column of a data set has the keys of all rows; a row's absent files are None.
         await self.sandbox.write({path: content for path, content in files.items() if content is not None})
+
+    async def save(self, folder: Path) -> bool:
+        return is_unchanged(self, ShellEnvironment) and await self.sandbox.save(folder)
+
+    async def restore(self, task: Mapping[str, Any], folder: Path) -> None:
+        self.task = task
+        await self.sandbox.restore(folder)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         return [SHELL_TOOL]

@@ -1,13 +1,15 @@
 """The software environment: a repository in a sandbox, a shell as tool, and tests that decide the reward."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tree_rl.rollout.environments.environment import Outcome, ToolCall
-from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shell
+from tree_rl.rollout.environments.shell_environment import SHELL_TOOL, call_shell, is_unchanged
 from tree_rl.rollout.environments.swe_judge import in_repository, judge_session, lay_out
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxOptions
@@ -44,6 +46,15 @@ class SweEnvironment:
         self._sandbox.fresh()
         await self._sandbox.start()
         await lay_out(self._task, self._sandbox)
+
+    async def save(self, folder: Path) -> bool:
+        sandbox, _ = self._running
+        return isinstance(sandbox, LocalSandbox) and is_unchanged(self, SweEnvironment) and await sandbox.save(folder)
+
+    async def restore(self, task: Mapping[str, Any], folder: Path) -> None:
+        self._task = SweTask.from_row(task["swe"])
+        self._sandbox = LocalSandbox(self.options)
+        await self._sandbox.restore(folder)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         return [SHELL_TOOL]

@@ -18,6 +18,7 @@ from tree_rl.rollout.gateway.backend import Backend
 from tree_rl.rollout.gateway.connections import HeadTimeoutProtocol
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.server import HttpApplication
 from tree_rl.rollout.gateway.session import RecordedSession, Session
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -97,15 +98,27 @@ class Gateway:
         if self._socket is not None:
             self._socket.close()
 
-    def open_session(self, *, sampling: Mapping[str, Any] | None = None, group: str | None = None) -> Session:
+    def open_session(
+        self,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        resumption: Resumption | None = None,
+    ) -> Session:
         """Open a session.
 
         Args:
             sampling: the trainer's sampling parameters, in vLLM's names.
             group: name of the sessions with the same first prompt.
+            resumption: the start of a recorded session that this one continues.
         """
         session = Session(
-            renderer=self._renderer, backend=self._backend, options=self.options, sampling=sampling or {}, group=group
+            renderer=self._renderer,
+            backend=self._backend,
+            options=self.options,
+            sampling=sampling or {},
+            group=group,
+            resumption=resumption,
         )
         self._http.add(session)
         return session

@@ -51,7 +51,7 @@ async def generate_answer(
             )
         except ValueError as error:
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
-        done = _joined(done, slice_)
+        done = joined(done, slice_)
         is_last = done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens
         read = partial(_read, done, stop, renderer, is_last=is_last)
         answer = await beside_the_loop(read, SEARCH if stop else TOKENIZE, tokens=len(done.token_ids))
@@ -92,7 +92,8 @@ def _read(done: Generation, stop: Sequence[str], renderer: Renderer, *, is_last:
     return _answer(done, text=text, text_ids=text_ids, stop_text=None) if is_last else None
 
 
-def _joined(before: Generation, after: Generation) -> Generation:
+def joined(before: Generation, after: Generation) -> Generation:
+    """Two slices of one turn as one."""
     log_probs = None
     if before.log_probs is not None and after.log_probs is not None:
         log_probs = before.log_probs + after.log_probs

@@ -21,6 +21,7 @@ from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -60,6 +61,7 @@ class Session:
         sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
             number of earlier calls with the same prompt.
         group: name of the sessions with the same first prompt.
+        resumption: the recorded session that this one continues; None starts anew.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Session:
         options: GatewayOptions,
         sampling: Mapping[str, Any],
         group: str | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
         self._id_in_group = self.id if group is None else f"{group}/{self.id}"
@@ -80,10 +83,12 @@ class Session:
         self._left_out: Counter[str] = Counter()
         self._constrained = 0
         self._renderer = renderer
-        self._backend = backend
+        self._backend = backend if resumption is None else resumption.before(backend)
         self._options = options
         self._sampling = dict(sampling)
-        self._recorder = Recorder(self.id, renderer=renderer, options=options)
+        self.name = self.id if resumption is None else resumption.session
+        """What ids of tool calls start with: the id of the session or of the one that it continues."""
+        self._recorder = Recorder(self.name, renderer=renderer, options=options)
         self._running: set[asyncio.Task[Completion]] = set()
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._admitted = 0
@@ -214,7 +219,8 @@ class Session:
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)
         side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
-        message = await self._recorder.record(prompt, answer, agent=agent, side=side)
+        seconds = (started, time.monotonic())
+        message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         if answer.finish_reason == "abort":

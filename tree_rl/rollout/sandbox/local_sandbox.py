@@ -93,6 +93,19 @@ class LocalSandbox:
         copy = partial(self._started().copy_to, judge._started(), leave_out=leave_out)
         await self._in_thread(copy, counts=False)
 
+    async def save(self, folder: Path) -> bool:
+        """Copy all files into an empty folder, while no command runs; False if there is no exact copy."""
+        try:
+            await self._in_thread(partial(self._alive().save, folder))
+        except ValueError:
+            return False
+        return True
+
+    async def restore(self, folder: Path) -> None:
+        """Start with the files that `save` copied. Raises `ValueError` if that fails."""
+        await self.start()
+        await self._in_thread(partial(self._alive().restore, folder))
+
     async def close(self) -> None:
         await uninterrupted(self._close())
 

@@ -23,7 +23,7 @@ from tree_rl.rollout.sandbox.files.descriptors import (
     read_file,
     write_file,
 )
-from tree_rl.rollout.sandbox.files.trees import copy_tree
+from tree_rl.rollout.sandbox.files.trees import copy_exactly, copy_tree, use_of
 from tree_rl.rollout.sandbox.ownership import OwnedFolder, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.bounds import SessionBounds
 from tree_rl.rollout.sandbox.processes.bubblewrap import (
@@ -164,6 +164,20 @@ class SandboxFolder:
                 )
             except OSError as error:
                 raise ValueError(f"the files cannot be copied: {error}") from error
+
+    def save(self, folder: Path) -> None:
+        """Copy everything into an empty folder, while no command runs.
+
+        Raises `ValueError` if that fails or it has more than `disk_bytes`.
+        """
+        with self._open_top() as top:
+            if use_of(top) > self.limits.disk_bytes:
+                raise ValueError(f"the files to copy exceed {self.limits.disk_bytes} bytes")
+        copy_exactly(self.directory, folder, owner=None)
+
+    def restore(self, folder: Path) -> None:
+        """Fill this new, empty sandbox with what `save` copied. Raises `ValueError` if that fails."""
+        copy_exactly(folder, self.directory, owner=self._user_id)
 
     def run(
         self, command: str, *, environment: Mapping[str, str] | None = None, limits: Limits | None = None

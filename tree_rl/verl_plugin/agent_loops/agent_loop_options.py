@@ -6,6 +6,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from tree_rl.rollout.agents.agents_by_name import AGENTS
+from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.gateway.options import GatewayOptions
 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent"
@@ -24,10 +26,19 @@ class GatewayAgentOptions:
     failed_reward: float | None = None
     """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
     seed: int | None = None
-    """Seed that makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index in the
-    data set, the session and the call's prompt. None leaves them to the server, where the order of requests matters."""
+    """Makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index, the session and
+    the call's prompt. None leaves them to the server."""
+    branching: BranchOptions | None = None
+    """How finished sessions branch in training: fields of `BranchOptions`. None: they do not."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "branching", read_branching(self.branching))
+        acts_alone = self.agent_options.get("agent", "react")
+        if self.branching is not None and acts_alone in set(AGENTS) - {"react"}:
+            raise ValueError(
+                f"{CONFIG_KEY}.branching: expected the agent react, or a class that acts by `environment.call` alone, "
+                f"received {acts_alone}"
+            )
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
         of_agent = self.agent_options.get("timeout_seconds")
@@ -64,6 +75,17 @@ def read_gateway_options(
         "template_options": dict(template_options),
     }
     return GatewayAgentOptions(**{"agent_options": {}, **options}), GatewayOptions(**{**defaults, **gateway})
+
+
+def read_branching(given: BranchOptions | Mapping[str, Any] | None) -> BranchOptions | None:
+    """Read `gateway_agent.branching`; raises `ValueError` for an unknown key or a bad value, and names it."""
+    if given is None or isinstance(given, BranchOptions):
+        return given
+    options = {str(key): value for key, value in given.items() if value is not None}
+    refuse_unknown(f"{CONFIG_KEY}.branching", options, [field.name for field in fields(BranchOptions)])
+    if "policy" not in options:
+        raise ValueError(f"{CONFIG_KEY}.branching.policy: expected the name of a policy, received nothing")
+    return BranchOptions(**options)
 
 
 @cache

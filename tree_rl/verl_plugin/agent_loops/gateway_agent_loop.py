@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from tree_rl.derived_seed import derived_seed
+from tree_rl.rollout.branching.recording import NotForked, Recording
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
@@ -29,11 +30,13 @@ CANCEL_GRACE_S = 60.0
 """Longest wait for a cancelled agent to clean up; then its siblings continue. `AgentInEnvironment` waits at most 20 s
 for an agent to end, and then deletes its files."""
 
+LOOP = "tree_gateway_agent"
+"""Its name in verl's configuration."""
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
 """Options of one session and of its gateway."""
 
 
-@register("tree_gateway_agent")
+@register(LOOP)
 class TreeGatewayAgentLoop(AgentLoopBase):
     """Runs an agent against the worker's gateway and turns its session into rows."""
 
@@ -44,27 +47,40 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
         Args:
             sampling_params: sampling parameters of all calls.
-            kwargs: the data set's row: `raw_prompt`, `extra_info`, ...
+            kwargs: the data set's row: `raw_prompt`, `extra_info`, ... `tree_recording` is where a session keeps what
+                it does, if others may branch from it; None: they do not.
 
         Returns:
             One output per branch, each with the session's reward.
 
         Raises:
             ValueError: the model generated nothing.
+            NotForked: a branch did not come to its cut.
         """
         options, gateway_options = self.settings(kwargs.get("extra_info") or {})
         if options.seed is not None:
             places = [str(kwargs.get(name)) for name in ("global_steps", "index", "session_id")]
             sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
         agent = agent_class(options.agent)(**options.agent_options)
+        recording: Recording | None = kwargs.get("tree_recording")
+        resumption = None
+        if recording is not None:
+            agent.record(recording)
+            resumption = None if recording.fork is None else recording.fork.resumption()
         started = time.monotonic()
         server = self.rollout_config.get("name", "vllm")
         async with self.gateways.lend(self.server_manager, self.tokenizer, gateway_options, server=server) as gateway:
-            session = gateway.open_session(sampling=sampling_params, group=kwargs.get("uid"))
+            session = gateway.open_session(sampling=sampling_params, group=kwargs.get("uid"), resumption=resumption)
             try:
                 result = await self._act(agent, gateway.endpoint(session), options, kwargs)
             finally:
                 record = await gateway.close_session(session)
+                if recording is not None:
+                    recording.finish(session.name, record.calls, resumption)
+        if recording is not None:
+            if recording.fault is not None:
+                raise NotForked(recording.fault)
+            recording.reward = result.reward
         figures = {
             "calls": len(record.calls),
             "cancelled_calls": record.cancelled,

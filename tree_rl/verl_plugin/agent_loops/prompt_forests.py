@@ -6,18 +6,25 @@ with every agent loop. A failed session loses only its own rows.
 
 import asyncio
 import logging
-from collections import defaultdict
+import random
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
+from tree_rl.derived_seed import derived_seed
+from tree_rl.rollout.branching.grow import grow
+from tree_rl.rollout.branching.recording import Recording
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
-from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS
+from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS, GENERATED_TOKENS
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 
@@ -39,6 +46,8 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         folder = custom.get("tree_dump_dir")
         self._dump_folder = Path(folder) if folder else None
         self._finished: dict[str, list[FinishedRow]] = defaultdict(list)
+        self._generated: Counter[str] = Counter()
+        self._branching = read_branching((custom.get("gateway_agent") or {}).get("branching"))
         client: Any = self.llm_client  # type: ignore[has-type]
         self._seeds = SeededClient(client) if draws_are_seeded(self.config.actor_rollout_ref.rollout) else None
         self.llm_client = self._seeds or client
@@ -50,27 +59,48 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         uid, partition = prompt["uid"], "val" if trajectory["validate"] else "train"
         config = self.config.actor_rollout_ref.rollout
         count = prompt.pop("__rollout_n__", config.val_kwargs.n if trajectory["validate"] else config.n)
+        options = self._branching if partition == "train" and prompt["agent_name"] == LOOP else None
+        first = [None if options is None else Recording(number=one, copies=options.copies) for one in range(count)]
+        recordings, branches = [one for one in first if one is not None], list[Recording]()
         sampling = dict(sampling_params)
         if not prompt.pop("__do_sample__", True) and not trajectory["validate"]:
             compat.apply_greedy_sampling_params(sampling)
         status = "failure"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
         try:
+            run = partial(self._run_session, sampling, trajectory=trajectory, trace=trace, **prompt)
             results = await asyncio.gather(
-                *[
-                    self._run_session(sampling, trajectory=trajectory, trace=trace, session_id=session, **prompt)
-                    for session in range(count)
-                ],
+                *[run(session_id=session, tree_recording=one) for session, one in enumerate(first)],
                 return_exceptions=True,
             )
             for session, result in enumerate(results):
                 if isinstance(result, BaseException):
                     logger.error("session %d of prompt %s failed and is left out", session, uid, exc_info=result)
+            if options is not None:
+                finished = [one for one, result in zip(recordings, results, strict=True) if result is None]
+                await grow(
+                    finished,
+                    lambda one: run(session_id=one.number, tree_recording=one),
+                    options,
+                    branches=branches,
+                    number=count,
+                    rng=random.Random(derived_seed("branches", trajectory["step"], uid)),
+                    vocabulary=len(self.tokenizer),
+                )
             rows = self._finished.pop(uid, [])
             if rows:
-                await self._publish_tree(rows, partition)
+                figures = {
+                    "first_sessions": sum(result is None for result in results),
+                    "branches": len({row.session for row in rows if row.session >= count}),
+                    "generated_tokens": self._generated.pop(uid, 0),
+                    "replayed_calls": sum(one.replayed_calls for one in branches),
+                    "unforked_sessions": sum(one.fault is not None for one in branches),
+                }
+                await self._publish_tree(rows, partition, figures)
                 status = "finished"
         finally:
+            for one in (*recordings, *branches):
+                await one.close()
             # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
@@ -96,8 +126,12 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
         """Store a session's rows as verl does, and keep them for the tree."""
+        recording = kwargs.pop("tree_recording", None)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
+        masked = sum(sum(row.response_mask) for row in outputs)
+        generated = outputs[0].extra_fields.get(GENERATED_TOKENS, masked) if outputs else 0
+        self._generated[kwargs["uid"]] += generated if recording is None else recording.generated_tokens
         self._finished[kwargs["uid"]] += [
             FinishedRow(
                 uid=kwargs["uid"],
@@ -114,10 +148,12 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
             for index, row in enumerate(outputs)
         ]
 
-    async def _publish_tree(self, rows: list[FinishedRow], partition: str) -> None:
+    async def _publish_tree(self, rows: list[FinishedRow], partition: str, figures: Mapping[str, int]) -> None:
+        """Write a prompt's tree and figures into the tags of its rows."""
         # The rows of large sessions take tenths of a second to merge.
         forest = await asyncio.to_thread(Forest.from_rows, [row.prompt_ids + row.response_ids for row in rows])
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
+        tag |= {f"prompt_{name}": figure for name, figure in figures.items()}
         tags = [{**tag, **({} if row.response_weights is None else {WEIGHS_CALLS: True})} for row in rows]
         await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:

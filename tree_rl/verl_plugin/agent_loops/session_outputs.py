@@ -12,6 +12,8 @@ from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 CALL_WEIGHTS = "response_weights"
 """Field with the weight of each response token, of rows with weights other than 1."""
+GENERATED_TOKENS = "generated_tokens"
+"""Field with the number of tokens that the model generated in the session."""
 
 
 def rows_to_outputs(
@@ -39,6 +41,7 @@ def rows_to_outputs(
                 "turn_scores": [],
                 "tool_rewards": [],
                 "reward_extra_info": {**figures, "branches": len(rows)},
+                GENERATED_TOKENS: sum(len(call.response_ids) for call in calls),
                 **({} if row.response_weights is None else {CALL_WEIGHTS: list(row.response_weights)}),
                 **provenance(row, calls),
             },

@@ -138,6 +138,22 @@ def staleness_metrics(
     return metrics
 
 
+def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray) -> dict[str, float]:
+    """`tree/branches_per_session`, and sums of what the step's sessions generated, repeated and could not fork.
+
+    Args:
+        tags: B tags of verl's rows; every row has the figures of its prompt, or none if its agent loop counts nothing.
+        group_of_row: int [B], the prompt of each row.
+    """
+    by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
+    if not by_prompt:
+        return {}
+    names = ("branches", "first_sessions", "generated_tokens", "replayed_calls", "unforked_sessions")
+    branches, first, *others = (float(sum(tag[f"prompt_{name}"] for tag in by_prompt.values())) for name in names)
+    rollout = {f"rollout/{name}": value for name, value in zip(names[2:], others, strict=True)}
+    return {"tree/branches_per_session": branches / max(1.0, first), **rollout}
+
+
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """`tree/session/*`: mean of each figure, such as `drift_branches`, over the sessions that report it.
 

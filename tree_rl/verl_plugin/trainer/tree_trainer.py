@@ -50,6 +50,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
     balance_metrics,
+    branching_metrics,
     explained_layout,
     first_batch,
     fitted_cost,
@@ -143,6 +144,7 @@ class TreeTrainerMixin(ResumableTrainer):
         metrics.update(overlap_metrics(paths, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
         # A step trains the weights of the previous step.
         metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
+        metrics.update(branching_metrics(batch.tags, group_of_row))
         batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
         partitions = layout.order.reshape(num_ranks, -1).tolist()

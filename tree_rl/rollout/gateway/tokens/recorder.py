@@ -155,7 +155,9 @@ class Recorder:
         closings = {closing for _, closing in turn.forms() if closing}
         return end in (closings or self._renderer.turn_ends[1:])
 
-    async def record(self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None = None) -> ChatMessage:
+    async def record(
+        self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None, seconds: tuple[float, float]
+    ) -> ChatMessage:
         """Record an answer, and return the message for the agent."""
         index = len(self.calls)
         self.calls.append(
@@ -170,6 +172,8 @@ class Recorder:
                 min_version=answer.min_version,
                 max_version=answer.max_version,
                 routes=answer.routes,
+                finish_reason=answer.finish_reason,
+                seconds=seconds,
             )
         )
         read = partial(self.read, prompt, answer.text, index)

@@ -138,6 +138,21 @@ def stays_inside(target: str, *, depth: int) -> bool:
     return bool(target) and not target.startswith("/") and ups <= depth and ".." not in parts[ups:]
 
 
+def copy_exactly(source: Path, target: Path, *, owner: int | None) -> None:
+    """Copy everything into an empty folder, with links, permissions and times. Nothing may run in either.
+
+    `owner` is as in `copy_tree`. Raises `ValueError` if a file cannot be read or written.
+    """
+    # Neither command follows a link.
+    commands = [["cp", "-a", "--", f"{source}/.", str(target)]]
+    if owner is not None:
+        commands.append(["chown", "-hR", f"{owner}:{owner}", "--", str(target)])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, errors="replace", env={"PATH": os.defpath}, check=False)
+        if done.returncode:
+            raise ValueError(f"the files cannot be copied: {done.stderr[:500]!a}")
+
+
 def remove_tree(folder: Path) -> bool:
     """Delete a folder of any depth and with any permissions; return True if it is gone. Logs instead of raising."""
     reason = "it is a link"

@@ -1,0 +1,199 @@
+"""At which calls a branch can start, and how the record answers its calls, token by token."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from gateway_harness import TinyModel, serving
+from react_scripts import COPY, DONE, by_turn, shell, thinking
+from sandboxes_here import HERE
+
+from tree_rl.rollout.agents.in_environment import run_task
+from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.branching.policies import Node
+from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
+from tree_rl.rollout.branching.recording import Fork, RecordedCall, Recording
+from tree_rl.rollout.environments import ShellEnvironment, ToolCall
+from tree_rl.rollout.gateway.backend import BackendError, Generation
+from tree_rl.rollout.gateway.resumption import Resumption
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+
+LS = ToolCall(name="shell", arguments={"command": "ls"})
+
+
+def call(
+    start: float,
+    end: float,
+    *response: int,
+    prompt: tuple[int, ...] = (1,),
+    agent: str = "main",
+    log_prob: float = -1.0,
+) -> ModelCall:
+    return ModelCall(
+        prompt_ids=prompt,
+        response_ids=response,
+        log_probs=(log_prob,) * len(response),
+        agent=agent,
+        seconds=(start, end),
+        finish_reason="stop",
+    )
+
+
+def tool(start: float, end: float) -> RecordedCall:
+    return RecordedCall(call=LS, result="", seconds=(start, end))
+
+
+def test_nodes_are_calls_of_the_main_line_that_nothing_overlaps() -> None:
+    recording = Recording(number=0)
+    recording.calls = (
+        call(0, 1, 5, 6),
+        # After a tool; its first 20 tokens make its entropy.
+        call(3, 4, *[7] * 25, log_prob=-2.0),
+        # Two in parallel, and a sub-agent that lives from 7 to 12.
+        call(5, 6.5, 8),
+        call(6, 6.8, 8),
+        call(7, 8, 9, agent="sub"),
+        call(9, 10, 9),
+        call(11, 12, 9, agent="sub"),
+        # No tool spoke since the call before.
+        call(13, 14, 3, 4),
+    )
+    recording.tool_calls = [tool(1, 2), tool(4.1, 4.2)]
+    logs = math.log(100)
+    assert recording.nodes(100).nodes == (
+        Node(start=0, end=2, turn=0, entropy=2 / logs, after_tool=False),
+        Node(start=2, end=27, turn=1, entropy=40 / logs, after_tool=True),
+        Node(start=32, end=34, turn=7, entropy=2 / logs, after_tool=False),
+    )
+    # A tool that still runs when a call begins is on no side of it.
+    recording.tool_calls = [tool(2, 3.5)]
+    assert [node.turn for node in recording.nodes(100).nodes] == [0, 7]
+
+
+def test_a_branch_has_nodes_behind_its_cut() -> None:
+    parent = Recording(number=0)
+    parent.calls = (call(0, 1, 5, 6, 7), call(2, 3, 8))
+    branch = Recording(number=1, fork=Fork(parent=parent, token=2))
+    branch.calls = (call(4, 5, 5, 6, 9, 9), call(6, 7, 1))
+    nodes = branch.nodes(100)
+    assert [(node.start, node.end) for node in nodes.nodes] == [(2, 4), (4, 5)]
+    assert (nodes.parent, nodes.cut, nodes.tokens, branch.generated_tokens) == (0, 2, 5, 3)
+
+
+class Model:
+    """Writes 99, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        self.asked.append((tuple(prompt_ids), max_tokens))
+        return Generation(token_ids=(99,), log_probs=(-9.0,), finish_reason="stop")
+
+
+async def ask(resumption: Resumption, *prompt: int, most: int = 50, **sampling: Any) -> tuple[Any, ...]:
+    answer = await resumption.generate(prompt, max_tokens=most, sampling=sampling, session="s")
+    return answer.token_ids, answer.log_probs, answer.finish_reason
+
+
+FIRST = call(0, 1, 2, 3, 4)
+LAST = call(2, 3, 5, 6, 7, prompt=(1, 2, 3, 4, 9))
+
+
+def resumed(keep: int, *calls: ModelCall) -> tuple[Resumption, Model]:
+    resumption, model = Resumption("s", calls or (FIRST,), LAST, keep), Model()
+    resumption.before(model)
+    return resumption, model
+
+
+async def test_the_record_answers_up_to_the_cut_and_the_model_from_there() -> None:
+    resumption, model = resumed(2)
+    assert await ask(resumption, 1) == ((2, 3, 4), (-1.0,) * 3, "stop")
+    assert not resumption.is_live and not model.asked
+    assert await ask(resumption, 1, 2, 3, 4, 9) == ((5, 6, 99), (-1.0, -1.0, -9.0), "stop")
+    assert model.asked == [((1, 2, 3, 4, 9, 5, 6), 48)] and resumption.is_live
+    assert await ask(resumption, 1, most=7) == ((99,), (-9.0,), "stop")
+
+
+async def test_a_turn_asked_for_in_slices_comes_in_slices() -> None:
+    resumption, model = resumed(2)
+    assert await ask(resumption, 1, most=2) == ((2, 3), (-1.0, -1.0), "length")
+    assert await ask(resumption, 1, 2, 3, most=4) == ((4,), (-1.0,), "stop")
+    assert await ask(resumption, *LAST.prompt_ids, most=1) == ((5,), (-1.0,), "length")
+    assert await ask(resumption, *LAST.prompt_ids, 5, most=1) == ((6,), (-1.0,), "length")
+    assert resumption.is_live and not model.asked
+    assert await ask(resumption, *LAST.prompt_ids, 5, 6, most=1) == ((99,), (-9.0,), "stop")
+
+
+async def test_a_cut_at_the_start_of_a_turn_samples_all_of_it() -> None:
+    resumption, model = resumed(0)
+    await ask(resumption, 1)
+    assert await ask(resumption, *LAST.prompt_ids) == ((99,), (-9.0,), "stop")
+    assert model.asked == [(LAST.prompt_ids, 50)]
+    # A constrained turn also, wherever the cut is.
+    resumption, model = resumed(2)
+    await ask(resumption, 1)
+    assert await ask(resumption, *LAST.prompt_ids, json_schema={}) == ((99,), (-9.0,), "stop")
+
+
+async def test_equal_prompts_get_the_answers_in_the_order_in_which_they_were_asked() -> None:
+    resumption, _ = resumed(0, call(0.5, 0.6, 8), call(0.1, 0.9, 2))
+    assert [(await ask(resumption, 1))[0] for _ in range(2)] == [(2,), (8,)]
+
+
+async def test_another_prompt_ends_the_branch() -> None:
+    for before in ((), (1,)):
+        resumption, model = resumed(1)
+        if before:
+            await ask(resumption, *before)
+        with pytest.raises(BackendError, match="does not repeat its calls") as refused:
+            await ask(resumption, 1, 2, 3, 4, 8)
+        assert refused.value.status == 403 and resumption.fault and not model.asked
+
+
+@pytest.mark.parametrize(
+    ("options", "gateway"),
+    [
+        (ReActOptions(think="strip"), {"reasoning": "inline"}),
+        (ReActOptions(parallel_tools=False), {}),
+        (ReActOptions(compact_after_tokens=10, max_turns=3), {}),
+    ],
+    ids=["stripped", "one_call", "compacted"],
+)
+async def test_branches_of_sessions_with_several_rows_repeat_them(
+    tiny: Any, options: ReActOptions, gateway: dict[str, Any]
+) -> None:
+    both = thinking("look", shell("cat a.txt"), shell("cat b.txt"))
+    model = TinyModel(tiny.model, tiny.tokenizer, by_turn(both, COPY, DONE, DONE))
+
+    async def play(server: Any, recording: Recording) -> None:
+        resumption = None if recording.fork is None else recording.fork.resumption()
+        session = server.open_session(sampling={"temperature": 1.0}, resumption=resumption)
+        done = await run_task(
+            agent=ReActAgent(options),
+            environment=RecordedEnvironment(ShellEnvironment(HERE), recording),
+            endpoint=server.endpoint(session),
+            task={"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"},
+            messages=[{"role": "user", "content": "copy alpha to out.txt"}],
+            timeout_seconds=60,
+        )
+        recording.finish(session.name, (await server.close_session(session)).calls, resumption)
+        assert recording.fault is None and done.reward is not None
+        recording.reward = done.reward
+
+    async with serving(model, tiny.tokenizer, **gateway) as server:
+        first = Recording(number=0)
+        await play(server, first)
+        assert len(rows_of_calls(first.calls)) > 1
+        asked = len(model.prompts)
+        last = first.nodes(1000).nodes[-1]
+        assert last.turn == len(first.calls) - 1
+        branch = Recording(number=1, fork=Fork(parent=first, token=last.start))
+        await play(server, branch)
+        assert len(model.prompts) == asked + 1, "only the last turn is new"
+        assert [one.prompt_ids for one in branch.calls] == [one.prompt_ids for one in first.calls]
+        assert branch.reward == first.reward
+        await first.close()
