@@ -7,7 +7,7 @@ from tree_kernels.tree_attention import IMPLEMENTATIONS
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
 AUTO = "auto"
-PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
+PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique", "session", "custom")
 
 
 @dataclass
@@ -31,7 +31,12 @@ class TreeOptions:
 
     path_weighting: str = "verl"
     """`verl`: the loss weights rows as always. `sep_avg`: rows of a tree weigh 1 / K (paper, eq. 1). `token_unique`: a
-    unique token weighs one, however many rows train it."""
+    unique token weighs one, however many rows train it. `session`: a session weighs one, however many rows it left.
+    `custom`: rows weigh what `custom_weights` names."""
+
+    custom_weights: str = "row_weight"
+    """For `path_weighting=custom`: name of an entry of the rows (SFT: a column of the data), a number per row or per
+    response token. With a dot: a function of a prompt's `tree_rl.credit.CreditTree`, which returns as many."""
 
     attention: str = AUTO
     """Implementation of tree attention. `auto` takes the fastest that is installed and supported, with verl's

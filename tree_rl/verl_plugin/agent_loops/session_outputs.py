@@ -12,10 +12,17 @@ from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 CALL_WEIGHTS = "response_weights"
 """Field with the weight of each response token, of rows with weights other than 1."""
+CREDIT = "credit"
+"""Field with a session's report to credit estimators, of sessions that report something."""
 
 
 def rows_to_outputs(
-    calls: tuple[ModelCall, ...], *, reward: float, figures: Mapping[str, float], metrics: AgentLoopMetrics
+    calls: tuple[ModelCall, ...],
+    *,
+    reward: float,
+    figures: Mapping[str, float],
+    metrics: AgentLoopMetrics,
+    credit: Mapping[str, Any] | None = None,
 ) -> list[AgentLoopOutput]:
     """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing."""
     rows = rows_of_calls(calls)
@@ -40,6 +47,7 @@ def rows_to_outputs(
                 "tool_rewards": [],
                 "reward_extra_info": {**figures, "branches": len(rows)},
                 **({} if row.response_weights is None else {CALL_WEIGHTS: list(row.response_weights)}),
+                **({CREDIT: dict(credit)} if credit else {}),
                 **provenance(row, calls),
             },
         )
