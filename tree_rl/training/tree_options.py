@@ -7,7 +7,9 @@ from tree_kernels.tree_attention import IMPLEMENTATIONS
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
 AUTO = "auto"
-PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique", "session", "custom")
+GIVEN_WEIGHTINGS = ("session", "custom")
+"""Path weightings that may need more than the rows' tokens and groups; they only apply to training."""
+PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique", *GIVEN_WEIGHTINGS)
 
 
 @dataclass
@@ -66,6 +68,11 @@ class TreeOptions:
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        if self.mode == "flat" and self.path_weighting in GIVEN_WEIGHTINGS:
+            raise ValueError(
+                f"tree.path_weighting={self.path_weighting} with tree.mode=flat: rows then run as in stock verl, which "
+                "weights them as always; set mode auto or tree"
+            )
         if self.offload not in (AUTO, True, False):
             raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
         coef = self.router_aux_loss_coef

@@ -24,6 +24,7 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
+from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
@@ -201,7 +202,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
-            rows = self._read_rows(data)
+            # A pass has no weights yet, and needs none.
+            unweighted = forward_only and self.tree_config.path_weighting in GIVEN_WEIGHTINGS
+            rows = self._read_rows(data, **({"path_weighting": "verl"} if unweighted else {}))
             if self.replay is not None:
                 self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
                 rows = self.replay.with_routes(data, rows)
