@@ -37,8 +37,8 @@ class TreeOptions:
     `custom`: rows weigh what `custom_weights` names."""
 
     custom_weights: str = "row_weight"
-    """For `path_weighting=custom`: name of an entry of the rows (SFT: a column of the data), a number per row or per
-    response token. With a dot: a function of a prompt's `tree_rl.credit.CreditTree`, which returns as many."""
+    """For `path_weighting=custom`: an entry of the rows, in SFT a column of the data; with a dot a function of a
+    prompt's `CreditTree`."""
 
     attention: str = AUTO
     """Implementation of tree attention. `auto` takes the fastest that is installed and supported, with verl's
