@@ -83,7 +83,7 @@ def test_one_row_per_session_gives_verls_advantages(queue: LocalQueue) -> None:
     trainer = make_trainer("gae", ranks=1)
     ours = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
     keys = [key for key, tag in zip(ours.keys, ours.tags, strict=True) if not tag.get("is_padding", False)]
-    data, _ = trainer._fetch_for_advantage(keys, "train", "gae")
+    data, _, _ = trainer._fetch_for_advantage(keys, "train", "gae")
     data.batch["token_level_rewards"] = data.batch["token_level_scores"]
     theirs = compute_advantage_for_multi_trajectories(
         data, keys, "gae", gamma=1.0, lam=0.95, num_repeat=2, config=trainer.config.algorithm

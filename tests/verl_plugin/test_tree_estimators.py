@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
+from engine_harness import nested
 from omegaconf import OmegaConf
 from session_batches import estimate, make_batch
 from verl.protocol import DataProto
@@ -18,6 +19,11 @@ from tree_rl.verl_plugin.trainer.advantages import session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, resolve_estimator
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
+
+
+def nested_mask(data: DataProto, lengths: np.ndarray) -> torch.Tensor:
+    pairs = zip(data.batch["response_mask"], lengths.tolist(), strict=True)
+    return nested([mask[:length] for mask, length in pairs])
 
 
 def advantages_of(
@@ -37,13 +43,12 @@ def advantages_of(
     def weights() -> torch.Tensor:
         return trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)
 
-    masks = [mask[:length].numpy() for mask, length in zip(data.batch["response_mask"], lengths, strict=True)]
     trees = credit_trees(
-        data.non_tensor_batch["uid"].tolist(),
+        data,
         sessions,
-        session_scores(data, sessions, weights() if with_penalty else None).double().numpy(),
+        session_scores(data, sessions, weights() if with_penalty else None),
+        nested_mask(data, lengths),
         row_tokens=ids,
-        masks=masks,
         extras=[{}] * len(keys) if extras is None else extras,
     )
     estimator = ESTIMATORS[name]
@@ -110,9 +115,10 @@ def test_a_step_without_recorded_calls_is_a_run_that_rows_of_a_session_share() -
     # Session 0 forks behind its first call; both rows hold it.
     keys = ["u_0_0", "u_0_1", "u_1_0"]
     ids = [np.array([1, 2, 2, 9, 3]), np.array([1, 2, 2, 9, 4, 4]), np.array([1, 5])]
-    masks = [np.array([1, 1, 0, 1]), np.array([1, 1, 0, 1, 1]), np.array([1])]
+    masks = nested([torch.tensor([1, 1, 0, 1]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([1])])
+    data = DataProto.from_dict(tensors={"row": torch.zeros(3)}, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
     sessions = Sessions.from_keys(keys)
-    ((_, tree),) = credit_trees(["u"] * 3, sessions, np.zeros(2), row_tokens=ids, masks=masks, extras=[{}] * 3)
+    ((_, tree),) = credit_trees(data, sessions, torch.zeros(2), masks, row_tokens=ids, extras=[{}] * 3)
     steps = [row.tolist() for row in tree.forest.row_index.with_values(tree.steps.step_F)]
     assert steps == [[-1, 0, 0, -1, 1], [-1, 0, 0, -1, 2, 2], [-1, 3]]
     assert tree.steps.leaf_T.tolist() == [0, 0, 0, 1]
@@ -124,9 +130,8 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
 
     data, keys, ids, lengths = make_batch([1] * 6)
     sessions = Sessions.from_keys(keys)
-    masks = [mask[:length].numpy() for mask, length in zip(data.batch["response_mask"], lengths, strict=True)]
-    uids = data.non_tensor_batch["uid"].tolist()
-    trees = credit_trees(uids, sessions, np.zeros(6), row_tokens=ids, masks=masks, extras=[{}] * 6)
+    masks = nested_mask(data, lengths)
+    trees = credit_trees(data, sessions, torch.zeros(6), masks, row_tokens=ids, extras=[{}] * 6)
     with pytest.raises(ValueError, match=r"prompt uid-0: expected a finite advantage for each of .* from half"):
         tree_advantages(data, trees, Estimator(half), {}, response_lengths=lengths, token_weights=lambda: torch.ones(1))
 

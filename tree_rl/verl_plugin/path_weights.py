@@ -106,14 +106,13 @@ def custom_weights(
         function = imported(name)
         for rows, tree in trees:
             found = np.asarray(function(tree), dtype=np.float64)
-            if found.shape == tree.node_F.shape:
-                found = list(tree.forest.row_index.with_values(found))
-            elif found.shape != (len(rows),):
+            by_token = found.shape == tree.node_F.shape
+            if not by_token and found.shape != (len(rows),):
                 raise ValueError(
                     f"{tree.name}: tree.custom_weights={name} returned {found.shape}; expected a number for each of "
                     f"{len(rows)} rows or {len(tree.node_F)} tokens"
                 )
-            for row, one in zip(rows, found, strict=True):
+            for row, one in zip(rows, tree.forest.row_index.with_values(found) if by_token else found, strict=True):
                 given[row] = one[len(one) - lengths[row] :] if np.ndim(one) else one
     weights = []
     for row, (one, length) in enumerate(zip(given, lengths, strict=True)):

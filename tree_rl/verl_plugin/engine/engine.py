@@ -142,7 +142,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
-            path_weighting=self.tree_config.path_weighting,
         )
 
     def forward_backward_batch(
@@ -203,8 +202,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         assign_normalisers(data, group, self.step.context)
         try:
             # A pass has no weights yet, and needs none.
-            unweighted = forward_only and self.tree_config.path_weighting in GIVEN_WEIGHTINGS
-            rows = self._read_rows(data, **({"path_weighting": "verl"} if unweighted else {}))
+            weighting = self.tree_config.path_weighting
+            unweighted = forward_only and weighting in GIVEN_WEIGHTINGS
+            rows = self._read_rows(data, path_weighting="verl" if unweighted else weighting)
             if self.replay is not None:
                 self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
                 rows = self.replay.with_routes(data, rows)

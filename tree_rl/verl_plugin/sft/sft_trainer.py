@@ -28,7 +28,7 @@ from tree_rl.verl_plugin.compat import (
     sft_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
@@ -51,6 +51,9 @@ class SFTWorker(TreeTrainingWorker):
 
 class TreeSFTTrainer(SFTTrainer):
     """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
+
+    train_dataset: Any
+    """verl's dataset, or ours; with `path_weighting: custom` its rows have weights."""
 
     def _build_engine(self) -> None:
         self.loss_fn = partial(sft_loss, config=None)
@@ -92,9 +95,9 @@ class TreeSFTTrainer(SFTTrainer):
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
                 refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
-        tree = getattr(self.engine_config, "tree", None)
-        if tree is not None and tree.path_weighting == "custom":
-            weights = row_weights(self.train_dataset, tree.custom_weights)
+        engine = self.engine_config
+        if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
+            weights = row_weights(self.train_dataset, engine.tree.custom_weights)
             self.train_dataset = WeighedRows(self.train_dataset, weights)
 
     def _build_dataloader(self) -> None:

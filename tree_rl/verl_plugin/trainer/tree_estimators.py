@@ -28,27 +28,29 @@ def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
 
 
 def credit_trees(
-    uids: Sequence[str],
+    data: DataProto,
     sessions: Sessions,
-    outcome_S: np.ndarray,
+    outcome_S: torch.Tensor,
+    nested_mask: torch.Tensor,
     *,
     row_tokens: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray],
     extras: Sequence[Mapping[str, Any]],
 ) -> list[PromptTree]:
     """The tree of each prompt; its leaves are sessions.
 
     Args:
-        uids: prompt of each of B rows.
+        data: B rows: uid.
         outcome_S: outcome of each session.
+        nested_mask: [B, response tokens], nonzero where a token was generated and trains.
         row_tokens: B arrays of token ids, prompt and response.
-        masks: B arrays, nonzero where a response token was generated and trains.
         extras: verl's `extra_fields` of B rows. `response_calls` numbers the calls; without it a run of generated
             tokens is a call. `credit` of a session's final row has entries of `Leaf`.
 
     Raises:
         ValueError: a session reports something else.
     """
+    uids = data.non_tensor_batch["uid"].tolist()
+    masks = [mask.cpu().numpy() for mask in nested_mask.unbind()]
     steps: list[np.ndarray] = [np.empty(0)] * len(uids)
     for members in sessions.rows_of_session:
         runs: dict[bytes, int] = {}

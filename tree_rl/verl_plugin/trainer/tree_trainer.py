@@ -204,9 +204,9 @@ class TreeTrainerMixin(ResumableTrainer):
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
         credit, custom = estimator_named(estimator), custom_weights_name(self.config)
-        needs_trees = credit is not None or (custom is not None and "." in custom)
+        with_extras = credit is not None or custom is not None
         data, nested_mask, extras = self._fetch_for_advantage(
-            keys, batch.partition_id, estimator, with_extras=needs_trees or custom is not None
+            keys, batch.partition_id, estimator, with_extras=with_extras
         )
         fields = ["advantages", "returns"]
         if self.config.algorithm.use_kl_in_reward:
@@ -234,16 +234,10 @@ class TreeTrainerMixin(ResumableTrainer):
             return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
 
         trees: list[PromptTree] = []
-        if needs_trees:
-            with_penalty = token_weights() if self.config.algorithm.use_kl_in_reward else None
-            trees = credit_trees(
-                data.non_tensor_batch["uid"].tolist(),
-                sessions,
-                session_scores(data, sessions, with_penalty).double().cpu().numpy(),
-                row_tokens=tokens,
-                masks=[mask.cpu().numpy() for mask in nested_mask.unbind()],
-                extras=extras,
-            )
+        if credit is not None or (custom is not None and "." in custom):
+            penalised = token_weights() if self.config.algorithm.use_kl_in_reward else None
+            outcome_S = session_scores(data, sessions, penalised).double()
+            trees = credit_trees(data, sessions, outcome_S, nested_mask, row_tokens=tokens, extras=extras)
         if credit is not None:
             options = self.config.algorithm.get("credit", None) or {}
             data = tree_advantages(data, trees, credit, options, response_lengths=lengths, token_weights=token_weights)
