@@ -15,7 +15,8 @@ def gigpo(
 
     A_episode = (R_i - mean) / (std + 1e-6) over the prompt's leaves. A_step is the same of the discounted returns
     sum over k >= t of gamma^(k - t) r_k, over the steps of the prompt that start from one state.
-    Source: GiGPO, arXiv 2505.10978, `gigpo/core_gigpo.py`. Reading: a single leaf has 0, where the code leaves R.
+    Source: GiGPO, arXiv 2505.10978, `gigpo/core_gigpo.py`. Readings: a single leaf has 0, where the code leaves R; a
+    leaf counts once in A_episode, where the code by default counts it once per step.
 
     Args:
         omega: weight of the step's advantage.
