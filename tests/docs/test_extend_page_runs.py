@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jobs import check_train, on_this_machine
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
 
+from tree_rl.credit import CreditRow, CreditTree, Leaf, estimator_named
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment
 from tree_rl.rollout.branching.policies import Cut, Node, SessionNodes
@@ -28,6 +30,7 @@ from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
+from tree_rl.verl_plugin.path_weights import custom_weights
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "extend.md"
@@ -41,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder with the page's files, importable."""
     folder = tmp_path_factory.mktemp("extend")
     named = re.findall(r"`(\w+)\.py`[^`]*:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(named) == 5 == PAGE.read_text(encoding="utf-8").count("```python")
+    assert len(named) == 7 == PAGE.read_text(encoding="utf-8").count("```python")
     environments = re.findall(r"```python\n(.*?)```", PAGE_OF_ENVIRONMENTS.read_text(encoding="utf-8"), re.DOTALL)
     named += [("guess", text) for text in environments if "class GuessEnvironment" in text]
     for name, text in named:
@@ -147,6 +150,31 @@ def test_a_loss_of_ones_own_has_the_gradients_of_rows_alone(files: Path, max_tok
     for one, other in zip(tree.parameters(), alone.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         assert float((one.grad - other.grad).norm() / other.grad.norm()) < 1e-5
+
+
+def prompt_of_three_sessions() -> CreditTree:
+    rows = [[1, 2, 3], [1, 2, 4], [1, 5]]
+    steps = [np.array([-1, *[0] * (len(row) - 1)]) for row in rows]
+    made = [CreditRow(tokens=np.array(row), leaf=leaf, steps=steps[leaf]) for leaf, row in enumerate(rows)]
+    return CreditTree.of(made, [Leaf(reward=reward) for reward in (1.0, 0.0, 0.2)])
+
+
+def test_an_estimator_of_ones_own_is_found_by_its_dotted_name_with_its_option(files: Path, tmp_path: Path) -> None:
+    found = estimator_named("own_credit.above_average")
+    assert found is not None
+    # V(root) = 0.4. Token 2: 0.5. Then 1 and 0; token 5: 0.2.
+    expected = [0, 0.05, 0.3, 0, 0.05, -0.2, 0, -0.1]
+    assert found.credit(prompt_of_three_sessions(), scale=0.5) == pytest.approx(expected)
+    keys = re.findall(r"`\+?(algorithm\.[\w.]+=[\w.]+)`", PAGE.read_text(encoding="utf-8").split("## A branching")[1])
+    assert keys[:2] == ["algorithm.adv_estimator=own_credit.above_average", "algorithm.credit.scale=0.5"]
+    check_train(on_this_machine(["trainer.v1.trainer_mode=tree_sync", keys[0], f"+{keys[1]}"], tmp_path))
+
+
+def test_weights_of_ones_own_are_found_by_their_dotted_name(files: Path) -> None:
+    tree = prompt_of_three_sessions()
+    weights = custom_weights("own_weights.by_depth", [2, 2, 1], [{}] * 3, [([0, 1, 2], tree)])
+    # Five nodes; the first two rows pass three of them, the last two.
+    assert [one.tolist() for one in weights] == [[0.6, 0.6], [0.6, 0.6], [0.4]]
 
 
 def tiny_model() -> Qwen3ForCausalLM:

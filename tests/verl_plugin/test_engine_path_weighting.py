@@ -1,19 +1,26 @@
-"""Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once."""
+"""Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once,
+session and custom weigh rows as they say: whole, in partitions, on two ranks."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, gradients, ppo_batch
+from engine_harness import build_engine, gradients, nested, ppo_batch
 from equivalence import actor_loss, assert_equal_gradients, run
 from hostile_rows import SHAPES, row, tokens
-from layouts_of_four_ranks import with_whole_masks
+from layouts_of_four_ranks import whole_batch, whole_rows, with_whole_masks
+from rank_engines import join, spawn
+from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
 
-from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.cost.balance.batch import number_groups
+from tree_rl.tree.forest import RowError
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
+from tree_rl.verl_plugin.path_weights import path_weight_columns
 
 
 def weighted_run(path: Path, weighting: str, rows: list[Any], loss: Any, **tree: Any) -> dict[str, Any]:
@@ -83,3 +90,119 @@ def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: P
     # One row is left, so every one of its tokens weighs 1.
     assert_equal_gradients(runs[1]["gradients"], runs[0]["gradients"])
     assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0
+
+
+BUDGETS = (None, 16)
+POLICY_LOSS = actor_loss("vanilla", "token-mean")
+
+
+def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
+    """Hostile groups with the trainer's column of weights, and the weight of each row: sessions have three rows."""
+    data, rows = whole_batch(), whole_rows()
+    own = np.random.default_rng(5).uniform(0, 3, len(rows))
+    own[4] = 0.0
+    session_of_row = np.arange(len(rows)) // 3
+    (column,) = path_weight_columns(
+        [weighting],
+        number_groups([one.uid for one in rows]),
+        [np.array(one.tokens) for one in rows],
+        [np.array(one.mask) for one in rows],
+        session_of_row=session_of_row,
+        custom=[np.full(len(one.mask), weight) for one, weight in zip(rows, own, strict=True)],
+    ).values()
+    data[PATH_WEIGHT_COLUMNS[weighting]] = column
+    return data, own if weighting == "custom" else 1 / np.bincount(session_of_row)[session_of_row]
+
+
+@pytest.fixture(scope="module")
+def rows_alone(model_path: Path) -> list[dict[str, torch.Tensor]]:
+    """Gradients of each hostile row alone."""
+    return [gradient for _, gradient in separate_runs(model_path, whole_rows(), POLICY_LOSS)]
+
+
+def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
+    pairs = list(zip(alone, weights.tolist(), strict=True))
+    return {name: sum(weight * gradient[name] for gradient, weight in pairs) for name in alone[0]}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("weighting", ("session", "custom"))
+def test_rows_weigh_what_their_column_says(
+    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], weighting: str, budget: int | None
+) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget))
+    data, weights = hostile_batch(weighting)
+    got = run(engine, data, POLICY_LOSS)
+    assert_equal_gradients(weighted_sum(rows_alone, weights), got["gradients"])
+    # A pass before the update has no weights, and no use for them.
+    del data[PATH_WEIGHT_COLUMNS[weighting]]
+    with engine.eval_mode(disable_auto_offload=True):
+        engine.infer_batch(data)
+    with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
+        run(engine, data, POLICY_LOSS)
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """This rank's rows, every second one."""
+    join(rank, world, port)
+    for weighting in ("session", "custom"):
+        engine = build_engine(Path(model), tree=TreeConfig(mode="tree", path_weighting=weighting))
+        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
+        for budget in BUDGETS:
+            engine.step.options = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
+            torch.save(run(engine, data, POLICY_LOSS)["gradients"], f"{out}/{weighting}_{budget}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_rows_weigh_the_same_on_two_ranks(
+    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(model_path)
+    spawn(rank_main, 2, tmp_path)
+    for weighting in ("session", "custom"):
+        expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
+        for budget in BUDGETS:
+            assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_{budget}_0.pt"))
+
+
+def weighted_sft_loss(model_output: Any, data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+    """verl's SFT loss with a weight per token."""
+    mask = torch.roll(data["loss_mask"].values() * data["weight"].values(), shifts=-1, dims=0)
+    return -(model_output["log_probs"].values() * mask).sum() / data["batch_num_tokens"], {}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_custom_weights_differ_from_token_to_token(model_path: Path, stock: Any, budget: int | None) -> None:
+    data = with_whole_masks(whole_batch())
+    generator = np.random.default_rng(3)
+    weights = nested([torch.from_numpy(generator.uniform(0, 2, len(ids))) for ids in data["input_ids"].unbind()])
+    data["weight"] = data[PATH_WEIGHT_COLUMNS["custom"]] = weights
+    flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+    tu.assign_non_tensor(data, **flags)
+    expected = run(stock, data, weighted_sft_loss)
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom", max_tokens=budget))
+    assert_equal_gradients(expected["gradients"], run(engine, data, partial(sft_loss, config=None))["gradients"])
+
+
+def test_in_sft_a_conversation_is_a_session(model_path: Path) -> None:
+    rows = [row(tokens(seed, 8), uid=uid) for seed, uid in enumerate("aab")]
+    data = with_whole_masks(ppo_batch(rows, calculate_entropy=False))
+    loss = partial(sft_loss, config=None)
+    one = run(
+        build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="session")), without_policy(data), loss
+    )
+    data[PATH_WEIGHT_COLUMNS["custom"]] = nested([torch.full((8,), weight).double() for weight in (0.5, 0.5, 1.0)])
+    custom = run(build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom")), data, loss)
+    assert_equal_gradients(custom["gradients"], one["gradients"])
+
+
+def without_policy(data: TensorDict) -> TensorDict:
+    """As SFT's rows come: without a response mask."""
+    kept = data.copy()
+    del kept["response_mask"]
+    return kept
+
+
+def test_weights_that_flat_rows_would_ignore_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tree\.path_weighting=session with tree\.mode=flat"):
+        TreeConfig(mode="flat", path_weighting="session")

@@ -25,14 +25,21 @@ def batch_with_weights() -> TensorDict:
         number_groups([one.uid for one in rows]),
         [np.array(one.tokens) for one in rows],
         [np.array(one.mask) for one in rows],
+        session_of_row=np.arange(len(rows)),
+        custom=[np.ones(len(one.mask)) for one in rows],
     )
     for name, column in columns.items():
         data[name] = column
     return data
 
 
-@pytest.mark.parametrize("weighting", PATH_WEIGHT_COLUMNS)
-@pytest.mark.parametrize("wrong", (float("nan"), 1.5))
+@pytest.mark.parametrize(
+    "weighting, wrong",
+    [
+        *((name, wrong) for name in PATH_WEIGHT_COLUMNS for wrong in (float("nan"), -0.5)),
+        *((name, 1.5) for name in PATH_WEIGHT_COLUMNS if name != "custom"),
+    ],
+)
 def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> None:
     data = batch_with_weights()
     column = PATH_WEIGHT_COLUMNS[weighting]

@@ -57,6 +57,8 @@ def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[
     roles = {"actor_rollout_ref": {"actor": actor, "rollout": rollout}, "critic": critic}
     trainer.config = OmegaConf.merge(trainer.config, roles)
     batch = put_rows(queue, BRANCHES)
+    for number, key in enumerate(sorted(batch.keys)):
+        queue.rows[key]["extra_fields"]["row_weight"] = 0.25 + 0.5 * (number % 4)
     row = queue.rows[UNTRAINED]
     row["loss_mask"] = row["response_mask"] = torch.zeros_like(row["response_mask"])
     metrics: dict[str, Any] = {}
@@ -186,7 +188,13 @@ def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
 
 
 @pytest.mark.parametrize(
-    "weighting, agg_mode", (("sep_avg", "seq-mean-token-mean"), ("token_unique", "seq-mean-token-sum-norm"))
+    "weighting, agg_mode",
+    (
+        ("sep_avg", "seq-mean-token-mean"),
+        ("token_unique", "seq-mean-token-sum-norm"),
+        ("session", "seq-mean-token-mean"),
+        ("custom", "seq-mean-token-mean"),
+    ),
 )
 def test_path_weights_of_a_step_make_a_weighted_average(
     queue: LocalQueue, root: Path, stock: dict[str, Any], weighting: str, agg_mode: str

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
+from tree_rl.verl_plugin.sft.checked_data import row_weights
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
@@ -133,6 +134,36 @@ def test_token_rows_are_read_and_grouped(tmp_path: Path) -> None:
     cut = TokenRowsDataset(str(path), None, {"max_length": 3, "truncation": "left"})
     assert cut[0]["input_ids"].tolist() == [6, 7, 8]
     assert cut[2]["loss_mask"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_column_of_the_data_weighs_the_rows(toy: Path, tmp_path: Path) -> None:
+    stems = np.random.default_rng(0).integers(5, 200, (2, 12)).tolist()
+    ids = [[*stem, 7 + branch, 9, 11] for stem in stems for branch in range(4)]
+    mask, nothing = [0] * 12 + [1] * 3, [0] * 15
+    weighted = write(
+        tmp_path / "weighted.parquet", input_ids=ids, loss_mask=[mask] * 8, gain=[2.0, 0, 0, 2, 0, 2, 2, 0]
+    )
+    masks = [mask, nothing, nothing, mask, nothing, mask, mask, nothing]
+    halved = write(tmp_path / "halved.parquet", input_ids=ids, loss_mask=masks)
+    shared = [*TOKEN_ROWS, "data.train_batch_size=8", "trainer.total_epochs=1", "optim.clip_grad=1e9"]
+    by_column = ["engine.tree.mode=tree", "++engine.tree.path_weighting=custom", "++engine.tree.custom_weights=gain"]
+    (got,), _ = train(toy, tmp_path / "a", f"data.train_files={weighted}", *shared, *by_column)
+    (expected,), _ = train(toy, tmp_path / "b", f"data.train_files={halved}", *shared, "engine.tree.mode=tree")
+    # Half of the rows weigh 2, the others nothing; verl divides by the 24 trained tokens, and by 12 without the others.
+    assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+
+
+def test_a_wrong_column_of_weights_is_named(tmp_path: Path) -> None:
+    ids, masks = [[5, 6], [7, 8]], [[0, 1], [0, 1]]
+    path = write(tmp_path / "rows.parquet", input_ids=ids, loss_mask=masks, gain=[1.0, -2.0], name=["a", "b"])
+    dataset = TokenRowsDataset(str(path), None, {})
+    with pytest.raises(ValueError, match=r"custom_weights='gain': row 1: .* received .*-2\.0"):
+        row_weights(dataset, "gain")
+    with pytest.raises(ValueError, match="custom_weights='name': row 0: expected a finite number"):
+        row_weights(dataset, "name")
+    with pytest.raises(ValueError, match=r"custom_weights='weight': expected a column .* gain"):
+        row_weights(dataset, "weight")
 
 
 @pytest.mark.usefixtures("one_rank")

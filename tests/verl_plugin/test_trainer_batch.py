@@ -10,7 +10,9 @@ from local_trainer import BRANCHES, LocalQueue, make_trainer, put_rows
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+from tree_rl.credit import ESTIMATORS, CreditTree, MissingCreditError
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
+from tree_rl.verl_plugin.path_weights import custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, put_tree_metrics_last
 
@@ -81,7 +83,7 @@ def test_one_row_per_session_gives_verls_advantages(queue: LocalQueue) -> None:
     trainer = make_trainer("gae", ranks=1)
     ours = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
     keys = [key for key, tag in zip(ours.keys, ours.tags, strict=True) if not tag.get("is_padding", False)]
-    data, _ = trainer._fetch_for_advantage(keys, "train", "gae")
+    data, _, _ = trainer._fetch_for_advantage(keys, "train", "gae")
     data.batch["token_level_rewards"] = data.batch["token_level_scores"]
     theirs = compute_advantage_for_multi_trajectories(
         data, keys, "gae", gamma=1.0, lam=0.95, num_repeat=2, config=trainer.config.algorithm
@@ -176,6 +178,72 @@ def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, w
     }
     # Each unique trained token weighs one in all.
     assert float(sum(one.sum() for one in weights)) == pytest.approx(len(paths))
+
+
+@pytest.mark.parametrize("weighting", ["session", "custom"])
+def test_weights_of_sessions_and_of_ones_own_reach_the_rows(queue: LocalQueue, weighting: str) -> None:
+    trainer = make_trainer()
+    tree = {"path_weighting": weighting, "custom_weights": "a"}
+    engine = {"fsdp_config": {"tree": tree}, "ppo_mini_batch_size": 8}
+    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
+    first = put_rows(queue, [[3, 5], [1]])
+    queue.rows["uid-0_0_1"]["extra_fields"]["a"] = [0.5] * len(queue.rows["uid-0_0_1"]["response_mask"])
+    trainer._compute_advantage(trainer._balance_batch(first, {}), {})
+    for key in first.keys:
+        row = queue.rows[key]
+        (weight,) = row[PATH_WEIGHT_COLUMNS[weighting]].unique().tolist()
+        own = 0.5 if key == "uid-0_0_1" else row["extra_fields"]["reward_extra_info"]["a"]
+        by_session = {"uid-0_0": 1 / 3, "uid-0_1": 1 / 5, "uid-1_0": 1.0}[key.rpartition("_")[0]]
+        assert weight == pytest.approx(own if weighting == "custom" else by_session)
+        assert len(row[PATH_WEIGHT_COLUMNS[weighting]]) == len(row["response_mask"])
+
+
+def depth_weights(tree: CreditTree) -> np.ndarray:
+    """Weight of each token: the number of nodes on its way."""
+    depth_V = np.zeros(len(tree.parent_V))
+    for node in range(1, len(depth_V)):
+        depth_V[node] = depth_V[tree.parent_V[node]] + 1
+    return tree.on_nodes(depth_V)
+
+
+def test_a_function_of_the_tree_weighs_tokens(queue: LocalQueue) -> None:
+    trainer = make_trainer("tree_grpo")
+    name = f"{depth_weights.__module__}.depth_weights"
+    engine = {"fsdp_config": {"tree": {"path_weighting": "custom", "custom_weights": name}}}
+    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
+    batch = put_rows(queue, [[1, 1, 1]])
+    trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    # Sessions share the prompt alone: all response tokens lie in nodes of depth 1.
+    assert all(set(queue.rows[key][PATH_WEIGHT_COLUMNS["custom"]].tolist()) == {1.0} for key in batch.keys)
+
+
+def test_a_row_without_its_weight_is_named(queue: LocalQueue) -> None:
+    trainer = make_trainer()
+    engine = {"fsdp_config": {"tree": {"path_weighting": "custom"}}}
+    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
+    with pytest.raises(
+        ValueError, match=r"row 0: tree\.custom_weights=row_weight: expected a number, .* received none"
+    ):
+        trainer._compute_advantage(trainer._balance_batch(put_rows(queue, BRANCHES), {}), {})
+    other = {"critic": {"fsdp": {"tree": {"path_weighting": "custom", "custom_weights": "b"}}}}
+    with pytest.raises(ValueError, match=r"actor and critic name \['b', 'row_weight'\]"):
+        custom_weights_name(OmegaConf.merge(trainer.config, other))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_of_trees_runs_in_the_trainer(queue: LocalQueue, estimator: str) -> None:
+    options = {"states": "observation"} if estimator in ("gigpo", "rtmc") else {}
+    trainer = make_trainer(estimator, credit=options)
+    batch = put_rows(queue, [[1, 3], [2, 1], [1, 1]])
+    trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    found = [queue.rows[key]["advantages"] for key in batch.keys]
+    assert all(torch.isfinite(one).all() for one in found)
+    assert any(one.any() for one in found)
+    assert all(not row[4] for row in found), "the fifth response token is an observation"
+    if options:
+        trainer.config.algorithm.credit = {}
+        with pytest.raises(MissingCreditError, match=r"prompt uid-\d: session \d reports no state"):
+            trainer._compute_advantage(trainer._balance_batch(put_rows(queue, [[1, 3]]), {}), {})
 
 
 def test_one_line_explains_a_step() -> None:

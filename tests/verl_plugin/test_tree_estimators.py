@@ -1,36 +1,145 @@
 """Estimators that know the tree: chosen by name, equal to verl's where nothing branches, refused elsewhere."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
+from engine_harness import nested
 from omegaconf import OmegaConf
 from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 import tree_rl.verl_plugin.trainer.tree_trainer as trainer_module
+from tree_rl.credit import ESTIMATORS, Estimator, MissingCreditError
 from tree_rl.verl_plugin.compat import KVBatchMeta
-from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, TREE_LOO, resolve_estimator
+from tree_rl.verl_plugin.trainer.advantages import session_scores
+from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, resolve_estimator
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
+from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
 
 
-def tree_advantages(copies: list[int]) -> torch.Tensor:
-    data, keys, ids, lengths = make_batch(copies)
+def nested_mask(data: DataProto, lengths: np.ndarray) -> torch.Tensor:
+    pairs = zip(data.batch["response_mask"], lengths.tolist(), strict=True)
+    return nested([mask[:length] for mask, length in pairs])
+
+
+def advantages_of(
+    name: str,
+    data: DataProto,
+    keys: list[str],
+    ids: list[np.ndarray],
+    lengths: np.ndarray,
+    *,
+    extras: list[dict[str, Any]] | None = None,
+    with_penalty: bool = False,
+    **options: Any,
+) -> DataProto:
+    """What the trainer does for an estimator."""
     sessions = Sessions.from_keys(keys)
-    return tree_loo(data, sessions, row_tokens=ids, response_lengths=lengths).batch["advantages"]
+
+    def weights() -> torch.Tensor:
+        return trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)
+
+    trees = credit_trees(
+        data,
+        sessions,
+        session_scores(data, sessions, weights() if with_penalty else None),
+        nested_mask(data, lengths),
+        row_tokens=ids,
+        extras=[{}] * len(keys) if extras is None else extras,
+    )
+    estimator = ESTIMATORS[name]
+    return tree_advantages(data, trees, estimator, options, response_lengths=lengths, token_weights=weights)
+
+
+def loo(copies: list[int]) -> torch.Tensor:
+    return advantages_of("tree_loo", *make_batch(copies)).batch["advantages"]
 
 
 def test_where_nothing_branches_it_is_verls_rloo() -> None:
     expected, _ = estimate("rloo", make_batch([1] * 6))
-    torch.testing.assert_close(tree_advantages([1] * 6), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loo([1] * 6), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
+def test_comparison_within_the_prompt_is_verls_grpo(copies: list[int]) -> None:
+    expected, _ = estimate("grpo", make_batch(copies))
+    # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
+    for name, options in (("tree_grpo", {}), ("gigpo", {"omega": 0.0, "states": "observation"})):
+        got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
+def test_whitening_counts_each_token_of_a_session_once(copies: list[int]) -> None:
+    batch = make_batch(copies)
+    got = advantages_of("treepo", *batch).batch["advantages"]
+    mask = make_batch(copies)[0].batch["response_mask"].bool()
+    _, keys, ids, lengths = batch
+    share = trained_token_weights(Sessions.from_keys(keys), ids, mask.long(), lengths)
+    total = share.sum()
+    assert float((got * share).sum() / total) == pytest.approx(0, abs=1e-5)
+    assert float((got**2 * share).sum() / (total - 1)) == pytest.approx(1, abs=1e-4)
+    assert not got[~mask].any()
+
+
+def test_calls_and_reports_of_sessions_reach_the_estimator() -> None:
+    keys, ids = ["u_0_0", "u_1_0", "u_2_0"], [np.array([1, 2, 7, 3]), np.array([1, 4, 8, 3]), np.array([1, 5, 7, 6])]
+    mask = torch.tensor([[1, 0, 1]] * 3)
+    scores = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
+    def batch() -> DataProto:
+        tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
+        return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
+
+    lengths, options = np.array([3, 3, 3]), {"omega": 0.5, "gamma": 0.5}
+    # Call 1 was a side call that no row contains.
+    keyed = [["s", "-", "a"], ["s", "-", "b"], ["s", "-", "a"]]
+    extras = [{"response_calls": [0, -1, 2], "credit": {"states": one}} for one in keyed]
+    got = advantages_of("gigpo", batch(), keys, ids, lengths, extras=extras, **options).batch["advantages"]
+    # The numbers of tests/credit/test_estimators_on_worked_trees.py.
+    expected = torch.tensor([[1.73205, 0, 1.50825], [-0.86603, 0, -0.57735], [-0.86603, 0, -0.9309]])
+    torch.testing.assert_close(got, expected, rtol=0, atol=3e-5)
+    read = advantages_of("gigpo", batch(), keys, ids, lengths, states="observation", **options).batch["advantages"]
+    torch.testing.assert_close(read, expected, rtol=0, atol=3e-5)
+    with pytest.raises(MissingCreditError, match=r"prompt u: session 0 reports no state"):
+        advantages_of("gigpo", batch(), keys, ids, lengths, **options)
+    with pytest.raises(ValueError, match="a session reports 'state'; known are step_rewards, states"):
+        advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{"credit": {"state": "s"}}] * 3)
+
+
+def test_a_step_without_recorded_calls_is_a_run_that_rows_of_a_session_share() -> None:
+    # Session 0 forks behind its first call; both rows hold it.
+    keys = ["u_0_0", "u_0_1", "u_1_0"]
+    ids = [np.array([1, 2, 2, 9, 3]), np.array([1, 2, 2, 9, 4, 4]), np.array([1, 5])]
+    masks = nested([torch.tensor([1, 1, 0, 1]), torch.tensor([1, 1, 0, 1, 1]), torch.tensor([1])])
+    data = DataProto.from_dict(tensors={"row": torch.zeros(3)}, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
+    sessions = Sessions.from_keys(keys)
+    ((_, tree),) = credit_trees(data, sessions, torch.zeros(2), masks, row_tokens=ids, extras=[{}] * 3)
+    steps = [row.tolist() for row in tree.forest.row_index.with_values(tree.steps.step_F)]
+    assert steps == [[-1, 0, 0, -1, 1], [-1, 0, 0, -1, 2, 2], [-1, 3]]
+    assert tree.steps.leaf_T.tolist() == [0, 0, 0, 1]
+
+
+def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
+    def half(tree: Any) -> np.ndarray:
+        return np.ones(1)
+
+    data, keys, ids, lengths = make_batch([1] * 6)
+    sessions = Sessions.from_keys(keys)
+    masks = nested_mask(data, lengths)
+    trees = credit_trees(data, sessions, torch.zeros(6), masks, row_tokens=ids, extras=[{}] * 6)
+    with pytest.raises(ValueError, match=r"prompt uid-0: expected a finite advantage for each of .* from half"):
+        tree_advantages(data, trees, Estimator(half), {}, response_lengths=lengths, token_weights=lambda: torch.ones(1))
 
 
 def test_identical_branches_of_a_session_change_nothing() -> None:
     copies = [3, 1, 2, 1, 1, 4]
     expected, _ = estimate("rloo", make_batch(copies))
-    torch.testing.assert_close(tree_advantages(copies), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loo(copies), expected, rtol=1e-5, atol=1e-6)
 
 
 def hand_worked(tokens: list[list[int]], masks: list[list[int]], rewards: list[float], keys: list[str]) -> DataProto:
@@ -45,11 +154,8 @@ def hand_worked(tokens: list[list[int]], masks: list[list[int]], rewards: list[f
         tensors={"response_mask": mask_BT, "token_level_scores": scores_BT, "token_level_rewards": scores_BT.clone()},
         non_tensors={"uid": uids},
     )
-    return tree_loo(
-        data,
-        Sessions.from_keys(keys),
-        row_tokens=[np.array(row) for row in tokens],
-        response_lengths=np.array([len(mask) for mask in masks]),
+    return advantages_of(
+        "tree_loo", data, keys, [np.array(row) for row in tokens], np.array([len(mask) for mask in masks])
     )
 
 
@@ -71,15 +177,13 @@ def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
     for times in ([1] * 6, copies):
         data, keys, ids, lengths = make_batch(times)
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
-        sessions = Sessions.from_keys(keys)
-        weights = trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)
-        tree_loo(data, sessions, row_tokens=ids, response_lengths=lengths, token_weights=lambda given=weights: given)
+        advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True)
         results.append(data.batch["advantages"])
     mask = make_batch(copies)[0].batch["response_mask"].bool()
     torch.testing.assert_close(
         results[1][mask], results[0][np.repeat(np.arange(6), copies)][mask], rtol=1e-5, atol=1e-6
     )
-    assert not torch.allclose(results[0], tree_advantages([1] * 6))
+    assert not torch.allclose(results[0], loo([1] * 6))
 
 
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
@@ -93,7 +197,7 @@ def test_names_resolve_to_verls_estimators() -> None:
     assert resolve_estimator("gae") == ("gae", "all")
 
 
-@pytest.mark.parametrize("name", [TREE_LOO, *ON_PATHS])
+@pytest.mark.parametrize("name", [*ESTIMATORS, *ON_PATHS])
 def test_verls_own_trainers_refuse_them_with_the_key(name: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"algorithm\.adv_estimator={name}.*trainer_mode=tree_sync"):
         get_adv_estimator_fn(name)(token_level_rewards=torch.zeros(1, 1), response_mask=torch.ones(1, 1), config=None)

@@ -35,6 +35,12 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{MODEL}.model_type=tree_languagemodel", (f"{MODEL}.model_type=", "did you mean tree_language_model?")),
     ("trainer.v1.trainer_mode=tree_synk", ("trainer.v1.trainer_mode=tree_synk:", "did you mean tree_sync?")),
     ("algorithm.adv_estimator=grp0", ("algorithm.adv_estimator=grp0:", "did you mean grpo?")),
+    ("algorithm.adv_estimator=no_such_file.credit", ("algorithm.adv_estimator: no_such_file.credit", "PYTHONPATH")),
+    (
+        "algorithm.adv_estimator=gigpo +algorithm.credit.omga=1",
+        ("algorithm.credit: adv_estimator=gigpo: no option 'omga'", "omega, gamma, by_std, states"),
+    ),
+    ("+algorithm.credit.omega=1", ("algorithm.credit: adv_estimator=grpo takes no options",)),
     (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),
     ("machine=cpuu", ("machine=cpuu:", "did you mean cpu?")),

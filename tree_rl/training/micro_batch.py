@@ -24,9 +24,9 @@ class MicroBatch:
     forest: Forest | None
     """Forest of the rows; None runs them without a tree."""
     row_weight_B: np.ndarray | None = None
-    """float64 per row, 1 / K of its tree over the whole call, for `path_weighting: sep_avg`; None: equal weights."""
+    """float64 per row, its weight by `path_weighting: sep_avg` or `session`; None: equal weights."""
     edge_weight_F: np.ndarray | None = None
-    """float64 per flat position, weight of the edge that starts there, for `path_weighting: token_unique`."""
+    """float64 per flat position, weight of the edge that starts there, by `path_weighting: token_unique`, `custom`."""
     plan: PartitionPlan | None = None
     """Partitions of a forest beyond the budget; None runs it in one forward."""
     saving: MemorySaving = field(default_factory=MemorySaving)

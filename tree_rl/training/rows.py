@@ -36,7 +36,7 @@ class Rows:
     weight_F: np.ndarray | None = None
     """float64 [F], weight by `path_weighting` of each token that counts in the loss, 0 elsewhere. It is at the token
     itself; `wanted_F` and `counted_F` mark the position before. Computed over whole groups, parts of which may be on
-    other ranks. None: computed over these rows."""
+    other ranks. None: computed over these rows (`session`: a group is a session)."""
     routes_FLK: np.ndarray | None = None
     """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: routers choose."""
 
@@ -48,6 +48,7 @@ class Rows:
         trained: Sequence[Sequence[int] | np.ndarray] | None = None,
         groups: Sequence[int] | None = None,
         temperature: float = 1.0,
+        weights: Sequence[float | Sequence[float] | np.ndarray] | None = None,
     ) -> "Rows":
         """Rows from lists of token ids.
 
@@ -57,6 +58,7 @@ class Rows:
                 token, which has no log-prob. None trains all tokens but the first.
             groups: B numbers; rows share prefixes only within a group. None: all rows are one group.
             temperature: divides the logits.
+            weights: for `path_weighting: custom`, a number per row, or one for each of its tokens.
 
         Raises:
             RowError: an empty row, a mask of the wrong length, or a trained first token; names the row.
@@ -81,6 +83,7 @@ class Rows:
             temperature_B=np.full(num_rows, temperature, dtype=np.float32),
             group_B=np.zeros(num_rows, dtype=np.int64) if groups is None else np.asarray(groups, dtype=np.int64),
             label_B=tuple(f"row {row}" for row in range(num_rows)),
+            weight_F=None if weights is None else _of_counted(weights, ids.lengths, wanted_F),
         )
 
     @property
@@ -106,6 +109,12 @@ class Rows:
         if self.routes_FLK is None:
             return groups
         return list(route_keys(np.split(self.routes_FLK, self.offsets[1:-1]), groups))
+
+
+def _of_counted(weights: Sequence[Any], lengths: np.ndarray, wanted_F: np.ndarray) -> np.ndarray:
+    pairs = zip(weights, lengths.tolist(), strict=True)
+    weight_F = np.concatenate([np.broadcast_to(np.asarray(one, dtype=np.float64), length) for one, length in pairs])
+    return np.where(np.append(False, wanted_F[:-1]), weight_F, 0.0)
 
 
 def _next_is_trained(ids: Jagged, trained: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:

@@ -7,7 +7,9 @@ from tree_kernels.tree_attention import IMPLEMENTATIONS
 MODES = ("auto", "tree", "flat")
 SCOPES = ("uid", "rank")
 AUTO = "auto"
-PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique")
+GIVEN_WEIGHTINGS = ("session", "custom")
+"""Path weightings that may need more than the rows' tokens and groups; they only apply to training."""
+PATH_WEIGHTINGS = ("verl", "sep_avg", "token_unique", *GIVEN_WEIGHTINGS)
 
 
 @dataclass
@@ -32,7 +34,12 @@ class TreeOptions:
 
     path_weighting: str = "verl"
     """`verl`: the loss weights rows as always. `sep_avg`: rows of a tree weigh 1 / K (paper, eq. 1). `token_unique`: a
-    unique token weighs one, however many rows train it."""
+    unique token weighs one, however many rows train it. `session`: a session weighs one, however many rows it left.
+    `custom`: rows weigh what `custom_weights` names."""
+
+    custom_weights: str = "row_weight"
+    """For `path_weighting=custom`: an entry of the rows, in SFT a column of the data; with a dot a function of a
+    prompt's `CreditTree`."""
 
     attention: str = AUTO
     """Implementation of tree attention. `auto` takes the fastest that is installed and supported, with verl's
@@ -62,6 +69,11 @@ class TreeOptions:
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"tree.{key}={value!r}: expected one of {', '.join(choices)}")
+        if self.mode == "flat" and self.path_weighting in GIVEN_WEIGHTINGS:
+            raise ValueError(
+                f"tree.path_weighting={self.path_weighting} with tree.mode=flat: rows then run as in stock verl, which "
+                "weights them as always; set mode auto or tree"
+            )
         if self.offload not in (AUTO, True, False):
             raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
         coef = self.router_aux_loss_coef

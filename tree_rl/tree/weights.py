@@ -17,6 +17,12 @@ def tree_mean_weights(forest: Forest) -> np.ndarray:
     return 1.0 / forest.tree_rows[forest.tree_of_row]
 
 
+def session_weights(session_of_row: np.ndarray) -> np.ndarray:
+    """w_k = 1 / (rows of the session), float64 [B]: a session weighs one (`session`). ``session_of_row`` is int [B]."""
+    _, number, rows = np.unique(session_of_row, return_inverse=True, return_counts=True)
+    return 1.0 / rows[number]
+
+
 def once_per_token_weights(forest: Forest, trained: Jagged | None = None) -> Jagged:
     """1 / g_t for each row's token, float64 [B, L_b]: a unique token has weight lambda_t = 1 (`token_unique`).
 

@@ -20,9 +20,14 @@ the flag, an engine with a mode replays."""
 TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL = "tree_language_model", "tree_value_model"
 """verl's `model_type` of the tree engines: one for actor, reference policy and SFT, one for the critic."""
 
-PATH_WEIGHT_COLUMNS = {"sep_avg": "tree_row_weights", "token_unique": "tree_token_weights"}
+PATH_WEIGHT_COLUMNS = {
+    "sep_avg": "tree_row_weights",
+    "token_unique": "tree_token_weights",
+    "session": "tree_session_weights",
+    "custom": "tree_custom_weights",
+}
 """Column of the trainer's weights, one entry per response token, by `tree.path_weighting`; without the column an engine
-counts the rows of its call."""
+counts the rows of its call, or refuses it."""
 
 
 @dataclass

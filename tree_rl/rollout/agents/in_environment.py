@@ -221,4 +221,4 @@ class AgentInEnvironment:
             logger.warning("agent %s: session %s: %s", self._name, done.status, "\n    ".join(lines))
         figures = {f"ended_{status}": float(done.status == status) for status in SCORED}
         figures |= {"turns": float(done.outcome.turns), "malformed_calls": float(done.outcome.malformed_calls)}
-        return AgentResult(reward=done.reward, status=done.status, figures=figures)
+        return AgentResult(reward=done.reward, status=done.status, figures=figures, credit=done.outcome.credit)

@@ -1,7 +1,7 @@
 """The interface of a session's environment, for agents and the trainer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,8 @@ class Outcome:
     """Number of tool calls that could not be read."""
     is_complete: bool
     """True if the agent ended by itself; False if a limit ended it."""
+    credit: Mapping[str, Any] = field(default_factory=dict)
+    """Report to credit estimators; see `AgentResult.credit`."""
 
 
 def tool(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:

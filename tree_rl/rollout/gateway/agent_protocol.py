@@ -17,6 +17,9 @@ class AgentResult:
     """One word for reports. `AgentInEnvironment` reports one of `in_environment.SCORED`."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the trainer's metrics. All sessions of an agent must report the same names."""
+    credit: Mapping[str, Any] = field(default_factory=dict)
+    """Report to credit estimators: fields of `tree_rl.credit.Leaf`, such as `states` and `step_rewards` with an entry
+    for each call in the order of the answers."""
 
 
 class Agent(Protocol):

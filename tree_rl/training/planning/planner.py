@@ -25,12 +25,12 @@ from tree_rl.training.planning.knowledge import Knowledge
 from tree_rl.training.planning.plan_cache import PlanCache
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops
 from tree_rl.training.rows import Rows
-from tree_rl.training.tree_options import TreeOptions
+from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.bins import best_fit
 from tree_rl.tree.forest import Forest, RowError
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.packing import pack_groups
-from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
+from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,6 +87,8 @@ class Planner:
         )
         memory = known.memory_model
         chooser = None if memory is None else memory.chooser(known.budget.working_scale)
+        if not call.trains and options.path_weighting in GIVEN_WEIGHTINGS:
+            options = replace(options, path_weighting="verl")
         try:
             batches = plan_micro_batches(call.rows, options, budget, known.calls.model, self._plans, chooser)
         except RowError as error:
@@ -241,9 +243,16 @@ def _large_batch(
 
 def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
     """The batches with path weights: those given with the rows, else weights computed over the whole call."""
-    if config.path_weighting == "sep_avg":
-        weight_B = tree_mean_weights(forest) if rows.weight_F is None else _weight_of_rows(rows.weight_F, forest)
+    if config.path_weighting in ("sep_avg", "session"):
+        if rows.weight_F is not None:
+            weight_B = _weight_of_rows(rows.weight_F, forest)
+        elif config.path_weighting == "session":
+            weight_B = session_weights(rows.group_B)
+        else:
+            weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
+    if config.path_weighting == "custom" and rows.weight_F is None:
+        raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
     weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
     flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
     pairs = zip(batches, flat_of, strict=True)

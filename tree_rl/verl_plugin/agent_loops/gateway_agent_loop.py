@@ -101,7 +101,12 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         )
         # A thousand branches take a second.
         return await asyncio.to_thread(
-            rows_to_outputs, record.calls, reward=result.reward, figures=figures, metrics=metrics
+            rows_to_outputs,
+            record.calls,
+            reward=result.reward,
+            figures=figures,
+            metrics=metrics,
+            credit=result.credit,
         )
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:

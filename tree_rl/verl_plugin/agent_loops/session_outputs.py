@@ -14,10 +14,17 @@ CALL_WEIGHTS = "response_weights"
 """Field with the weight of each response token, of rows with weights other than 1."""
 GENERATED_TOKENS = "generated_tokens"
 """Field with the number of tokens that the model generated in the session."""
+CREDIT = "credit"
+"""Field with a session's report to credit estimators, of sessions that report something."""
 
 
 def rows_to_outputs(
-    calls: tuple[ModelCall, ...], *, reward: float, figures: Mapping[str, float], metrics: AgentLoopMetrics
+    calls: tuple[ModelCall, ...],
+    *,
+    reward: float,
+    figures: Mapping[str, float],
+    metrics: AgentLoopMetrics,
+    credit: Mapping[str, Any] | None = None,
 ) -> list[AgentLoopOutput]:
     """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing."""
     rows = rows_of_calls(calls)
@@ -43,6 +50,7 @@ def rows_to_outputs(
                 "reward_extra_info": {**figures, "branches": len(rows)},
                 GENERATED_TOKENS: sum(len(call.response_ids) for call in calls),
                 **({} if row.response_weights is None else {CALL_WEIGHTS: list(row.response_weights)}),
+                **({CREDIT: dict(credit)} if credit else {}),
                 **provenance(row, calls),
             },
         )

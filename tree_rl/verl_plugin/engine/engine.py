@@ -24,6 +24,7 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
+from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
@@ -141,7 +142,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
-            path_weighting=self.tree_config.path_weighting,
         )
 
     def forward_backward_batch(
@@ -201,7 +201,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
-            rows = self._read_rows(data)
+            # A pass has no weights yet, and needs none.
+            weighting = self.tree_config.path_weighting
+            unweighted = forward_only and weighting in GIVEN_WEIGHTINGS
+            rows = self._read_rows(data, path_weighting="verl" if unweighted else weighting)
             if self.replay is not None:
                 self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
                 rows = self.replay.with_routes(data, rows)

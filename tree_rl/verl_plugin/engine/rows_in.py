@@ -84,13 +84,14 @@ def read_rows(
         vocab_size: upper bound of ids, exclusive.
         max_positions: longest row that the model's positions cover; None for no limit.
         first_position: position of a row's first token; None if the model only uses distances.
-        path_weighting: `token_unique` excludes tokens that `algorithm.rollout_correction` rejected from `counted_F`; it
-            and `sep_avg` read their column of weights if the batch has it.
+        path_weighting: `token_unique` excludes tokens that `algorithm.rollout_correction` rejected from `counted_F`;
+            all but `verl` read their column of weights if the batch has it.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
             positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
-            weight outside (0, 1], or a temperature that is not above 0; names the row.
+            weight outside (0, 1] (`custom`: below 0), or a temperature that is not above 0; names the row. Or the batch
+            lacks the column of `custom`, or of `session` outside SFT.
     """
     labels = _labels(data)
     offsets, token_ids_F = jagged(data["input_ids"])
@@ -153,6 +154,12 @@ def _path_weights(
     """float64 [F], the batch's path weights, 0 where the loss does not count the token; None without such a column."""
     column = PATH_WEIGHT_COLUMNS.get(path_weighting)
     if column is None or column not in data:
+        # In SFT a group is a conversation.
+        if path_weighting == "custom" or (path_weighting == "session" and "response_mask" in data):
+            raise RowError(
+                f"tree.path_weighting={path_weighting}: expected a column {column}, which the tree trainers add; set "
+                "trainer.v1.trainer_mode=tree_sync"
+            )
         return None
     weight_offsets, given = jagged(data[column])
     lengths, given_lengths = np.diff(offsets), np.diff(weight_offsets)
@@ -161,9 +168,11 @@ def _path_weights(
     weight_F[np.arange(len(given)) + np.repeat(offsets[1:] - weight_offsets[1:], given_lengths)] = given
     counts_F = np.zeros(len(weight_F), dtype=bool)
     counts_F[1:] = counted_F[:-1]
-    wrong_F = counts_F & ~((weight_F > 0) & (weight_F <= 1))
-    for row, flat in _first(wrong_F, offsets):
-        raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected above 0, up to 1")
+    is_custom = path_weighting == "custom"
+    fits_F = np.isfinite(weight_F) & (weight_F >= 0) if is_custom else (weight_F > 0) & (weight_F <= 1)
+    expected = "a finite number of at least 0" if is_custom else "above 0, up to 1"
+    for row, flat in _first(counts_F & ~fits_F, offsets):
+        raise RowError(f"{labels[row]}: {column} holds {weight_F[flat]} for a trained token; expected {expected}")
     scale = float(tu.get_non_tensor_data(data=data, key=PATH_WEIGHT_SCALE, default=1.0))
     return np.where(counts_F, scale * weight_F, 0.0)
 

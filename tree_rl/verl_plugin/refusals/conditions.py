@@ -13,6 +13,7 @@ import torch
 from omegaconf import ListConfig
 from tensordict import TensorDict
 
+from tree_rl.credit import estimator_named
 from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
@@ -117,6 +118,30 @@ def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | N
     if not correction.get("bypass_mode", False) or not changed or loss_mode == "bypass_mode":
         return None
     return {"name": changed[0], "asked": correction[changed[0]], "loss_mode": loss_mode}
+
+
+def unusable_estimator(name: Any, _: Any) -> Words | None:
+    """The dotted name of an estimator that cannot be imported."""
+    try:
+        estimator_named(str(name))
+    except ValueError as error:
+        return {"reason": error}
+    return None
+
+
+def unusable_options(options: Any, config: Any) -> Words | None:
+    """Options for an estimator that takes none, or not these."""
+    name = str(option(config, "algorithm.adv_estimator"))
+    estimator = estimator_named(name)
+    if not options:
+        return None
+    if estimator is None:
+        return {"reason": f"adv_estimator={name} takes no options; leave them out"}
+    try:
+        estimator.check_options(options)
+    except ValueError as error:
+        return {"reason": f"adv_estimator={name}: {error}"}
+    return None
 
 
 def distils_top_k(loss: Any, config: Any) -> bool:

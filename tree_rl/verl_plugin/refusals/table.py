@@ -143,6 +143,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("algorithm.adv_estimator",
                 "{option}: verl's V1 trainers roll out no greedy baseline (reward_baselines)",
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
+        Refusal("algorithm.adv_estimator", "{key}: {reason}", "", when.unusable_estimator),
+        Refusal("algorithm.credit", "{key}: {reason}", "", when.unusable_options),
         Refusal("algorithm.adv_estimator",
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED

@@ -97,6 +97,29 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     return None
 
 
+def row_weights(dataset: Any, column: str) -> np.ndarray:
+    """Weight of each row in the loss, float64 [rows]: a column of the dataset's `dataframe`.
+
+    Raises:
+        InputError: there is no such column, or a row has no finite number of at least 0 in it.
+    """
+    table = getattr(dataset, "dataframe", None)
+    if table is None or column not in table.columns:
+        known = "no columns" if table is None else quoted_names(list(map(str, table.columns)))
+        raise InputError(
+            f"engine.tree.custom_weights={column!r}: expected a column of the dataset, which has {known}; name one"
+        )
+    weights = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise RowFileError(
+            f"engine.tree.custom_weights={column!r}: row {row}: expected a finite number of at least 0, received "
+            f"{table[column].iloc[row]!r}"
+        )
+    return weights
+
+
 def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], str]:
     """A function that describes a row of verl's dataset by its file and its number there, from 0.
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorData
+from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
@@ -26,8 +28,8 @@ from tree_rl.verl_plugin.compat import (
     sft_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL
-from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files
+from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL, TreeFSDPEngineConfig
+from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
@@ -49,6 +51,9 @@ class SFTWorker(TreeTrainingWorker):
 
 class TreeSFTTrainer(SFTTrainer):
     """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
+
+    train_dataset: Any
+    """verl's dataset, or ours; with `path_weighting: custom` its rows have weights."""
 
     def _build_engine(self) -> None:
         self.loss_fn = partial(sft_loss, config=None)
@@ -90,6 +95,10 @@ class TreeSFTTrainer(SFTTrainer):
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
                 refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
+        engine = self.engine_config
+        if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
+            weights = row_weights(self.train_dataset, engine.tree.custom_weights)
+            self.train_dataset = WeighedRows(self.train_dataset, weights)
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
@@ -116,6 +125,21 @@ class TreeSFTTrainer(SFTTrainer):
             num_workers=self.config.data.num_workers,
             drop_last=True,
         )
+
+
+class WeighedRows(Dataset):
+    """A dataset whose rows also have their weight in the loss."""
+
+    def __init__(self, rows: Any, weight_of_row: np.ndarray) -> None:
+        self._rows, self._weight_of_row = rows, weight_of_row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        row = self._rows[index]
+        weight_T = torch.full((len(row["input_ids"]),), self._weight_of_row[index], dtype=torch.float64)
+        return {**row, PATH_WEIGHT_COLUMNS["custom"]: weight_T}
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:

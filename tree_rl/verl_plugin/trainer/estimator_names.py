@@ -1,16 +1,17 @@
-"""Names of the estimators that use the tree: `algorithm.adv_estimator=tree_loo | full_tree | longest_path`.
+"""Names of the estimators that use the tree: `algorithm.adv_estimator=NAME`.
 
 verl gives an estimator padded rows without token ids. So the tree trainers compute these themselves; verl's trainers
-refuse them. verl imports this module during its import, so it must not import other modules of tree_rl.
+refuse them. verl imports this module during its import, so it must not import what imports verl.
 """
 
 from typing import Any, Literal, NoReturn
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from tree_rl.credit import ESTIMATORS
+
 Paths = Literal["all", "longest"]
 
-TREE_LOO = "tree_loo"
 ON_PATHS: dict[str, tuple[str, Paths]] = {"full_tree": ("grpo", "all"), "longest_path": ("grpo", "longest")}
 """verl's estimator, and the trained paths of a session, by our name.
 
@@ -33,5 +34,5 @@ def _refuse_elsewhere(name: str) -> None:
         )
 
 
-for _name in (TREE_LOO, *ON_PATHS):
+for _name in (*ESTIMATORS, *ON_PATHS):
     _refuse_elsewhere(_name)

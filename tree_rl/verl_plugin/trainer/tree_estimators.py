@@ -1,15 +1,21 @@
-"""The advantages of tree_loo, and the paths of longest_path."""
+"""The advantages of estimators that know the tree (`tree_rl.credit`), and the paths of longest_path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
 from verl.protocol import DataProto
 
-from tree_rl.tree.credit import subtree_credit
-from tree_rl.tree.forest import Forest
-from tree_rl.verl_plugin.trainer.advantages import session_scores
+from tree_rl.credit import CreditRow, CreditTree, Estimator, Leaf, whiten
+from tree_rl.credit.credit_tree import CONTEXT
+from tree_rl.verl_plugin.agent_loops.session_outputs import CREDIT
+from tree_rl.verl_plugin.path_weights import PromptTree
 from tree_rl.verl_plugin.trainer.sessions import Sessions
+
+REPORTED = tuple(one.name for one in fields(Leaf) if one.name != "reward")
+"""What a session may report to estimators."""
 
 
 def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
@@ -21,34 +27,100 @@ def longest_paths(sessions: Sessions, row_lengths: Sequence[int]) -> list[int]:
     return sorted(int(rows[::-1][np.argmax(lengths[rows[::-1]])]) for rows in sessions.rows_of_session)
 
 
-def tree_loo(
+def credit_trees(
     data: DataProto,
     sessions: Sessions,
+    outcome_S: torch.Tensor,
+    nested_mask: torch.Tensor,
     *,
     row_tokens: Sequence[np.ndarray],
-    response_lengths: np.ndarray,
-    token_weights: Callable[[], torch.Tensor] | None = None,
-) -> DataProto:
-    """Write `advantages` and `returns`, [B, T]: the `subtree_credit` of each token's segment in its prompt's group.
+    extras: Sequence[Mapping[str, Any]],
+) -> list[PromptTree]:
+    """The tree of each prompt; its leaves are sessions.
 
     Args:
-        data: padded rows: token_level_scores, token_level_rewards, response_mask [B, T], uid.
+        data: B rows: uid.
+        outcome_S: outcome of each session.
+        nested_mask: [B, response tokens], nonzero where a token was generated and trains.
         row_tokens: B arrays of token ids, prompt and response.
+        extras: verl's `extra_fields` of B rows. `response_calls` numbers the calls; without it a run of generated
+            tokens is a call. `credit` of a session's final row has entries of `Leaf`.
+
+    Raises:
+        ValueError: a session reports something else.
+    """
+    uids = data.non_tensor_batch["uid"].tolist()
+    masks = [mask.cpu().numpy() for mask in nested_mask.unbind()]
+    steps: list[np.ndarray] = [np.empty(0)] * len(uids)
+    for members in sessions.rows_of_session:
+        runs: dict[bytes, int] = {}
+        for row in members.tolist():
+            trained, calls = masks[row] != 0, extras[row].get("response_calls")
+            tokens = row_tokens[row]
+            given = _runs(trained, tokens, runs) if calls is None else np.asarray(calls, dtype=np.int64)
+            context = np.full(len(tokens) - len(trained), CONTEXT)
+            steps[row] = np.concatenate([context, np.where(trained, given, CONTEXT)])
+    trees = []
+    for uid in dict.fromkeys(uids):
+        rows = [row for row, one in enumerate(uids) if one == uid]
+        members, leaf_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
+        leaves = []
+        for session in members.tolist():
+            report = extras[sessions.rows_of_session[session][-1]].get(CREDIT) or {}
+            unknown = sorted(set(report) - set(REPORTED))
+            if unknown:
+                raise ValueError(f"prompt {uid}: a session reports {unknown[0]!r}; known are {', '.join(REPORTED)}")
+            leaves.append(Leaf(reward=float(outcome_S[session]), **report))
+        pairs = zip(rows, leaf_of_row.tolist(), strict=True)
+        made = [CreditRow(tokens=row_tokens[row], leaf=leaf, steps=steps[row]) for row, leaf in pairs]
+        trees.append((rows, CreditTree.of(made, leaves, name=f"prompt {uid}")))
+    return trees
+
+
+def _runs(trained: np.ndarray, tokens: np.ndarray, number_of_run: dict[bytes, int]) -> np.ndarray:
+    """Number each run of trained tokens; rows of a session that begin alike share their runs."""
+    run_T = np.cumsum(np.diff(trained.astype(np.int8), prepend=0) == 1) - 1
+    prompt = len(tokens) - len(trained)
+    starts = np.flatnonzero(np.diff(trained.astype(np.int8), prepend=0) == 1)
+    keys = [tokens[: prompt + start + 1].tobytes() for start in starts.tolist()]
+    numbers = np.array([number_of_run.setdefault(key, len(number_of_run)) for key in keys] or [CONTEXT])
+    return numbers[run_T]
+
+
+def tree_advantages(
+    data: DataProto,
+    trees: Sequence[PromptTree],
+    estimator: Estimator,
+    options: Mapping[str, Any],
+    *,
+    response_lengths: np.ndarray,
+    token_weights: Callable[[], torch.Tensor],
+) -> DataProto:
+    """Write `advantages` and `returns`, [B, T].
+
+    Args:
+        data: padded rows: token_level_scores, response_mask [B, T].
+        trees: of `credit_trees`.
+        options: arguments of the estimator.
         response_lengths: int [B], number of response tokens at the end of each row.
-        token_weights: returns `trained_token_weights`; None if the rewards contain no KL penalty.
+        token_weights: returns `trained_token_weights`; only whitening asks for them.
+
+    Raises:
+        ValueError: the estimator returns something else than a finite number for each flat token.
     """
     mask_BT = data.batch["response_mask"]
-    outcome_S = session_scores(data, sessions, token_weights() if token_weights else None).double().cpu().numpy()
     advantages = np.zeros(tuple(mask_BT.shape))
-    uids = data.non_tensor_batch["uid"]
-    for uid in dict.fromkeys(uids.tolist()):
-        rows = np.flatnonzero(uids == uid).tolist()
-        members, session_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
-        forest = Forest.from_rows([row_tokens[row] for row in rows])
-        credit_N = subtree_credit(forest, session_of_row, outcome_S[members])[forest.segment_of_token]
-        for local, row in enumerate(rows):
-            credit = credit_N[forest.row_index[local]]
+    for rows, tree in trees:
+        credit_F = np.asarray(estimator.credit(tree, **options), dtype=np.float64)
+        if credit_F.shape != tree.node_F.shape or not np.isfinite(credit_F).all():
+            raise ValueError(
+                f"{tree.name}: expected a finite advantage for each of {len(tree.node_F)} tokens, received "
+                f"{credit_F.shape} from {estimator.credit.__name__}"
+            )
+        for row, credit in zip(rows, tree.forest.row_index.with_values(credit_F), strict=True):
             advantages[row, : response_lengths[row]] = credit[len(credit) - response_lengths[row] :]
+    if estimator.whitens:
+        advantages = whiten(advantages, token_weights().double().cpu().numpy())
     advantages_BT = torch.from_numpy(advantages).to(data.batch["token_level_scores"]) * mask_BT
     data.batch["advantages"], data.batch["returns"] = advantages_BT, advantages_BT
     return data

@@ -13,6 +13,7 @@ from verl.protocol import DataProto
 
 from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
 from tree_rl.cost.cost_model import CostModel, ModelShape
+from tree_rl.credit import estimator_named
 from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
 from tree_rl.verl_plugin.compat import (
     KVBatchMeta,
@@ -29,14 +30,20 @@ from tree_rl.verl_plugin.compat import (
 )
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
-from tree_rl.verl_plugin.path_weights import path_weight_columns, wanted_weightings
+from tree_rl.verl_plugin.path_weights import (
+    PromptTree,
+    custom_weights,
+    custom_weights_name,
+    path_weight_columns,
+    wanted_weightings,
+)
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
-from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages
-from tree_rl.verl_plugin.trainer.estimator_names import TREE_LOO, resolve_estimator
+from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
+from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
@@ -60,7 +67,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
     staleness_metrics,
     update_metrics,
 )
-from tree_rl.verl_plugin.trainer.tree_estimators import longest_paths, tree_loo
+from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
 from tree_rl.verl_plugin.trainer.workers import (
     OF_UPDATE,
     TreeActorRolloutRefWorker,
@@ -198,7 +205,11 @@ class TreeTrainerMixin(ResumableTrainer):
         real = real_rows(batch)
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
-        data, nested_mask = self._fetch_for_advantage(keys, batch.partition_id, estimator)
+        credit, custom = estimator_named(estimator), custom_weights_name(self.config)
+        with_extras = credit is not None or custom is not None
+        data, nested_mask, extras = self._fetch_for_advantage(
+            keys, batch.partition_id, estimator, with_extras=with_extras
+        )
         fields = ["advantages", "returns"]
         if self.config.algorithm.use_kl_in_reward:
             penalty = self.config.algorithm.kl_penalty
@@ -218,19 +229,20 @@ class TreeTrainerMixin(ResumableTrainer):
         metrics["tree/session_score/mean"] = outcome_S.mean().item()
         metrics["tree/session_score/max"] = outcome_S.max().item()
         lengths = np.array([len(row) for row in nested_mask.unbind()])
+        tokens = [self._row_tokens[key] for key in keys]
 
+        @functools.cache
         def token_weights() -> torch.Tensor:
-            tokens = [self._row_tokens[key] for key in keys]
             return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
 
-        if estimator == TREE_LOO:
-            data = tree_loo(
-                data,
-                sessions,
-                row_tokens=[self._row_tokens[key] for key in keys],
-                response_lengths=lengths,
-                token_weights=token_weights if self.config.algorithm.use_kl_in_reward else None,
-            )
+        trees: list[PromptTree] = []
+        if credit is not None or (custom is not None and "." in custom):
+            penalised = token_weights() if self.config.algorithm.use_kl_in_reward else None
+            outcome_S = session_scores(data, sessions, penalised).double()
+            trees = credit_trees(data, sessions, outcome_S, nested_mask, row_tokens=tokens, extras=extras)
+        if credit is not None:
+            options = self.config.algorithm.get("credit", None) or {}
+            data = tree_advantages(data, trees, credit, options, response_lengths=lengths, token_weights=token_weights)
         else:
             num_repeat = self.config.actor_rollout_ref.rollout.n
             estimation = Estimation(estimator=estimator, algorithm=self.config.algorithm, num_repeat=num_repeat)
@@ -239,11 +251,12 @@ class TreeTrainerMixin(ResumableTrainer):
             weights_BT = fetch_call_weights(keys, batch.partition_id, data.batch["response_mask"])
             data.batch["advantages"] = data.batch["advantages"] * weights_BT
         columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
-        columns |= self._path_weights(keys, batch.partition_id, data.batch["response_mask"])
+        own = None if custom is None else custom_weights(custom, lengths.tolist(), extras, trees)
+        columns |= self._path_weights(keys, batch.partition_id, data.batch["response_mask"], own)
         return put_with_padding(batch, real, columns)
 
     def _path_weights(
-        self, keys: list[str], partition_id: str, response_mask_BT: torch.Tensor
+        self, keys: list[str], partition_id: str, response_mask_BT: torch.Tensor, custom: list[np.ndarray] | None
     ) -> dict[str, torch.Tensor]:
         """The columns of `tree.path_weighting`, which depend on a group's rows on all ranks."""
         weightings = wanted_weightings(self.config)
@@ -254,26 +267,33 @@ class TreeTrainerMixin(ResumableTrainer):
         trained = [
             (mask != 0).logical_and(kept_BT[row, : len(mask)]).numpy() for row, mask in enumerate(loss_mask.unbind())
         ]
-        groups = number_groups([uid_of_row(key) for key in keys])
-        return path_weight_columns(weightings, groups, [self._row_tokens[key] for key in keys], trained)
+        return path_weight_columns(
+            weightings,
+            number_groups([uid_of_row(key) for key in keys]),
+            [self._row_tokens[key] for key in keys],
+            trained,
+            session_of_row=Sessions.from_keys(keys).session_of_row,
+            custom=custom,
+        )
 
     def _fetch_for_advantage(
-        self, keys: list[str], partition_id: str, estimator: str
-    ) -> tuple[DataProto, torch.Tensor]:
-        """The columns of the real rows, padded, and verl's nested response mask."""
+        self, keys: list[str], partition_id: str, estimator: str, *, with_extras: bool = False
+    ) -> tuple[DataProto, torch.Tensor, list[dict[str, Any]]]:
+        """The columns of the real rows, padded, verl's nested response mask, and each row's `extra_fields`."""
         fields = [name for name in ADVANTAGE_FIELDS if not (name == "old_log_probs" and self._reuses_log_probs)]
-        fields += ["extra_fields"] if estimator == "gdpo" else []
+        fields += ["extra_fields"] if estimator == "gdpo" or with_extras else []
         fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
         columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
         nested_mask = columns["response_mask"]
         non_tensors = {"uid": np.array(columns.pop("uid").tolist(), dtype=object)}
+        extras = columns.pop("extra_fields").tolist() if "extra_fields" in columns else [{}] * len(keys)
         if estimator == "gdpo":
-            non_tensors |= reward_components(columns.pop("extra_fields").tolist(), self.config.algorithm, keys)
+            non_tensors |= reward_components(extras, self.config.algorithm, keys)
         if "sum_pi_squared" in columns:
             columns["sum_pi_squared"] = response_from_nested(columns["sum_pi_squared"], nested_mask)
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=non_tensors)
         data.batch["token_level_scores"] = data.batch["rm_scores"]
-        return data, nested_mask
+        return data, nested_mask, extras
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[1]

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worked_trees import groups, tree_of
 
-from tree_rl.tree import Forest
-from tree_rl.tree.credit import sessions_of_segments, subtree_credit
+from tree_rl.credit.by_node import tree_loo
 
 
 def credit_of_tokens(
     rows: Sequence[Sequence[int]], sessions: Sequence[int], outcomes: Sequence[float]
 ) -> list[list[float]]:
     """Credit of each token of each row."""
-    forest = Forest.from_rows(rows)
-    credit_N = subtree_credit(forest, np.array(sessions), np.array(outcomes))[forest.segment_of_token]
-    return [np.round(credit_N[forest.row_index[row]], 9).tolist() for row in range(len(rows))]
+    tree = tree_of(rows, outcomes, leaf_of_row=sessions)
+    return [np.round(row, 9).tolist() for row in tree.forest.row_index.with_values(tree_loo(tree))]
 
 
 def test_independent_sessions_have_the_leave_one_out_advantage() -> None:
@@ -69,19 +68,6 @@ def test_a_session_alone_has_its_outcome() -> None:
     assert credit_of_tokens([[1, 2], [1, 3]], [0, 0], [0.7]) == [[0.7, 0.7], [0.7, 0.7]]
 
 
-@st.composite
-def groups(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[float]]:
-    """Rows over few tokens, so that prefixes collide; one to three rows per session."""
-    num_sessions = draw(st.integers(2, 5))
-    rows, sessions = [], []
-    for session in range(num_sessions):
-        for _ in range(draw(st.integers(1, 3))):
-            rows.append([0, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))])
-            sessions.append(session)
-    outcomes = draw(st.lists(st.integers(0, 8).map(lambda v: v / 8), min_size=num_sessions, max_size=num_sessions))
-    return rows, sessions, outcomes
-
-
 @settings(max_examples=150, deadline=None)
 @given(groups())
 def test_credit_is_relative_linear_and_blind_to_order(group: tuple[list[list[int]], list[int], list[float]]) -> None:
@@ -105,16 +91,16 @@ def test_weighted_by_who_stays_and_who_leaves_the_credits_of_a_fork_sum_to_zero(
     rows, sessions, outcomes = group
     first = [sessions.index(session) for session in range(max(sessions) + 1)]
     rows = [rows[index] for index in first]
-    forest = Forest.from_rows(rows)
-    owners = np.arange(len(rows))
-    credit_S = subtree_credit(forest, owners, np.array(outcomes))
-    passes_SP = sessions_of_segments(forest, owners)
-    for parent in range(forest.num_segments):
-        children = np.flatnonzero(forest.segments.parent == parent)
-        here = int(passes_SP[parent].sum())
-        total = sum(passes_SP[c].sum() * (here - passes_SP[c].sum()) * credit_S[c] for c in children)
-        for session in np.flatnonzero(passes_SP[parent] & ~passes_SP[children].any(axis=0)):
-            others = [o for o in np.flatnonzero(passes_SP[parent]) if o != session]
+    tree = tree_of(rows, outcomes)
+    credit_V = np.zeros(len(tree.parent_V))
+    credit_V[tree.node_F] = tree_loo(tree)
+    passes_VP = tree.passes_VP
+    for parent in range(len(credit_V)):
+        children = np.flatnonzero(tree.parent_V == parent)
+        here = int(passes_VP[parent].sum())
+        total = sum(passes_VP[c].sum() * (here - passes_VP[c].sum()) * credit_V[c] for c in children)
+        for session in np.flatnonzero(passes_VP[parent] & ~passes_VP[children].any(axis=0)):
+            others = [o for o in np.flatnonzero(passes_VP[parent]) if o != session]
             if others:
                 total += (here - 1) * (outcomes[session] - np.mean([outcomes[o] for o in others]))
         assert total == pytest.approx(0, abs=1e-9)

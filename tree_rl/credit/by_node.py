@@ -1,0 +1,142 @@
+"""Estimators that compare leaves, and the nodes above them.
+
+V(n) is the mean outcome of the leaves below node n; V(root) is that of all leaves. A group of one has advantage 0.
+Legend: P leaves, V nodes, T steps, F flat tokens.
+"""
+
+import numpy as np
+
+from tree_rl.credit.credit_tree import CONTEXT, CreditTree
+from tree_rl.credit.reductions import normalise
+
+
+def tree_loo(tree: CreditTree) -> np.ndarray:
+    """Leave-one-out over sibling subtrees: A(n) = V(n) - mean outcome of the leaves of parent(n) that are not below n.
+
+    Only the last fork counts: everything before it is the same for both sides. 0 for tokens that all leaves share; the
+    outcome itself if there is only one leaf. If leaves share only the prompt it is RLOO (arXiv 2402.14740). TreeRL
+    (arXiv 2506.11902) and Tree-GRPO (arXiv 2509.21240) also compare with the root.
+    """
+    if len(tree.leaves) == 1 and tree.leaves[0].multiplicity == 1:
+        return tree.on_leaves(tree.reward_P)
+    passes_VP, parent_V = tree.passes_VP, np.maximum(tree.parent_V, 0)
+    value_V, _ = tree.below()
+    others_VP = (passes_VP[parent_V] & ~passes_VP) * tree.share_P
+    total_V = others_VP.sum(axis=1)
+    baseline_V = others_VP @ tree.reward_P / np.where(total_V > 0, total_V, 1.0)
+    return tree.on_nodes(np.where(total_V > 0, value_V - baseline_V, 0.0))
+
+
+def tree_grpo(tree: CreditTree, *, variant: str = "tree") -> np.ndarray:
+    """A = GRPO(R; prompt) + GRPO(R; tree), GRPO(R; g) = (R - mean_g) / (std_g + 1e-6).
+
+    Source: Tree-GRPO, arXiv 2509.21240, `ray_trainer_ts.py:168-242`. Reading: a group of one has 0, where the code
+    leaves R, because most trees that occur by themselves have one leaf.
+
+    Args:
+        variant: `tree`: the sum. `tree_2norm`: GRPO within the prompt, then of the result within the tree.
+            `tree_inner`: within the tree alone. `tree_per_token`: the sum, of token rewards (a step's on its last
+            token) over the generated tokens of the prompt's, or the tree's, rows.
+    """
+    if variant == "tree_per_token":
+        return _per_token(tree)
+    within_P = tree.normalise_leaves(tree.reward_P)
+    inner_P = tree.normalise_leaves(within_P if variant == "tree_2norm" else tree.reward_P, tree.tree_P)
+    if variant not in ("tree", "tree_2norm", "tree_inner"):
+        raise ValueError(f"variant={variant!r}: expected tree, tree_2norm, tree_inner or tree_per_token")
+    return tree.on_leaves(within_P + inner_P if variant == "tree" else inner_P)
+
+
+def _per_token(tree: CreditTree) -> np.ndarray:
+    steps, offsets = tree.steps, tree.forest.row_index.offsets
+    reward_F = np.append(steps.reward_T, 0.0)[steps.step_F]
+    ends_F = np.append(steps.step_F[1:] != steps.step_F[:-1], True)
+    ends_F[offsets[1:] - 1] = True
+    reward_F = np.where(ends_F, reward_F, 0.0)
+    leaf_F = tree.on_leaves(np.arange(len(tree.leaves))).astype(np.int64)
+    generated = np.flatnonzero(steps.step_F != CONTEXT)
+    share_X, number_X = tree.share_P[leaf_F[generated]], tree.number_P[leaf_F[generated]]
+    groups = (np.zeros(len(generated), dtype=np.int64), tree.tree_P[leaf_F[generated]])
+    advantage_F = np.zeros(len(reward_F))
+    for group in groups:
+        advantage_F[generated] += normalise(reward_F[generated], group, share_X=share_X, number_X=number_X)
+    return advantage_F
+
+
+def treepo(tree: CreditTree) -> np.ndarray:
+    """A_i = sum over g of |g| (R_i - mean_g) / sum over g of |g|, over the nodes g above leaf i with several leaves.
+
+    The trainer whitens the result over the tokens of the batch. Source: TreePO, arXiv 2508.17445,
+    `core_algos.py:266-352` with weights by size. Reading: a group counts once, where the code counts it again in every
+    segment of fixed length until the next fork.
+    """
+    value_V, _ = tree.below()
+    size_V = np.where(tree.number_below() > 1, tree.number_below(), 0.0)
+    size_VP = size_V[:, None] * tree.passes_VP
+    total_P = np.maximum(size_VP.sum(axis=0), 1.0)
+    return tree.on_leaves((size_VP * (tree.reward_P - value_V[:, None])).sum(axis=0) / total_P)
+
+
+def treerl(tree: CreditTree, *, with_root: bool = True) -> np.ndarray:
+    """A(n) = ([V(n) - V(parent)] + [V(n) - V(root)]) / sqrt(number of leaves below n).
+
+    V is the mean of R_i - mean of the other leaves' R. Source: TreeRL, arXiv 2506.11902, eq. 2 to 4, and
+    `tree_node.py`, `parallel_mcts.py`. Readings: all leaves are selected ones, and the root of their number divides the
+    difference, where the code divides both of its values, each by its own.
+
+    Args:
+        with_root: False leaves out the difference to the root.
+    """
+    number = tree.number_P.sum()
+    mean_V, _ = tree.below()
+    # R_i - mean of the others = (R_i - mean of all) n / (n - 1), which is linear, so V needs no second pass.
+    value_V = (mean_V - mean_V[0]) * number / max(number - 1, 1.0)
+    local_V = tree.minus_parent(value_V)
+    summed_V = local_V + (value_V - value_V[0] if with_root else 0.0)
+    return tree.on_nodes(summed_V / np.sqrt(np.maximum(tree.number_below(), 1.0)))
+
+
+def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
+    """A(n) = V(n) - V(parent), or that / (std_parent + 1e-8).
+
+    Source: SPO-tree, arXiv 2505.23564, `tree_episode_generator.py:80-139`. Reading: V and std (over n) are those of the
+    leaves below a node, where the code takes those of its children, which is the same where all have equally many.
+
+    Args:
+        by_std: True divides by the deviation at the parent.
+    """
+    value_V, std_V = tree.below()
+    scale_V = std_V[np.maximum(tree.parent_V, 0)] + 1e-8 if by_std else 1.0
+    return tree.on_nodes(tree.minus_parent(value_V) / scale_V)
+
+
+def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -> np.ndarray:
+    """Trunk: A = GRPO over the prompt's trees of their mean outcome. Suffix: A = GRPO over all suffixes of the prompt;
+    0 instead of a positive A where the suffix is dispreferred.
+
+    A trunk is what several leaves of a tree share, a suffix what one leaf has alone; a tree of one leaf is all trunk.
+    Source: BranPO, arXiv 2602.03719, `agent_ppo_branch_trainer.py:131-157,712`. Readings: the branch set is all
+    suffixes of a prompt, as in the code (within one trunk, equal outcomes would have no positive A to remove); a suffix
+    is dispreferred if another of its tree earned more, or as much in fewer steps where the prompt's mean outcome is
+    above `solved_from`; a trunk trains in each of its rows, where the code trains it in one.
+    """
+    steps_P = np.bincount(tree.steps.leaf_T, minlength=len(tree.leaves))
+    share_P, reward_P = tree.share_P, tree.reward_P
+    share_G = np.bincount(tree.tree_P, share_P)
+    value_G = np.bincount(tree.tree_P, share_P * reward_P) / np.where(share_G > 0, share_G, 1.0)
+    counts_G = (share_G > 0).astype(np.float64)
+    one_group = np.zeros(len(value_G), dtype=np.int64)
+    trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)
+    branched_P = np.bincount(tree.tree_P, tree.number_P)[tree.tree_P] > 1
+    # Leaves without a suffix take no part.
+    group_P = np.where(branched_P, 0, 1 + np.arange(len(reward_P)))
+    suffix_P = tree.normalise_leaves(reward_P, group_P, by_std=by_std)
+    shorter_wins = (share_P * reward_P).sum() > solved_from * share_P.sum()
+    for leaf in np.flatnonzero(branched_P & (suffix_P > 0)):
+        siblings = np.flatnonzero((tree.tree_P == tree.tree_P[leaf]) & (share_P > 0))
+        more = reward_P[siblings] > reward_P[leaf]
+        as_much = (reward_P[siblings] == reward_P[leaf]) & (steps_P[siblings] < steps_P[leaf])
+        if (more | (as_much & shorter_wins)).any():
+            suffix_P[leaf] = 0.0
+    is_trunk_F = tree.on_nodes(tree.number_below() > 1) | ~tree.on_leaves(branched_P)
+    return np.where(is_trunk_F, tree.on_leaves(trunk_G[tree.tree_P]), tree.on_leaves(suffix_P))

@@ -1,0 +1,104 @@
+"""Estimators of steps: what a call earned, compared with other calls from the same state.
+
+A group of one has advantage 0. Legend: P leaves, T steps, F flat tokens.
+"""
+
+import numpy as np
+
+from tree_rl.credit.credit_tree import CreditTree
+
+
+def gigpo(
+    tree: CreditTree, *, omega: float = 1.0, gamma: float = 0.95, by_std: bool = True, states: str = "reported"
+) -> np.ndarray:
+    """A = A_episode + omega A_step.
+
+    A_episode = (R_i - mean) / (std + 1e-6) over the prompt's leaves. A_step is the same of the discounted returns
+    sum over k >= t of gamma^(k - t) r_k, over the steps of the prompt that start from one state.
+    Source: GiGPO, arXiv 2505.10978, `gigpo/core_gigpo.py`. Readings: a single leaf has 0, where the code leaves R; a
+    leaf counts once in A_episode, where the code by default counts it once per step.
+
+    Args:
+        omega: weight of the step's advantage.
+        gamma: discount per step.
+        by_std: False only subtracts means.
+        states: see `CreditTree.states`.
+    """
+    episode_P = tree.normalise_leaves(tree.reward_P, by_std=by_std)
+    step_T = tree.normalise_steps(tree.steps.returns(gamma), tree.states(states), by_std=by_std)
+    return tree.on_leaves(episode_P) + omega * tree.on_steps(step_T)
+
+
+def vine(tree: CreditTree) -> np.ndarray:
+    """A_t = r_t + V(s_t+1) - V(s_t); V(s) is the mean of what leaves through state s earn after it, 0 at the end.
+
+    The state before a step is the last token before it. Source: VinePPO, arXiv 2410.01679, without discount. Readings:
+    the resamples of a state are all leaves that act in it, the step's own among them; a state of only one leaf was not
+    resampled, so a step reaches to the next state that was.
+    """
+    steps, forest = tree.steps, tree.forest
+    if not len(steps):
+        return np.zeros(forest.num_flat)
+    first_T = forest.row_index.values[steps.first_T]
+    state_T = forest.parent[first_T]
+    end_T = np.where(state_T < 0, forest.num_unique, forest.subtree_end[state_T])
+    # follows_TT[t, k]: step k starts behind the state of step t.
+    follows_TT = (first_T[None, :] > state_T[:, None]) & (first_T[None, :] < end_T[:, None])
+    returned_T, acts_TP = steps.returns(1.0), np.zeros((len(steps), len(tree.leaves)), dtype=bool)
+    after_TP = np.zeros(acts_TP.shape)
+    for leaf in np.unique(steps.leaf_T).tolist():
+        mine = np.flatnonzero(steps.leaf_T == leaf)
+        acts_TP[:, leaf] = follows_TT[:, mine].any(axis=1)
+        after_TP[:, leaf] = returned_T[mine[follows_TT[:, mine].argmax(axis=1)]]
+    number_T = acts_TP @ tree.number_P
+    share_TP = acts_TP * tree.share_P
+    share_TP = np.where(share_TP.any(axis=1, keepdims=True), share_TP, acts_TP)
+    value_T = (share_TP * after_TP).sum(axis=1) / share_TP.sum(axis=1)
+    advantage_T, after, earned, end = np.zeros(len(steps)), 0.0, 0.0, len(steps)
+    for step in reversed(range(len(steps))):
+        earned += steps.reward_T[step]
+        starts_leaf = step == 0 or steps.leaf_T[step - 1] != steps.leaf_T[step]
+        if number_T[step] > 1 or starts_leaf:
+            if number_T[step] > 1:
+                advantage_T[step:end] = earned + after - value_T[step]
+            after, earned, end = 0.0 if starts_leaf else value_T[step], 0.0, step
+    return tree.on_steps(advantage_T)
+
+
+def rtmc(
+    tree: CreditTree, *, gamma: float = 0.99, prior: float = 2.0, smooth: str = "action", states: str = "reported"
+) -> np.ndarray:
+    """A = Q(s, a) - V(s): mean returns of the rollouts that took an action in a state, and that were in the state.
+
+    Returns are discounted sums of rewards; a rollout counts at its first visit. Source: RTMC, arXiv 2604.11037, which
+    has no code. Its smoothing is read in two ways:
+
+    Args:
+        gamma: discount per step.
+        prior: number of samples that the prior stands for; 0 does not smooth.
+        smooth: `action`: Q moves towards V, Q' = (n Q + prior V) / (n + prior), n the rollouts of signature (s, a).
+            `state`: V moves towards the prompt's mean outcome M, V' = (n V + prior M) / (n + prior), n the rollouts of
+            the state, so that a state that one rollout visits is compared with the prompt.
+        states: see `CreditTree.states`.
+    """
+    if smooth not in ("action", "state"):
+        raise ValueError(f"smooth={smooth!r}: expected action or state")
+    steps, returned_T, state_T = tree.steps, tree.steps.returns(gamma), tree.states(states)
+    pairs = np.stack([state_T, tree.actions()], axis=1)
+    signature_T = np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
+    visits = np.unique(np.stack([signature_T, steps.leaf_T], axis=1), axis=0, return_index=True)[1]
+    share_T = np.zeros(len(steps))
+    share_T[visits] = tree.share_P[steps.leaf_T[visits]]
+
+    def mean(key_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        share = np.bincount(key_T, share_T)
+        total = np.bincount(key_T, share_T * returned_T)
+        return (total / np.where(share > 0, share, 1.0))[key_T], share[key_T]
+
+    (q_T, taken_T), (value_T, visited_T) = mean(signature_T), mean(state_T)
+    if smooth == "action":
+        q_T = (taken_T * q_T + prior * value_T) / np.maximum(taken_T + prior, 1e-12)
+    else:
+        outcome = (tree.share_P * tree.reward_P).sum() / max(tree.share_P.sum(), 1e-12)
+        value_T = (visited_T * value_T + prior * outcome) / np.maximum(visited_T + prior, 1e-12)
+    return tree.on_steps(q_T - value_T)
