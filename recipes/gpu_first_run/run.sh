@@ -24,5 +24,5 @@ rm -f "$VERL_FILE_LOGGER_PATH"
 need_model "$([[ $DEVICE == gpu ]] && echo gpu_first_run/random_model.py || echo tiny_model.py)"
 need_toy_data train.parquet
 run_main_ppo grpo tree_grpo actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
-    actor_rollout_ref.rollout.enforce_eager=true "$@" 2>&1 | tee "$OUTPUT/log.txt"
+    actor_rollout_ref.rollout.enforce_eager=true data.dataloader_num_workers=0 "$@" 2>&1 | tee "$OUTPUT/log.txt"
 "$PYTHON" "$HERE/after.py" "$OUTPUT" --device "$DEVICE" --seconds "$SECONDS"
