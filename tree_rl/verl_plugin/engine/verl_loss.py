@@ -66,6 +66,8 @@ class VerlRows:
     stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]]
     """verl's `forward_step`: (data, loss, `forward_only`) -> (loss, verl's output dict)."""
     _selected: tuple[tuple[int, ...], TensorDict] | None = field(init=False, default=None)
+    _split: dict[str, tuple[torch.Tensor, ...]] = field(init=False, default_factory=dict)
+    """Rows of each nested tensor, split when first read: that takes time in proportion to all rows of the call."""
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
@@ -101,14 +103,26 @@ class VerlRows:
         """The rows on the device. Caches the last ones, because a partitioned forest reads its rows repeatedly."""
         key = tuple(members)
         if self._selected is None or self._selected[0] != key:
-            self._selected = (key, self._select(members).to(get_device_id()))
+            rows, device = self._select(members), get_device_id()
+            # Names and other objects stay as they are: TensorDict would copy them one by one.
+            moved = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in rows.items()}
+            self._selected = (key, TensorDict(moved, batch_size=rows.batch_size))
         return self._selected[1]
 
     def _select(self, members: Sequence[int]) -> TensorDict:
         """Some rows; does not copy tensors if these are all rows in order."""
         if list(members) == list(range(len(self.data))):
             return self.data.copy()
-        return tu.index_select_tensor_dict(self.data, list(members))
+        nested = {name: one for name, one in self.data.items() if isinstance(one, torch.Tensor) and one.is_nested}
+        selected = tu.index_select_tensor_dict(self.data.exclude(*nested), list(members))
+        for name, tensor in nested.items():
+            if name not in self._split:
+                self._split[name] = tensor.unbind()
+            rows = [self._split[name][member] for member in members]
+            selected[name] = tu.nested_tensor_from_tensor_list(
+                rows, ragged_idx=getattr(tensor, "_ragged_idx", tensor.dim() - 1)
+            )
+        return selected
 
 
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
