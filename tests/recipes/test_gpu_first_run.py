@@ -80,6 +80,6 @@ def test_the_same_script_runs_on_a_cpu(tmp_path: Path) -> None:
         ["bash", FOLDER / "run.sh"], cwd=tmp_path, env=os.environ | given, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    shown = (FOLDER / "README.md").read_text(encoding="utf-8").split("```\n")[-4]
+    shown = (FOLDER / "README.md").read_text(encoding="utf-8").split("```\n")[-2]
     assert NUMBER.sub("", shown) == NUMBER.sub("", done.stdout.partition("lengths and rounding.\n")[2])
     assert shown.count("ok   ") == 6

@@ -9,7 +9,7 @@ import pytest
 
 from tree_rl.rollout.agents.in_environment import SCORED
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
-from tree_rl.rollout.gateway.tokens.drift import DriftedSiblings, DriftReport, LeftCause, ReturnedTurn
+from tree_rl.rollout.gateway.tokens.drift import BranchCause, DriftedSiblings, DriftReport, ReturnedTurn
 from tree_rl.verl_plugin.trainer.step_metrics import session_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -29,7 +29,7 @@ ENTRIES: dict[str, list[Any]] = {
         *of_every(ReturnedTurn, "kind", was_reused=False, **RETURNED),
     ],
     "siblings": [SIBLINGS],
-    "left": list(get_args(LeftCause)),
+    "branch_causes": list(get_args(BranchCause)),
     "guessed": [4],
     "unread": list(get_args(CallFault)),
 }
@@ -43,7 +43,7 @@ def test_every_field_of_the_report_is_tried() -> None:
 def test_every_entry_of_the_report_counts_under_names_of_its_own(field: str) -> None:
     found = []
     for entry in ENTRIES[field]:
-        twice = {1: entry, 2: entry} if field in ("left", "unread") else (entry, entry)
+        twice = {1: entry, 2: entry} if field in ("branch_causes", "unread") else (entry, entry)
         figures = DriftReport(**{"returned": (), "siblings": (), field: twice}).figures()
         assert figures.keys() == NOTHING.figures().keys() and set(figures.values()) == {0, 2}
         found.append(frozenset(name for name, count in figures.items() if count))
