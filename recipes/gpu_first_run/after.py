@@ -68,9 +68,7 @@ def main() -> None:
     print(*found, sep="\n")
     later = [step for step in run.column("timing_s/step")[1:] if step is not None]
     if later:
-        print(
-            f"     seconds of a step, without the first: {sum(later) / len(later):.1f}"
-        )
+        print(f"     seconds of a step, without the first: {sum(later) / len(later):.1f}")
     sys.exit(not all(line.holds for line in found))
 
 

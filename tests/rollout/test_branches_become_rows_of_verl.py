@@ -15,6 +15,7 @@ from sandboxes_here import HERE
 from transformers import Qwen3ForCausalLM
 from verl.trainer.ppo.v1 import agent_loop_tq
 
+from tree_rl.rollout.branching.policies import Cut
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops import prompt_forests
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching, read_gateway_options
@@ -90,6 +91,7 @@ def run_prompt(
     }
     trajectory = {"step": 1, "sample_index": 0, "rollout_n": 2, "validate": validate}
     asyncio.run(worker._run_prompt(prompt, dict(SAMPLING), trajectory))
+    assert not worker._finished and not worker._generated
     assert queue.tags["u"]["status"] == "finished"
     return queue
 
@@ -136,9 +138,24 @@ def test_without_the_key_and_in_validation_nothing_branches(model_path: Path, mo
         assert queue.tags["u_0_0"]["prompt_generated_tokens"] == 50
 
 
+def chooses_an_unknown_session(sessions: Any, rng: Any) -> list[Cut]:
+    return [Cut(session=99, token=0)]
+
+
+def test_a_policy_that_fails_costs_no_session(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = f"{__name__}.{chooses_an_unknown_session.__name__}"
+    for budget in (None, 1000):
+        queue = run_prompt(model_path, monkeypatch, {"policy": policy, "budget_tokens": budget})
+        assert sorted(queue.rows) == ["u_0_0", "u_1_0"] and queue.tags["u_0_0"]["prompt_branches"] == 0
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"branching": {"policy": "turns", "rounds": 0}}, "branching.rounds=0: expected an integer of at least 1"),
+        ({"branching": {"policy": "turns", "budget_tokens": 0}}, "branching.budget_tokens=0: expected"),
+        ({"branching": {"policy": "fixed", "options": {"every_tokens": 0}}}, "branching.options.every_tokens=0"),
+        ({"branching": {"policy": "entropy", "options": {"branches": 0.5}}}, "branching.options.branches=0.5"),
         ({"branching": {"policy": "turn"}}, "branching.policy='turn': expected one of turns"),
         ({"branching": {"rounds": 2}}, r"gateway_agent\.branching\.policy: expected the name of a policy"),
         ({"branching": {"policy": "turns", "budget": 5}}, r"gateway_agent\.branching\.budget: no such option"),

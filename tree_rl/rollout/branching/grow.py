@@ -14,6 +14,9 @@ from tree_rl.rollout.branching.recording import Fork, Recording
 
 logger = logging.getLogger(__name__)
 
+COUNTS = ("expansions", "branches", "every_tokens")
+"""Options of the built-in policies that are at least 1."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BranchOptions:
@@ -34,8 +37,12 @@ class BranchOptions:
     recorded calls again, as for all other environments."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"branching.rounds={self.rounds}: expected at least 1")
+        counts = {"rounds": self.rounds, "budget_tokens": self.budget_tokens}
+        if self.policy in POLICIES:
+            counts |= {f"options.{name}": self.options.get(name) for name in COUNTS}
+        for name, count in counts.items():
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise ValueError(f"branching.{name}={count}: expected an integer of at least 1")
         try:
             inspect.signature(self.choose).bind((), random.Random(), **self.options)
         except (TypeError, ImportError, AttributeError) as error:
@@ -75,13 +82,15 @@ async def grow(
     """
     finished = list(sessions)
     for _ in range(options.rounds if finished else 0):
-        known = [one.nodes(vocabulary) for one in finished]
         left = options.budget_tokens
         if left is not None:
             left -= sum(one.generated_tokens for one in (*sessions, *branches))
-        cuts = within_budget(options.choose(known, rng, **options.options), known, left)
-        by_number = {one.number: one for one in finished}
-        forks = [Fork(parent=by_number[cut.session], token=cut.token) for cut in cuts for _ in range(cut.k)]
+        try:
+            forks = _choose(finished, options, left, rng, vocabulary)
+        except Exception:
+            # The policy may be a user's function; what ran so far is kept.
+            logger.exception("branching.policy=%s failed; the prompt gets no more branches", options.policy)
+            break
         if not forks:
             break
         new = [Recording(number=number + index, fork=fork, copies=options.copies) for index, fork in enumerate(forks)]
@@ -92,3 +101,12 @@ async def grow(
                 finished.append(one)
             else:
                 logger.warning("branch %d is left out", one.number, exc_info=result)
+
+
+def _choose(
+    finished: Sequence[Recording], options: BranchOptions, left: int | None, rng: random.Random, vocabulary: int
+) -> list[Fork]:
+    known = [one.nodes(vocabulary) for one in finished]
+    cuts = within_budget(options.choose(known, rng, **options.options), known, left)
+    by_number = {one.number: one for one in finished}
+    return [Fork(parent=by_number[cut.session], token=cut.token) for cut in cuts for _ in range(cut.k)]

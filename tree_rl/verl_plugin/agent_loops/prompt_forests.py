@@ -87,22 +87,23 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                     rng=random.Random(derived_seed("branches", trajectory["step"], uid)),
                     vocabulary=len(self.tokenizer),
                 )
-            rows = self._finished.pop(uid, [])
+            rows = self._finished[uid]
             if rows:
                 figures = {
                     "first_sessions": sum(result is None for result in results),
                     "branches": len({row.session for row in rows if row.session >= count}),
-                    "generated_tokens": self._generated.pop(uid, 0),
+                    "generated_tokens": self._generated[uid],
                     "replayed_calls": sum(one.replayed_calls for one in branches),
                     "unforked_sessions": sum(one.fault is not None for one in branches),
                 }
                 await self._publish_tree(rows, partition, figures)
                 status = "finished"
         finally:
-            for one in (*recordings, *branches):
-                await one.close()
+            self._finished.pop(uid, None)
+            self._generated.pop(uid, None)
             # The trainer waits for this status.
             await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+            await asyncio.gather(*[one.close() for one in (*recordings, *branches)], return_exceptions=True)
 
     async def _run_session(
         self, sampling_params: dict[str, Any], *, trajectory: dict[str, Any], session_id: int, **prompt: Any
