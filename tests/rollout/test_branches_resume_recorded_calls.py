@@ -1,13 +1,15 @@
 """At which calls a branch can start, and how the record answers its calls, token by token."""
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, serving
 from react_scripts import COPY, DONE, by_turn, shell, thinking
-from sandboxes_here import HERE
+from sandboxes_here import HERE, needs_bubblewrap
 
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
@@ -17,6 +19,9 @@ from tree_rl.rollout.branching.recording import Fork, RecordedCall, Recording
 from tree_rl.rollout.environments import ShellEnvironment, ToolCall
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.resumption import Resumption
+from tree_rl.rollout.sandbox.errors import SandboxDied
+from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
 
 LS = ToolCall(name="shell", arguments={"command": "ls"})
@@ -41,7 +46,7 @@ def call(
 
 
 def tool(start: float, end: float) -> RecordedCall:
-    return RecordedCall(call=LS, result="", seconds=(start, end))
+    return RecordedCall(call=LS, result="", seconds=(start, end), begun=0, ended=0)
 
 
 def test_nodes_are_calls_of_the_main_line_that_nothing_overlaps() -> None:
@@ -79,6 +84,77 @@ def test_a_branch_has_nodes_behind_its_cut() -> None:
     nodes = branch.nodes(100)
     assert [(node.start, node.end) for node in nodes.nodes] == [(2, 4), (4, 5)]
     assert (nodes.parent, nodes.cut, nodes.tokens, branch.generated_tokens) == (0, 2, 5, 3)
+
+
+FILES = {"files": {"log": ""}, "check": "true"}
+
+
+def shell_call(command: str) -> ToolCall:
+    return ToolCall(name="shell", arguments={"command": command})
+
+
+def forked(parent: Recording) -> Fork:
+    """Behind all tool calls of a session."""
+    parent.calls = (call(0, math.inf, 5), call(math.inf, math.inf, 6))
+    return Fork(parent=parent, token=1)
+
+
+@pytest.mark.parametrize("copies", [pytest.param(True, marks=needs_bubblewrap), False])
+async def test_branches_of_branches_keep_the_order_of_concurrent_tool_calls(copies: bool) -> None:
+    slow, fast = shell_call("sleep 0.5; echo slow >> log"), shell_call("echo fast >> log")
+    recording = Recording(number=0, copies=copies)
+    parent = recording
+    environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
+    await environment.reset(FILES)
+    await asyncio.gather(environment.call(slow), environment.call(fast))
+    await environment.close()
+    # A branch asks in another order.
+    recording = Recording(number=1, fork=forked(parent), copies=copies)
+    environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
+    await environment.reset(FILES)
+    for one in (slow, fast) if copies else (fast, slow):
+        await environment.call(one)
+    await environment.close()
+    shell = ShellEnvironment(HERE)
+    environment = RecordedEnvironment(shell, Recording(number=2, fork=forked(recording)))
+    await environment.reset(FILES)
+    # A copy is of the state after the last one's end; calls that are executed again begin in their old order.
+    assert await shell.sandbox.read("log") == ("fast\nslow\n" if copies else "slow\nfast\n")
+    await environment.close()
+    await parent.close()
+
+
+class Uncopied(ShellEnvironment):
+    """Its copies fail halfway."""
+
+    error: BaseException | None = None
+
+    async def save(self, folder: Path) -> bool:
+        (folder / "half").touch()
+        if self.error is not None:
+            raise self.error
+        return False
+
+
+@pytest.mark.parametrize("error", [OSError("full"), SandboxDied("gone"), None])
+async def test_a_copy_that_fails_costs_the_session_nothing(error: BaseException | None) -> None:
+    recording, inner = Recording(number=0), Uncopied(HERE)
+    inner.error = error
+    environment = RecordedEnvironment(inner, recording)
+    await environment.reset(FILES)
+    folder = recording.folder_for_copy().parent
+    assert [await environment.call(shell_call("echo a")) for _ in range(2)] == ["a"] * 2
+    assert [made.saved for made in recording.tool_calls] == [None] * 2
+    assert [one.name for one in folder.iterdir()] == ["0"], "half a copy is deleted"
+    await environment.close()
+    await recording.close()
+
+
+async def test_files_of_unconfined_commands_are_no_state(tmp_path: Path) -> None:
+    sandbox = LocalSandbox(SandboxOptions(unconfined=True))
+    await sandbox.start()
+    assert not await sandbox.save(tmp_path)
+    await sandbox.close()
 
 
 class Model:

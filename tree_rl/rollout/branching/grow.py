@@ -81,7 +81,7 @@ async def grow(
         vocabulary: number of tokens, for entropies.
     """
     finished = list(sessions)
-    for _ in range(options.rounds if finished else 0):
+    for round_ in range(options.rounds if finished else 0):
         left = options.budget_tokens
         if left is not None:
             left -= sum(one.generated_tokens for one in (*sessions, *branches))
@@ -93,7 +93,9 @@ async def grow(
             break
         if not forks:
             break
-        new = [Recording(number=number + index, fork=fork, copies=options.copies) for index, fork in enumerate(forks)]
+        # Nothing branches from the last round.
+        copies = options.copies and round_ < options.rounds - 1
+        new = [Recording(number=number + index, fork=fork, copies=copies) for index, fork in enumerate(forks)]
         number += len(new)
         branches += new
         for one, result in zip(new, await asyncio.gather(*map(play, new), return_exceptions=True), strict=True):

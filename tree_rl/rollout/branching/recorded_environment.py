@@ -1,5 +1,7 @@
 """An environment that records its tool calls, and can start in the state that another session had at a cut."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,6 +10,10 @@ from typing import Any
 
 from tree_rl.rollout.branching.recording import NotForked, RecordedCall, Recording
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall
+from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
+from tree_rl.rollout.sandbox.files.trees import remove_tree
+
+logger = logging.getLogger(__name__)
 
 
 class RecordedEnvironment:
@@ -21,7 +27,10 @@ class RecordedEnvironment:
         self._environment = environment
         self._recording = recording
         self._expected = [] if recording.fork is None else recording.fork.tool_calls
-        self._begun = self._running = 0
+        # Behind the numbers of the calls before the cut.
+        self._begun = 1 + max((one.begun for one in self._expected), default=-1)
+        self._ended = 1 + max((one.ended for one in self._expected), default=-1)
+        self._running = 0
 
     async def reset(self, task: Mapping[str, Any]) -> None:
         """As the environment's; raises `NotForked` if the session does not repeat itself."""
@@ -30,7 +39,7 @@ class RecordedEnvironment:
             await self._environment.restore(task, saved)
             return
         await self._environment.reset(task)
-        for before in sorted(self._expected, key=lambda one: one.seconds):
+        for before in sorted(self._expected, key=lambda one: one.begun):
             self._recording.replayed_calls += 1
             result = await self._environment.call(before.call)
             if result != before.result:
@@ -43,24 +52,34 @@ class RecordedEnvironment:
         if self._expected:
             return self._repeated(call)
         started = time.monotonic()
+        number = self._begun
         self._begun += 1
         self._running += 1
         try:
             result = await self._environment.call(call)
-            ended = time.monotonic()
+            ended, done = time.monotonic(), self._ended
+            self._ended += 1
             saved = await self._saved() if self._recording.copies and self._running == 1 else None
         finally:
             self._running -= 1
-        made = RecordedCall(call=call, result=result, seconds=(started, ended), saved=saved)
+        made = RecordedCall(call=call, result=result, seconds=(started, ended), begun=number, ended=done, saved=saved)
         self._recording.tool_calls.append(made)
         return result
 
     async def _saved(self) -> Path | None:
-        """A copy of the files; None if there is none, or if another call began meanwhile."""
+        """A copy of the files; None if that failed, or if another call began meanwhile."""
         if not hasattr(self._environment, "save"):
             return None
-        begun, folder = self._begun, self._recording.folder_for_copy()
-        return folder if await self._environment.save(folder) and begun == self._begun else None
+        begun, folder = self._begun, None
+        try:
+            folder = self._recording.folder_for_copy()
+            if await self._environment.save(folder) and begun == self._begun:
+                return folder
+        except (OSError, SandboxError, SandboxDied):
+            logger.warning("a copy of session %d failed; branches replay", self._recording.number, exc_info=True)
+        if folder is not None:
+            await asyncio.to_thread(remove_tree, folder)
+        return None
 
     def _repeated(self, call: ToolCall) -> str:
         for number, before in enumerate(self._expected):

@@ -28,7 +28,11 @@ class RecordedCall:
     call: ToolCall
     result: str
     seconds: tuple[float, float]
-    """Start and end, by `time.monotonic`."""
+    """Start and end in this session, by `time.monotonic`."""
+    begun: int
+    """Place in the order in which the calls began when they were executed; a branch keeps it."""
+    ended: int
+    """Place in the order in which they ended."""
     saved: Path | None = None
     """Copy of the environment's files after it; None if there is none."""
 
@@ -49,12 +53,13 @@ class Recording:
     """Its model calls, those of its parent included; empty until it is closed."""
     reward: float = 0.0
     tool_calls: list[RecordedCall] = field(default_factory=list)
-    """Its tool calls in the order of their ends, those of its parent included."""
+    """Its tool calls, those of its parent included."""
     replayed_calls: int = 0
     """Number of tool calls executed again to reach the state of the cut."""
     fault: str | None = None
     """Why it could not branch; None if it did, and for a first session."""
     _folder: OwnedFolder | None = None
+    _copies: int = 0
 
     @property
     def generated_tokens(self) -> int:
@@ -66,7 +71,8 @@ class Recording:
         """An empty folder, until `close`."""
         if self._folder is None:
             self._folder = OwnedFolder("copies")
-        made = self._folder.path / str(len(self.tool_calls))
+        made = self._folder.path / str(self._copies)
+        self._copies += 1
         made.mkdir()
         return made
 
@@ -146,7 +152,7 @@ class Fork:
     @property
     def tool_calls(self) -> list[RecordedCall]:
         """The tool calls before the cut, in the order of their ends."""
-        return sorted(self.parent._tools_before(self._last[1]), key=lambda tool: tool.seconds[1])
+        return sorted(self.parent._tools_before(self._last[1]), key=lambda tool: tool.ended)
 
     def resumption(self) -> Resumption:
         """The model calls before the cut, for the gateway."""

@@ -94,7 +94,12 @@ class LocalSandbox:
         await self._in_thread(copy, counts=False)
 
     async def save(self, folder: Path) -> bool:
-        """Copy all files into an empty folder, while no command runs; False if there is no exact copy."""
+        """Copy all files into an empty folder, while no command runs; False if there is no exact copy.
+
+        Paths of unconfined commands differ between sandboxes, so a copy is not the same state.
+        """
+        if self._options.unconfined:
+            return False
         try:
             await self._in_thread(partial(self._alive().save, folder))
         except ValueError:
