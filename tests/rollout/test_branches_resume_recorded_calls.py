@@ -162,11 +162,17 @@ class Model:
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.failures: list[Any] = []
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
         self.asked.append((tuple(prompt_ids), max_tokens))
+        failure = self.failures.pop() if self.failures else None
+        if isinstance(failure, BackendError):
+            raise failure
+        if failure is not None:
+            return Generation(token_ids=(98,), log_probs=(-8.0,), finish_reason=failure)
         return Generation(token_ids=(99,), log_probs=(-9.0,), finish_reason="stop")
 
 
@@ -200,8 +206,9 @@ async def test_a_turn_asked_for_in_slices_comes_in_slices() -> None:
     assert await ask(resumption, 1, 2, 3, most=4) == ((4,), (-1.0,), "stop")
     assert await ask(resumption, *LAST.prompt_ids, most=1) == ((5,), (-1.0,), "length")
     assert await ask(resumption, *LAST.prompt_ids, 5, most=1) == ((6,), (-1.0,), "length")
-    assert resumption.is_live and not model.asked
+    assert not resumption.is_live and not model.asked
     assert await ask(resumption, *LAST.prompt_ids, 5, 6, most=1) == ((99,), (-9.0,), "stop")
+    assert resumption.is_live
 
 
 async def test_a_cut_at_the_start_of_a_turn_samples_all_of_it() -> None:
@@ -213,6 +220,36 @@ async def test_a_cut_at_the_start_of_a_turn_samples_all_of_it() -> None:
     resumption, model = resumed(2)
     await ask(resumption, 1)
     assert await ask(resumption, *LAST.prompt_ids, json_schema={}) == ((99,), (-9.0,), "stop")
+
+
+@pytest.mark.parametrize("failure", [BackendError("busy"), "abort"])
+async def test_the_turn_of_the_cut_is_asked_again_from_the_record(failure: Any) -> None:
+    resumption, model = resumed(2)
+    await ask(resumption, 1)
+    model.failures.append(failure)
+    if failure == "abort":
+        assert (await ask(resumption, *LAST.prompt_ids))[2] == "abort"
+    else:
+        with pytest.raises(BackendError, match="busy"):
+            await ask(resumption, *LAST.prompt_ids)
+    assert not resumption.is_live
+    assert await ask(resumption, *LAST.prompt_ids) == ((5, 6, 99), (-1.0, -1.0, -9.0), "stop")
+    assert resumption.is_live
+
+
+async def test_a_constrained_turn_reports_its_real_cut() -> None:
+    parent = Recording(number=0)
+    parent.calls = (FIRST, LAST)
+    for sampling, cut in (({}, 5), ({"json_schema": {}}, 3)):
+        branch = Recording(number=1, fork=Fork(parent=parent, token=5))
+        assert branch.fork is not None
+        resumption = branch.fork.resumption()
+        resumption.before(Model())
+        await ask(resumption, 1)
+        answer = await ask(resumption, *LAST.prompt_ids, **sampling)
+        last = call(6, 7, *answer[0], prompt=LAST.prompt_ids)
+        branch.finish("s", (FIRST, last), resumption)
+        assert branch.fault is None and branch.nodes(100).cut == cut and branch.generated_tokens == 1
 
 
 async def test_equal_prompts_get_the_answers_in_the_order_in_which_they_were_asked() -> None:

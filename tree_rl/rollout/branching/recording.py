@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tree_rl.rollout.branching.policies import Node, SessionNodes
@@ -44,7 +44,7 @@ class Recording:
     number: int
     """Number of the session among those of its prompt."""
     fork: "Fork | None" = None
-    """Where it branched from; None for a first session."""
+    """Where it branched from, once closed where it really did; None for a first session."""
     copies: bool = True
     """True copies the environment's files after each tool call, where it can."""
     session: str = ""
@@ -79,6 +79,8 @@ class Recording:
     def finish(self, session: str, calls: tuple[ModelCall, ...], resumption: Resumption | None) -> None:
         """Keep the record of the closed session, `session` at the gateway; sets `fault` if it never came to its cut."""
         self.session, self.calls = session, calls
+        if self.fork is not None and resumption is not None and resumption.dropped:
+            self.fork = replace(self.fork, token=self.fork.token - resumption.dropped)
         if resumption is not None and self.fault is None:
             self.fault = resumption.fault or (None if resumption.is_live else "the agent ended before the cut")
 

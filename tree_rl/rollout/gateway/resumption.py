@@ -26,7 +26,9 @@ class Resumption:
     def __init__(self, session: str, calls: Sequence[ModelCall], last: ModelCall, keep: int) -> None:
         self.session = session
         self.is_live = False
-        """True once the model generates: everything recorded was asked for."""
+        """True once the model generated: everything recorded was asked for. A call that fails may be asked again."""
+        self.dropped = 0
+        """Number of tokens before the cut that were sampled anew, in a constrained call."""
         self.fault: str | None = None
         """What the agent asked instead of the recorded calls; None if it repeated them."""
         # Equal prompts get the recorded answers in the order in which they were asked.
@@ -56,12 +58,13 @@ class Resumption:
             raise self._differs()
         kept = _part(self._last, start, min(keep, start + max_tokens), "length")
         left = max_tokens - len(kept.token_ids)
-        self.is_live = start + len(kept.token_ids) == keep
         if not left:
             return kept
         more = await self._backend.generate(
             [*asked, *kept.token_ids], max_tokens=left, sampling=sampling, session=session
         )
+        if more.finish_reason != "abort":
+            self.is_live, self.dropped = True, self._keep - keep
         return joined(kept, more) if kept.token_ids else more
 
     def _recorded(self, asked: tuple[int, ...], max_tokens: int) -> Generation:

@@ -130,9 +130,12 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         recording = kwargs.pop("tree_recording", None)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
-        masked = sum(sum(row.response_mask) for row in outputs)
-        generated = outputs[0].extra_fields.get(GENERATED_TOKENS, masked) if outputs else 0
-        self._generated[kwargs["uid"]] += generated if recording is None else recording.generated_tokens
+        generated = outputs[0].extra_fields.get(GENERATED_TOKENS) if outputs else 0
+        if recording is not None:
+            generated = recording.generated_tokens
+        elif generated is None:
+            generated = sum(sum(row.response_mask) for row in outputs)
+        self._generated[kwargs["uid"]] += generated
         self._finished[kwargs["uid"]] += [
             FinishedRow(
                 uid=kwargs["uid"],
