@@ -163,6 +163,10 @@ def test_a_policy_that_fails_costs_no_session(model_path: Path, monkeypatch: pyt
             {"branching": {"policy": "turns"}, "agent_options": {"agent": "codex"}},
             r"gateway_agent\.branching: expected the agent react, .* received codex",
         ),
+        (
+            {"branching": {"policy": "turns"}, "agent": "builtins.object"},
+            r"gateway_agent\.branching: expected an agent with the method `record`, .*agent=builtins\.object",
+        ),
     ],
 )
 def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:

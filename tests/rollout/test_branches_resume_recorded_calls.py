@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sandboxes_here import HERE, needs_bubblewrap
 
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.branching.grow import BranchOptions, grow
 from tree_rl.rollout.branching.policies import Node
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import Fork, RecordedCall, Recording
@@ -84,6 +86,21 @@ def test_a_branch_has_nodes_behind_its_cut() -> None:
     nodes = branch.nodes(100)
     assert [(node.start, node.end) for node in nodes.nodes] == [(2, 4), (4, 5)]
     assert (nodes.parent, nodes.cut, nodes.tokens, branch.generated_tokens) == (0, 2, 5, 3)
+
+
+@pytest.mark.parametrize(("spent", "count"), [(0, 1), (1, 0)])
+async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) -> None:
+    first, branches = Recording(number=0), list[Recording]()
+    first.calls = (call(0, 1, *range(10)),)
+
+    async def play(branch: Recording) -> None:
+        branch.calls = first.calls
+
+    # 10 tokens of the first session, and 5 of a branch.
+    options = BranchOptions(policy="fixed", options={"every_tokens": 5}, budget_tokens=15)
+    rng = random.Random(0)
+    await grow([first], play, options, branches=branches, number=1, rng=rng, vocabulary=100, spent=spent)
+    assert len(branches) == count
 
 
 FILES = {"files": {"log": ""}, "check": "true"}

@@ -103,7 +103,17 @@ def test_a_server_far_behind_the_least_loaded_one_gets_no_more() -> None:
     assert placed(router, "g/0") == [idle], "a session moves"
     for _ in range(4):
         router.release_server(mine)
-    assert placed(router, "g/0", "g/1") == [idle] * 2, "and stays where its prefix is now"
+    assert placed(router, "g/0", "g/1") == [idle, mine], "and stays where its prefix is now; new ones go home"
+
+
+def test_a_session_whose_server_is_full_goes_to_the_least_loaded_not_to_its_group() -> None:
+    router = TreeRouter(dict.fromkeys("abc"))
+    (mine,) = placed(router, "g/0")
+    placed(router, *["g/0"] * 3)
+    (home,) = placed(router, "g/1")
+    (idle,) = set("abc") - {mine, home}
+    assert home != mine
+    assert placed(router, "g/0") == [idle]
 
 
 def test_new_groups_and_requests_of_no_group_go_to_the_least_loaded() -> None:

@@ -70,6 +70,7 @@ async def grow(
     number: int,
     rng: random.Random,
     vocabulary: int,
+    spent: int = 0,
 ) -> None:
     """Branch from the finished first sessions of a prompt until rounds, cuts or budget end.
 
@@ -79,12 +80,13 @@ async def grow(
         branches: gets all branches, also those that fail; those that could not start have a `fault`.
         number: of the first branch.
         vocabulary: number of tokens, for entropies.
+        spent: number of tokens that first sessions generated which failed.
     """
     finished = list(sessions)
     for round_ in range(options.rounds if finished else 0):
         left = options.budget_tokens
         if left is not None:
-            left -= sum(one.generated_tokens for one in (*sessions, *branches))
+            left -= spent + sum(one.generated_tokens for one in (*sessions, *branches))
         try:
             forks = _choose(finished, options, left, rng, vocabulary)
         except Exception:

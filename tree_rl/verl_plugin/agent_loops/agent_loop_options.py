@@ -39,6 +39,11 @@ class GatewayAgentOptions:
                 f"{CONFIG_KEY}.branching: expected the agent react, or a class that acts by `environment.call` alone, "
                 f"received {acts_alone}"
             )
+        if self.branching is not None and not hasattr(agent_class(self.agent), "record"):
+            raise ValueError(
+                f"{CONFIG_KEY}.branching: expected an agent with the method `record`, received {CONFIG_KEY}.agent="
+                f"{self.agent}"
+            )
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
         of_agent = self.agent_options.get("timeout_seconds")

@@ -86,6 +86,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                     number=count,
                     rng=random.Random(derived_seed("branches", trajectory["step"], uid)),
                     vocabulary=len(self.tokenizer),
+                    spent=sum(one.generated_tokens for one in recordings if one not in finished),
                 )
             rows = self._finished[uid]
             if rows:

@@ -33,11 +33,11 @@ class TreeRouter(GlobalRequestLoadBalancer):
         group, found, _ = request_id.rpartition(GROUP_END)
         mine = self._request_id_to_server.pop(request_id, None)
         home = self._server_of_group.get(group) if found else None
-        warm = next((server for server in (mine, home) if self._may_take(server)), None)
-        if warm is not None:
+        warm = home if mine is None else mine
+        if self._may_take(warm):
             self._request_id_to_server[request_id] = warm
         server, handle = super().acquire_server(request_id)
-        if found and server != mine:
+        if found and (mine is None or home not in self._inflight_requests):
             self._server_of_group[group] = server
         return server, handle
 
