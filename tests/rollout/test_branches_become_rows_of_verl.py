@@ -165,7 +165,7 @@ def test_a_policy_that_fails_costs_no_session(model_path: Path, monkeypatch: pyt
         ),
         (
             {"branching": {"policy": "turns"}, "agent": "builtins.object"},
-            r"gateway_agent\.branching: expected an agent with the method `record`, .*agent=builtins\.object",
+            r"gateway_agent\.branching: builtins\.object has no `record`",
         ),
     ],
 )

@@ -257,7 +257,8 @@ async def test_the_turn_of_the_cut_is_asked_again_from_the_record(failure: Any) 
 async def test_a_constrained_turn_reports_its_real_cut() -> None:
     parent = Recording(number=0)
     parent.calls = (FIRST, LAST)
-    for sampling, cut in (({}, 5), ({"json_schema": {}}, 3)):
+    cuts: tuple[tuple[dict[str, Any], int], ...] = (({}, 5), ({"json_schema": {}}, 3))
+    for sampling, cut in cuts:
         branch = Recording(number=1, fork=Fork(parent=parent, token=5))
         assert branch.fork is not None
         resumption = branch.fork.resumption()

@@ -37,7 +37,7 @@ class BranchOptions:
     recorded calls again, as for all other environments."""
 
     def __post_init__(self) -> None:
-        counts = {"rounds": self.rounds, "budget_tokens": self.budget_tokens}
+        counts: dict[str, Any] = {"rounds": self.rounds, "budget_tokens": self.budget_tokens}
         if self.policy in POLICIES:
             counts |= {f"options.{name}": self.options.get(name) for name in COUNTS}
         for name, count in counts.items():

@@ -243,12 +243,8 @@ def _check_agent_loops(config: DictConfig) -> None:
         read, _ = read_gateway_options(wanted, **lengths, template_options={})
         if _runs_here(config):
             try:
-                found = agent_class(read.agent)
+                agent_class(read.agent)
             except (ImportError, AttributeError) as error:
                 raise CommandLineError(
                     f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
                 ) from error
-            if read.branching is not None and not hasattr(found, "record"):
-                raise CommandLineError(
-                    f"{CUSTOM}.{name}.branching: {read.agent} has no `record`; use AgentInEnvironment"
-                )
