@@ -169,3 +169,17 @@ def test_a_fork_inside_a_session_does_not_end_its_credit() -> None:
     tree = tree_of(rows, [1.0, 0.0], leaf_of_row=leaf_of_row, steps=steps)
     assert credit_of(spo, tree) == worked([[0, 0.5, 0.5], [0, 0.5, 0.5, 0.5, 0.5], [0, -0.5, -0.5]])
     assert credit_of(vine, tree) == worked([[0, 0.5, 0.5], [0, 0, 0, 0.5, 0.5], [0, -0.5, -0.5]])
+
+
+def test_a_leaf_without_weight_has_no_scaled_credit_where_the_others_agree() -> None:
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 1.0, 0.0], leaves=[{}, {}, {"weight": 0.0}])
+    for estimator, options in (
+        (tree_grpo, {}),
+        (branpo, {}),
+        (gigpo, {"states": "observation"}),
+        (spo, {"by_std": True}),
+    ):
+        assert credit_of(estimator, tree, **options) == worked([[0, 0]] * 3)
+    # Where they differ, its own outcome is measured by their deviation: mean 1/2, deviation 0.707107.
+    differ = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
+    assert behind_the_prompt(credit_of(tree_grpo, differ)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])

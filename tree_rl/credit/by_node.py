@@ -97,7 +97,7 @@ def treerl(tree: CreditTree, *, with_root: bool = True) -> np.ndarray:
 
 
 def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
-    """A(n) = V(n) - V(parent), or that / (std_parent + 1e-8).
+    """A(n) = V(n) - V(parent), or that / (std_parent + 1e-8), and 0 where std_parent is at most 1e-8.
 
     Source: SPO-tree, arXiv 2505.23564, `tree_episode_generator.py:80-139`. Reading: V and std (over n) are those of the
     leaves below a node, where the code takes those of its children, which is the same where all have equally many.
@@ -106,8 +106,12 @@ def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
         by_std: True divides by the deviation at the parent.
     """
     value_V, std_V = tree.below()
-    scale_V = std_V[np.maximum(tree.parent_V, 0)] + 1e-8 if by_std else 1.0
-    return tree.on_nodes(tree.minus_parent(value_V) / scale_V)
+    advantage_V = tree.minus_parent(value_V)
+    if by_std:
+        scale_V = std_V[np.maximum(tree.parent_V, 0)]
+        # Where the others agree, only a leaf of weight 0 can differ, which no deviation measures.
+        advantage_V = np.where(scale_V > 1e-8, advantage_V / (scale_V + 1e-8), 0.0)
+    return tree.on_nodes(advantage_V)
 
 
 def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -> np.ndarray:
