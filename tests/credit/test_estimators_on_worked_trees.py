@@ -183,3 +183,25 @@ def test_a_leaf_without_weight_has_no_scaled_credit_where_the_others_agree() -> 
     # Where they differ, its own outcome is measured by their deviation: mean 1/2, deviation 0.707107.
     differ = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
     assert behind_the_prompt(credit_of(tree_grpo, differ)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
+
+
+def test_a_leaf_without_weight_is_compared_by_its_own_outcome() -> None:
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
+    # V(s) = 1/2 of the first two, and Q of the third's action is its 1. Prior 2: (1 + 2 / 2) / 3 - 1/2.
+    third = [credit_of(rtmc, tree, states="observation", prior=prior)[2] for prior in (0.0, 2.0)]
+    assert third == worked([[0, 0.5], [0, 0.16667]])
+    # Trunks 1, 0 have mean 1/2, deviation 0.707107; the third is a tree of its own.
+    assert behind_the_prompt(credit_of(branpo, tree)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
+
+
+def test_leaves_without_weight_count_by_their_number_where_there_are_no_others() -> None:
+    leaves = [{"weight": 0.0}, {"weight": 0.0, "multiplicity": 3}]
+    # V(root) = 1/4.
+    assert credit_of(spo, tree_of([[1, 2], [1, 3]], [1.0, 0.0], leaves=leaves)) == worked([[0, 0.75], [0, -0.25]])
+
+
+def test_rtmc_counts_a_rollout_once_in_a_state() -> None:
+    steps = [[CONTEXT, 0, CONTEXT, 1], [CONTEXT, 0]]
+    tree = tree_of([[1, 2, 9, 3], [1, 2]], [1.0, 0.0], steps=steps, leaves=[{"states": ["s", "s"]}, {"states": ["s"]}])
+    # V(s) = 1/2 of two rollouts, Q(s, 2) = 1/2, Q(s, 3) = 1.
+    assert credit_of(rtmc, tree, prior=0.0, gamma=1.0) == worked([[0, 0, 0, 0.5], [0, 0]])

@@ -127,7 +127,9 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     steps_P = np.bincount(tree.steps.leaf_T, minlength=len(tree.leaves))
     share_P, reward_P = tree.share_P, tree.reward_P
     share_G = np.bincount(tree.tree_P, share_P)
-    value_G = np.bincount(tree.tree_P, share_P * reward_P) / np.where(share_G > 0, share_G, 1.0)
+    # Leaves of weight 0 count only in a tree without others.
+    mean_P = np.where(share_G[tree.tree_P] > 0, share_P, tree.multiplicity_P)
+    value_G = np.bincount(tree.tree_P, mean_P * reward_P) / np.bincount(tree.tree_P, mean_P)
     counts_G = (share_G > 0).astype(np.float64)
     one_group = np.zeros(len(value_G), dtype=np.int64)
     trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)

@@ -70,8 +70,8 @@ def rtmc(
 ) -> np.ndarray:
     """A = Q(s, a) - V(s): mean returns of the rollouts that took an action in a state, and that were in the state.
 
-    Returns are discounted sums of rewards; a rollout counts at its first visit. Source: RTMC, arXiv 2604.11037, which
-    has no code. Its smoothing is read in two ways:
+    Returns are discounted sums of rewards; a rollout counts once, at its first visit to the state, and at its first
+    use of the action there. Source: RTMC, arXiv 2604.11037, which has no code. Its smoothing is read in two ways:
 
     Args:
         gamma: discount per step.
@@ -86,19 +86,19 @@ def rtmc(
     steps, returned_T, state_T = tree.steps, tree.steps.returns(gamma), tree.states(states)
     pairs = np.stack([state_T, tree.actions()], axis=1)
     signature_T = np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
-    visits = np.unique(np.stack([signature_T, steps.leaf_T], axis=1), axis=0, return_index=True)[1]
-    share_T = np.zeros(len(steps))
-    share_T[visits] = tree.share_P[steps.leaf_T[visits]]
 
     def mean(key_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        share = np.bincount(key_T, share_T)
-        total = np.bincount(key_T, share_T * returned_T)
-        return (total / np.where(share > 0, share, 1.0))[key_T], share[key_T]
+        first = np.unique(np.stack([key_T, steps.leaf_T], axis=1), axis=0, return_index=True)[1]
+        key_X, leaf_X = key_T[first], steps.leaf_T[first]
+        share_X = tree.share_P[leaf_X]
+        # Leaves of weight 0 count only where there are no others.
+        share_X = np.where(np.bincount(key_X, share_X)[key_X] > 0, share_X, tree.multiplicity_P[leaf_X])
+        share = np.bincount(key_X, share_X)
+        return (np.bincount(key_X, share_X * returned_T[first]) / share)[key_T], share[key_T]
 
     (q_T, taken_T), (value_T, visited_T) = mean(signature_T), mean(state_T)
     if smooth == "action":
-        q_T = (taken_T * q_T + prior * value_T) / np.maximum(taken_T + prior, 1e-12)
+        q_T = (taken_T * q_T + prior * value_T) / (taken_T + prior)
     else:
-        outcome = (tree.share_P * tree.reward_P).sum() / max(tree.share_P.sum(), 1e-12)
-        value_T = (visited_T * value_T + prior * outcome) / np.maximum(visited_T + prior, 1e-12)
+        value_T = (visited_T * value_T + prior * tree.below()[0][0]) / (visited_T + prior)
     return tree.on_steps(q_T - value_T)

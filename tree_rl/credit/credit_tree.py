@@ -112,16 +112,19 @@ class CreditTree:
     """Name in messages."""
     reward_P: np.ndarray = field(init=False)
     """float64 [P], outcomes."""
+    multiplicity_P: np.ndarray = field(init=False)
+    """float64 [P], number of sessions that each leaf stands for."""
     share_P: np.ndarray = field(init=False)
     """float64 [P], weight of each leaf in means: multiplicity times weight."""
     number_P: np.ndarray = field(init=False)
-    """float64 [P], number of sessions that each leaf stands for in baselines."""
+    """float64 [P], the same in baselines: 0 for leaves of weight 0."""
 
     def __post_init__(self) -> None:
         multiplicity = np.array([leaf.multiplicity for leaf in self.leaves], dtype=np.float64)
         weight = np.array([leaf.weight for leaf in self.leaves], dtype=np.float64)
         derived = {
             "reward_P": np.array([leaf.reward for leaf in self.leaves], dtype=np.float64),
+            "multiplicity_P": multiplicity,
             "share_P": multiplicity * weight,
             "number_P": multiplicity * (weight > 0),
         }
@@ -170,7 +173,7 @@ class CreditTree:
         """
         values_P = self.reward_P if values_P is None else values_P
         share_VP = self.passes_VP * self.share_P
-        share_VP = np.where(share_VP.any(axis=1, keepdims=True), share_VP, self.passes_VP)
+        share_VP = np.where(share_VP.any(axis=1, keepdims=True), share_VP, self.passes_VP * self.multiplicity_P)
         share_VP = share_VP / share_VP.sum(axis=1, keepdims=True)
         mean_V = share_VP @ values_P
         return mean_V, np.sqrt((share_VP * (values_P - mean_V[:, None]) ** 2).sum(axis=1))
