@@ -205,3 +205,25 @@ def test_rtmc_counts_a_rollout_once_in_a_state() -> None:
     tree = tree_of([[1, 2, 9, 3], [1, 2]], [1.0, 0.0], steps=steps, leaves=[{"states": ["s", "s"]}, {"states": ["s"]}])
     # V(s) = 1/2 of two rollouts, Q(s, 2) = 1/2, Q(s, 3) = 1.
     assert credit_of(rtmc, tree, prior=0.0, gamma=1.0) == worked([[0, 0, 0, 0.5], [0, 0]])
+
+
+def test_branpos_leaves_without_a_suffix_take_no_part() -> None:
+    # Suffixes 1 and 0. The first leaf ends in its trunk.
+    credit = credit_of(branpo, tree_of([[1, 2], [1, 2, 3, 4], [1, 2, 3, 5]], [1.0, 1.0, 0.0]), by_std=False)
+    assert [row[-1] for row in credit[1:]] == pytest.approx([0.5, -0.5])
+    # Equal sessions have no suffix either.
+    twins = credit_of(branpo, tree_of([[1, 2, 4], [1, 2, 5], [1, 7], [1, 7]], [1.0, 0.0, 1.0, 1.0]), by_std=False)
+    assert [row[-1] for row in twins[:2]] == pytest.approx([0.5, -0.5])
+
+
+def test_treerl_leaves_one_out_by_weight() -> None:
+    # Others of the first: 0. Of the second: 1/3. Of the third: 1/2. V(root) = (1 - 1/3 - 2 / 2) / 4 = -1/12.
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 0.0], leaves=[{}, {}, {"weight": 2.0}])
+    assert credit_of(treerl, tree, with_root=False) == worked([[0, 1.08333], [0, -0.25], [0, -0.41667]])
+
+
+def test_treepo_counts_a_group_of_leaves_once() -> None:
+    # Leaves 0 and 1 fork twice with the same leaves below: 2 and 4. First: (3 (1 - 1/3) + 2 (1 - 1/2)) / 5.
+    rows, leaf_of_row = [[1, 2, 5], [1, 4], [1, 2, 6], [1, 4], [1, 3]], [0, 0, 1, 1, 2]
+    credit = credit_of(treepo, tree_of(rows, [1.0, 0.0, 0.0], leaf_of_row=leaf_of_row))
+    assert [row[-1] for row in credit] == pytest.approx([0.6, 0.6, -0.4, -0.4, -1 / 3])

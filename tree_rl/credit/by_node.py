@@ -72,7 +72,10 @@ def treepo(tree: CreditTree) -> np.ndarray:
     """
     value_V, _ = tree.below()
     size_V = np.where(tree.number_below() > 1, tree.number_below(), 0.0)
-    size_VP = size_V[:, None] * tree.passes_VP
+    # Forks inside leaves make several nodes with the same leaves, which are one group.
+    groups = np.unique(tree.passes_VP, axis=0, return_index=True)[1]
+    size_VP = np.zeros(tree.passes_VP.shape)
+    size_VP[groups] = size_V[groups, None] * tree.passes_VP[groups]
     total_P = np.maximum(size_VP.sum(axis=0), 1.0)
     return tree.on_leaves((size_VP * (tree.reward_P - value_V[:, None])).sum(axis=0) / total_P)
 
@@ -87,10 +90,12 @@ def treerl(tree: CreditTree, *, with_root: bool = True) -> np.ndarray:
     Args:
         with_root: False leaves out the difference to the root.
     """
-    number = tree.number_P.sum()
-    mean_V, _ = tree.below()
-    # R_i - mean of the others = (R_i - mean of all) n / (n - 1), which is linear, so V needs no second pass.
-    value_V = (mean_V - mean_V[0]) * number / max(number - 1, 1.0)
+    weight_P = np.array([leaf.weight for leaf in tree.leaves])
+    others_P = tree.share_P.sum() - weight_P
+    sum_P = (tree.share_P * tree.reward_P).sum() - weight_P * tree.reward_P
+    has_others_P = others_P > 0
+    apart_P = np.where(has_others_P, tree.reward_P - sum_P / np.where(has_others_P, others_P, 1.0), 0.0)
+    value_V, _ = tree.below(apart_P)
     local_V = tree.minus_parent(value_V)
     summed_V = local_V + (value_V - value_V[0] if with_root else 0.0)
     return tree.on_nodes(summed_V / np.sqrt(np.maximum(tree.number_below(), 1.0)))
@@ -134,15 +139,19 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     one_group = np.zeros(len(value_G), dtype=np.int64)
     trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)
     branched_P = np.bincount(tree.tree_P, tree.number_P)[tree.tree_P] > 1
+    number_below_F = tree.on_nodes(tree.number_below())
+    own_F = (tree.steps.step_F != CONTEXT) & (number_below_F <= 1)
+    leaf_P = np.arange(len(reward_P))
+    has_suffix_P = branched_P & np.isin(leaf_P, tree.on_leaves(leaf_P)[own_F])
     # Leaves without a suffix take no part.
-    group_P = np.where(branched_P, 0, 1 + np.arange(len(reward_P)))
+    group_P = np.where(has_suffix_P, 0, 1 + leaf_P)
     suffix_P = tree.normalise_leaves(reward_P, group_P, by_std=by_std)
     shorter_wins = (share_P * reward_P).sum() > solved_from * share_P.sum()
-    for leaf in np.flatnonzero(branched_P & (suffix_P > 0)):
+    for leaf in np.flatnonzero(has_suffix_P & (suffix_P > 0)):
         siblings = np.flatnonzero((tree.tree_P == tree.tree_P[leaf]) & (share_P > 0))
         more = reward_P[siblings] > reward_P[leaf]
         as_much = (reward_P[siblings] == reward_P[leaf]) & (steps_P[siblings] < steps_P[leaf])
         if (more | (as_much & shorter_wins)).any():
             suffix_P[leaf] = 0.0
-    is_trunk_F = tree.on_nodes(tree.number_below() > 1) | ~tree.on_leaves(branched_P)
+    is_trunk_F = (number_below_F > 1) | ~tree.on_leaves(branched_P)
     return np.where(is_trunk_F, tree.on_leaves(trunk_G[tree.tree_P]), tree.on_leaves(suffix_P))
