@@ -38,17 +38,18 @@ def test_trees_are_leaves_that_share_what_the_model_said_or_their_key() -> None:
 
 
 def test_steps_are_those_that_rows_contain_in_order_of_time() -> None:
-    # Calls 0 and 3 are in rows, 1 and 2 were side calls that train nothing. Row order is not the order of time.
+    # Calls 0 and 3 are in rows, 1 and 2 were side calls that train nothing: call 0 earns their rewards, and call 3 that
+    # of an empty answer after it. Row order is not the order of time.
     rows = [[1, 7, 9, 4], [1, 7, 8]]
     tree = tree_of(
         rows,
         [2.0],
         leaf_of_row=[0, 0],
         steps=[[CONTEXT, CONTEXT, CONTEXT, 3], [CONTEXT, 0, 0]],
-        leaves=[{"step_rewards": [0.25, 9.0, 9.0, 1.0]}],
+        leaves=[{"step_rewards": [0.25, 9.0, 8.0, 1.0, 0.5]}],
     )
-    assert tree.steps.number_T.tolist() == [0, 3] and tree.steps.reward_T.tolist() == [0.25, 1.0]
-    assert tree.steps.returns(0.5).tolist() == [0.75, 1.0]
+    assert tree.steps.number_T.tolist() == [0, 3] and tree.steps.reward_T.tolist() == [17.25, 1.5]
+    assert tree.steps.returns(0.5).tolist() == [18.0, 1.5]
     assert tree.on_steps(np.array([5.0, 6.0])).tolist() == [0, 0, 0, 6, 0, 5, 5]
 
 

@@ -41,7 +41,8 @@ class Leaf:
     reward: float
     """Outcome."""
     step_rewards: Sequence[float] | None = None
-    """Reward of each call, by its number in `CreditRow.steps`; None: the last step earns the outcome."""
+    """Reward of each call, by its number in `CreditRow.steps`; the last step before a call without one earns its reward.
+    None: the last step earns the outcome."""
     states: Sequence[Hashable] | None = None
     """Key of the state before each call, equal where sessions were in the same state; None: not reported."""
     actions: Sequence[Hashable] | None = None
@@ -303,7 +304,10 @@ def _steps(rows: Sequence[CreditRow], leaves: Sequence[Leaf], name: str) -> Step
                 f"{number_T[mine[-1]] + 1} calls"
             )
         else:
-            reward_T[mine] = np.asarray(one.step_rewards, dtype=np.float64)[number_T[mine]]
+            # A call without trained tokens leaves its reward to the last step before it.
+            earner = np.searchsorted(number_T[mine], np.arange(len(one.step_rewards)), side="right") - 1
+            reward_C = np.asarray(one.step_rewards, dtype=np.float64)
+            np.add.at(reward_T, mine[earner[earner >= 0]], reward_C[earner >= 0])
     return Steps(leaf_T=leaf_T, number_T=number_T, reward_T=reward_T, first_T=generated[first], step_F=step_F)
 
 
