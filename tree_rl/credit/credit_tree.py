@@ -41,7 +41,7 @@ class Leaf:
     reward: float
     """Outcome."""
     step_rewards: Sequence[float] | None = None
-    """Reward of each call, by its number in `CreditRow.steps`; the last step before a call without one earns its reward.
+    """Reward of each call, by its number in `CreditRow.steps`; one without a step leaves its to the last before it.
     None: the last step earns the outcome."""
     states: Sequence[Hashable] | None = None
     """Key of the state before each call, equal where sessions were in the same state; None: not reported."""

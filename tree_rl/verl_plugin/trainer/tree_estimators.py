@@ -10,7 +10,7 @@ from verl.protocol import DataProto
 
 from tree_rl.credit import CreditRow, CreditTree, Estimator, Leaf, whiten
 from tree_rl.credit.credit_tree import CONTEXT
-from tree_rl.verl_plugin.agent_loops.session_outputs import CREDIT
+from tree_rl.verl_plugin.extra_fields import CREDIT
 from tree_rl.verl_plugin.path_weights import PromptTree
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
