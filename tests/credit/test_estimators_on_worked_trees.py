@@ -227,3 +227,12 @@ def test_treepo_counts_a_group_of_leaves_once() -> None:
     rows, leaf_of_row = [[1, 2, 5], [1, 4], [1, 2, 6], [1, 4], [1, 3]], [0, 0, 1, 1, 2]
     credit = credit_of(treepo, tree_of(rows, [1.0, 0.0, 0.0], leaf_of_row=leaf_of_row))
     assert [row[-1] for row in credit] == pytest.approx([0.6, 0.6, -0.4, -0.4, -1 / 3])
+
+
+def test_a_call_that_context_interrupts_earns_its_reward_once_per_row() -> None:
+    steps = [[CONTEXT, 0, CONTEXT, 0], [CONTEXT, 0, CONTEXT, 0]]
+    # Token rewards 0 1, 0 0: mean 1/4, deviation 1/2 over the prompt. Every leaf is a tree: 0 1 has deviation 0.707107.
+    credit = credit_of(
+        tree_grpo, tree_of([[1, 2, 9, 3], [1, 4, 9, 5]], [1.0, 0.0], steps=steps), variant="tree_per_token"
+    )
+    assert credit == worked([[0, -1.20711, 0, 2.20711], [0, -0.5, 0, -0.5]])

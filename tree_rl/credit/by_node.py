@@ -48,11 +48,13 @@ def tree_grpo(tree: CreditTree, *, variant: str = "tree") -> np.ndarray:
 
 
 def _per_token(tree: CreditTree) -> np.ndarray:
-    steps, offsets = tree.steps, tree.forest.row_index.offsets
+    steps = tree.steps
     reward_F = np.append(steps.reward_T, 0.0)[steps.step_F]
-    ends_F = np.append(steps.step_F[1:] != steps.step_F[:-1], True)
-    ends_F[offsets[1:] - 1] = True
-    reward_F = np.where(ends_F, reward_F, 0.0)
+    # A call that context interrupts ends once in a row.
+    row_F = np.repeat(np.arange(len(tree.rows)), tree.forest.row_index.lengths)
+    places = np.stack([row_F, steps.step_F], axis=1)[::-1]
+    ends = len(row_F) - 1 - np.unique(places, axis=0, return_index=True)[1]
+    reward_F = np.where(np.isin(np.arange(len(row_F)), ends), reward_F, 0.0)
     leaf_F = tree.on_leaves(np.arange(len(tree.leaves))).astype(np.int64)
     generated = np.flatnonzero(steps.step_F != CONTEXT)
     share_X, number_X = tree.share_P[leaf_F[generated]], tree.number_P[leaf_F[generated]]

@@ -41,19 +41,19 @@ def vine(tree: CreditTree) -> np.ndarray:
         return np.zeros(forest.num_flat)
     first_T = forest.row_index.values[steps.first_T]
     state_T = forest.parent[first_T]
-    end_T = np.where(state_T < 0, forest.num_unique, forest.subtree_end[state_T])
-    # follows_TT[t, k]: step k starts behind the state of step t.
-    follows_TT = (first_T[None, :] > state_T[:, None]) & (first_T[None, :] < end_T[:, None])
-    returned_T, acts_TP = steps.returns(1.0), np.zeros((len(steps), len(tree.leaves)), dtype=bool)
-    after_TP = np.zeros(acts_TP.shape)
-    for leaf in np.unique(steps.leaf_T).tolist():
-        mine = np.flatnonzero(steps.leaf_T == leaf)
-        acts_TP[:, leaf] = follows_TT[:, mine].any(axis=1)
-        after_TP[:, leaf] = returned_T[mine[follows_TT[:, mine].argmax(axis=1)]]
-    number_T = acts_TP @ tree.number_P
-    share_TP = acts_TP * tree.share_P
-    share_TP = np.where(share_TP.any(axis=1, keepdims=True), share_TP, acts_TP)
-    value_T = (share_TP * after_TP).sum(axis=1) / share_TP.sum(axis=1)
+    returned_T, by_first = steps.returns(1.0), np.argsort(first_T, kind="stable")
+    states, state_index_T = np.unique(state_T, return_inverse=True)
+    ends = np.where(states < 0, forest.num_unique, forest.subtree_end[states])
+    starts, stops = np.searchsorted(first_T[by_first], [states + 1, ends])
+    value, number = np.zeros(len(states)), np.zeros(len(states))
+    for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        behind = np.sort(by_first[start:stop])
+        leaf, first = np.unique(steps.leaf_T[behind], return_index=True)
+        # Leaves of weight 0 count only where there are no others.
+        share = tree.share_P[leaf] if tree.share_P[leaf].any() else tree.multiplicity_P[leaf]
+        value[index] = share @ returned_T[behind[first]] / share.sum()
+        number[index] = tree.number_P[leaf].sum()
+    value_T, number_T = value[state_index_T], number[state_index_T]
     advantage_T, after, earned, end = np.zeros(len(steps)), 0.0, 0.0, len(steps)
     for step in reversed(range(len(steps))):
         earned += steps.reward_T[step]
