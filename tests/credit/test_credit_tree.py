@@ -38,17 +38,18 @@ def test_trees_are_leaves_that_share_what_the_model_said_or_their_key() -> None:
 
 
 def test_steps_are_those_that_rows_contain_in_order_of_time() -> None:
-    # Calls 0 and 3 are in rows, 1 and 2 were side calls that train nothing. Row order is not the order of time.
+    # Calls 0 and 3 are in rows, 1 and 2 were side calls that train nothing: call 0 earns their rewards, and call 3 that
+    # of an empty answer after it. Row order is not the order of time.
     rows = [[1, 7, 9, 4], [1, 7, 8]]
     tree = tree_of(
         rows,
         [2.0],
         leaf_of_row=[0, 0],
         steps=[[CONTEXT, CONTEXT, CONTEXT, 3], [CONTEXT, 0, 0]],
-        leaves=[{"step_rewards": [0.25, 9.0, 9.0, 1.0]}],
+        leaves=[{"step_rewards": [0.25, 9.0, 8.0, 1.0, 0.5]}],
     )
-    assert tree.steps.number_T.tolist() == [0, 3] and tree.steps.reward_T.tolist() == [0.25, 1.0]
-    assert tree.steps.returns(0.5).tolist() == [0.75, 1.0]
+    assert tree.steps.number_T.tolist() == [0, 3] and tree.steps.reward_T.tolist() == [17.25, 1.5]
+    assert tree.steps.returns(0.5).tolist() == [18.0, 1.5]
     assert tree.on_steps(np.array([5.0, 6.0])).tolist() == [0, 0, 0, 6, 0, 5, 5]
 
 
@@ -65,8 +66,22 @@ def test_a_missing_state_is_named_with_the_ways_to_report_it() -> None:
 def test_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="session 0 reports 1 step_rewards, but made at least 2 calls"):
         tree_of([[1, 2, 3]], [1.0], steps=[[CONTEXT, 0, 1]], leaves=[{"step_rewards": [1.0]}])
-    with pytest.raises(ValueError, match="multiplicity 0"):
-        Leaf(reward=1.0, multiplicity=0)
+    wrong = [
+        ({"multiplicity": 0}, "multiplicity 0: expected a whole number of at least 1"),
+        ({"multiplicity": 1.5}, "multiplicity 1.5: expected a whole number"),
+        ({"multiplicity": "2"}, "multiplicity '2': expected a finite number"),
+        ({"weight": -1.0}, "weight -1.0: expected at least 0"),
+        ({"weight": float("inf")}, "weight inf: expected a finite number"),
+        ({"reward": float("nan")}, "reward nan: expected a finite number"),
+        ({"step_rewards": 1.0}, "step_rewards 1.0: expected a list"),
+        ({"step_rewards": [None]}, "step_rewards: None: expected finite numbers"),
+        ({"states": "s"}, "states 's': expected a list"),
+        ({"states": [{"page": 1}]}, "states: {'page': 1} cannot be a key"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            Leaf(**{"reward": 1.0, **given})
+    assert Leaf(reward=1.0, states=[[1, [2]], "s"]).states == ((1, (2,)), "s")
     row = CreditRow(tokens=np.array([1, 2]), leaf=1, steps=np.array([CONTEXT, 0]))
     with pytest.raises(ValueError, match="expected rows of leaves 0 to 1"):
         CreditTree.of([row], [Leaf(reward=1.0), Leaf(reward=0.0)])
@@ -85,3 +100,7 @@ def test_estimators_have_names_and_options() -> None:
     assert own is not None and not own.whitens
     with pytest.raises(ValueError, match=r"no_such_module\.credit.*PYTHONPATH"):
         estimator_named("no_such_module.credit")
+    with pytest.raises(ValueError, match=r"\.credit\.by_step: .*relative import"):
+        estimator_named(".credit.by_step")
+    with pytest.raises(ValueError, match=r"credit_tree\.CONTEXT: expected a function"):
+        estimator_named("tree_rl.credit.credit_tree.CONTEXT")

@@ -169,3 +169,70 @@ def test_a_fork_inside_a_session_does_not_end_its_credit() -> None:
     tree = tree_of(rows, [1.0, 0.0], leaf_of_row=leaf_of_row, steps=steps)
     assert credit_of(spo, tree) == worked([[0, 0.5, 0.5], [0, 0.5, 0.5, 0.5, 0.5], [0, -0.5, -0.5]])
     assert credit_of(vine, tree) == worked([[0, 0.5, 0.5], [0, 0, 0, 0.5, 0.5], [0, -0.5, -0.5]])
+
+
+def test_a_leaf_without_weight_has_no_scaled_credit_where_the_others_agree() -> None:
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 1.0, 0.0], leaves=[{}, {}, {"weight": 0.0}])
+    for estimator, options in (
+        (tree_grpo, {}),
+        (branpo, {}),
+        (gigpo, {"states": "observation"}),
+        (spo, {"by_std": True}),
+    ):
+        assert credit_of(estimator, tree, **options) == worked([[0, 0]] * 3)
+    # Where they differ, its own outcome is measured by their deviation: mean 1/2, deviation 0.707107.
+    differ = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
+    assert behind_the_prompt(credit_of(tree_grpo, differ)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
+
+
+def test_a_leaf_without_weight_is_compared_by_its_own_outcome() -> None:
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
+    # V(s) = 1/2 of the first two, and Q of the third's action is its 1. Prior 2: (1 + 2 / 2) / 3 - 1/2.
+    third = [credit_of(rtmc, tree, states="observation", prior=prior)[2] for prior in (0.0, 2.0)]
+    assert third == worked([[0, 0.5], [0, 0.16667]])
+    # Trunks 1, 0 have mean 1/2, deviation 0.707107; the third is a tree of its own.
+    assert behind_the_prompt(credit_of(branpo, tree)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
+
+
+def test_leaves_without_weight_count_by_their_number_where_there_are_no_others() -> None:
+    leaves = [{"weight": 0.0}, {"weight": 0.0, "multiplicity": 3}]
+    # V(root) = 1/4.
+    assert credit_of(spo, tree_of([[1, 2], [1, 3]], [1.0, 0.0], leaves=leaves)) == worked([[0, 0.75], [0, -0.25]])
+
+
+def test_rtmc_counts_a_rollout_once_in_a_state() -> None:
+    steps = [[CONTEXT, 0, CONTEXT, 1], [CONTEXT, 0]]
+    tree = tree_of([[1, 2, 9, 3], [1, 2]], [1.0, 0.0], steps=steps, leaves=[{"states": ["s", "s"]}, {"states": ["s"]}])
+    # V(s) = 1/2 of two rollouts, Q(s, 2) = 1/2, Q(s, 3) = 1.
+    assert credit_of(rtmc, tree, prior=0.0, gamma=1.0) == worked([[0, 0, 0, 0.5], [0, 0]])
+
+
+def test_branpos_leaves_without_a_suffix_take_no_part() -> None:
+    # Suffixes 1 and 0. The first leaf ends in its trunk.
+    credit = credit_of(branpo, tree_of([[1, 2], [1, 2, 3, 4], [1, 2, 3, 5]], [1.0, 1.0, 0.0]), by_std=False)
+    assert [row[-1] for row in credit[1:]] == pytest.approx([0.5, -0.5])
+    # Equal sessions have no suffix either.
+    twins = credit_of(branpo, tree_of([[1, 2, 4], [1, 2, 5], [1, 7], [1, 7]], [1.0, 0.0, 1.0, 1.0]), by_std=False)
+    assert [row[-1] for row in twins[:2]] == pytest.approx([0.5, -0.5])
+
+
+def test_treerl_leaves_one_out_by_weight() -> None:
+    # Others of the first: 0. Of the second: 1/3. Of the third: 1/2. V(root) = (1 - 1/3 - 2 / 2) / 4 = -1/12.
+    tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 0.0], leaves=[{}, {}, {"weight": 2.0}])
+    assert credit_of(treerl, tree, with_root=False) == worked([[0, 1.08333], [0, -0.25], [0, -0.41667]])
+
+
+def test_treepo_counts_a_group_of_leaves_once() -> None:
+    # Leaves 0 and 1 fork twice with the same leaves below: 2 and 4. First: (3 (1 - 1/3) + 2 (1 - 1/2)) / 5.
+    rows, leaf_of_row = [[1, 2, 5], [1, 4], [1, 2, 6], [1, 4], [1, 3]], [0, 0, 1, 1, 2]
+    credit = credit_of(treepo, tree_of(rows, [1.0, 0.0, 0.0], leaf_of_row=leaf_of_row))
+    assert [row[-1] for row in credit] == pytest.approx([0.6, 0.6, -0.4, -0.4, -1 / 3])
+
+
+def test_a_call_that_context_interrupts_earns_its_reward_once_per_row() -> None:
+    steps = [[CONTEXT, 0, CONTEXT, 0], [CONTEXT, 0, CONTEXT, 0]]
+    # Token rewards 0 1, 0 0: mean 1/4, deviation 1/2 over the prompt. Every leaf is a tree: 0 1 has deviation 0.707107.
+    credit = credit_of(
+        tree_grpo, tree_of([[1, 2, 9, 3], [1, 4, 9, 5]], [1.0, 0.0], steps=steps), variant="tree_per_token"
+    )
+    assert credit == worked([[0, -1.20711, 0, 2.20711], [0, -0.5, 0, -0.5]])

@@ -59,7 +59,8 @@ def test_all_counts_are_metrics_that_the_docs_name_and_no_others() -> None:
 def test_the_hit_rate_is_a_share_of_tokens_and_absent_where_no_server_reports_one() -> None:
     sessions = [{"prefix_queries": 100.0, "prefix_hits": 90.0}, {"prefix_queries": 300.0, "prefix_hits": 150.0}]
     assert session_metrics(sessions)["tree/prefix_hit_rate"] == 0.6
-    assert "tree/prefix_hit_rate" not in session_metrics([{"prefix_queries": 0.0, "prefix_hits": 0.0}])
+    for figures in ({"prefix_queries": 0.0, "prefix_hits": 0.0}, {"prefix_queries": 2.0}):
+        assert "tree/prefix_hit_rate" not in session_metrics([figures])
 
 
 def test_the_docs_name_every_end_of_a_session() -> None:

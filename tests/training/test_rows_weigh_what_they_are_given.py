@@ -49,3 +49,17 @@ def test_rows_without_weights_are_refused() -> None:
     step = TreeStep(tree, TreeOptions(path_weighting="custom"))
     with pytest.raises(RowError, match=r"path_weighting=custom: expected weights of the rows"):
         step.run(Rows.of(ROWS), negative_log_likelihood)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ([1.0, 2.0], r"row 1: has 4 tokens and weights of shape \(2,\)"),
+        ([[1.0]] * 4, r"row 1: has 4 tokens and weights of shape \(4, 1\)"),
+        (float("nan"), "row 1: has a weight that is not a finite number"),
+        ([1.0, 1.0, -1.0, 1.0], "row 1: has a weight that is not a finite number of at least 0"),
+    ],
+)
+def test_weights_that_do_not_fit_a_row_are_refused(wrong: Any, message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        Rows.of(ROWS, trained=TRAINED, weights=[1.0, wrong, 1.0, 1.0])

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tree_rl.credit import ESTIMATORS, CreditTree, MissingCreditError
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
-from tree_rl.verl_plugin.path_weights import custom_weights_name
+from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, put_tree_metrics_last
 
@@ -228,6 +228,9 @@ def test_a_row_without_its_weight_is_named(queue: LocalQueue) -> None:
     other = {"critic": {"fsdp": {"tree": {"path_weighting": "custom", "custom_weights": "b"}}}}
     with pytest.raises(ValueError, match=r"actor and critic name \['b', 'row_weight'\]"):
         custom_weights_name(OmegaConf.merge(trainer.config, other))
+    for wrong in ("much", [1.0, [2.0]]):
+        with pytest.raises(ValueError, match=r"row 1: tree\.custom_weights=a: .*; expected numbers"):
+            custom_weights("a", [2, 2], [{"a": 1.0}, {"a": wrong}], [])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -1,5 +1,8 @@
 """Estimators that know the tree: chosen by name, equal to verl's where nothing branches, refused elsewhere."""
 
+import subprocess
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,6 +112,13 @@ def test_calls_and_reports_of_sessions_reach_the_estimator() -> None:
         advantages_of("gigpo", batch(), keys, ids, lengths, **options)
     with pytest.raises(ValueError, match="a session reports 'state'; known are step_rewards, states"):
         advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{"credit": {"state": "s"}}] * 3)
+    for extra, message in (
+        ({"credit": {"weight": -1}}, "prompt u, session 1, row 1: weight -1: expected at least 0"),
+        ({"credit": ["s"]}, "prompt u, session 1, row 1: credit .* expected entries step_rewards"),
+        ({"response_calls": [0]}, "prompt u, row 1: response_calls: expected a whole number for each of 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{}, extra, {}])
 
 
 def test_a_step_without_recorded_calls_is_a_run_that_rows_of_a_session_share() -> None:
@@ -132,8 +142,11 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
     sessions = Sessions.from_keys(keys)
     masks = nested_mask(data, lengths)
     trees = credit_trees(data, sessions, torch.zeros(6), masks, row_tokens=ids, extras=[{}] * 6)
-    with pytest.raises(ValueError, match=r"prompt uid-0: expected a finite advantage for each of .* from half"):
-        tree_advantages(data, trees, Estimator(half), {}, response_lengths=lengths, token_weights=lambda: torch.ones(1))
+    for function, name in ((half, "half"), (partial(half), "functools.partial")):
+        with pytest.raises(ValueError, match=rf"prompt uid-0: expected a finite advantage for each of .* from {name}"):
+            tree_advantages(
+                data, trees, Estimator(function), {}, response_lengths=lengths, token_weights=lambda: torch.ones(1)
+            )
 
 
 def test_identical_branches_of_a_session_change_nothing() -> None:
@@ -189,6 +202,10 @@ def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
     sessions = Sessions.from_keys(["u_0_0", "u_0_1", "u_1_0", "u_1_1", "w_0_0"])
     assert longest_paths(sessions, [5, 4, 7, 7, 1]) == [0, 3, 4]
+
+
+def test_they_load_before_verls_agent_loop() -> None:
+    subprocess.run([sys.executable, "-c", "import tree_rl.verl_plugin.trainer.tree_estimators"], check=True)
 
 
 def test_names_resolve_to_verls_estimators() -> None:

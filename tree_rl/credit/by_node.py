@@ -48,11 +48,13 @@ def tree_grpo(tree: CreditTree, *, variant: str = "tree") -> np.ndarray:
 
 
 def _per_token(tree: CreditTree) -> np.ndarray:
-    steps, offsets = tree.steps, tree.forest.row_index.offsets
+    steps = tree.steps
     reward_F = np.append(steps.reward_T, 0.0)[steps.step_F]
-    ends_F = np.append(steps.step_F[1:] != steps.step_F[:-1], True)
-    ends_F[offsets[1:] - 1] = True
-    reward_F = np.where(ends_F, reward_F, 0.0)
+    # A call that context interrupts ends once in a row.
+    row_F = np.repeat(np.arange(len(tree.rows)), tree.forest.row_index.lengths)
+    places = np.stack([row_F, steps.step_F], axis=1)[::-1]
+    ends = len(row_F) - 1 - np.unique(places, axis=0, return_index=True)[1]
+    reward_F = np.where(np.isin(np.arange(len(row_F)), ends), reward_F, 0.0)
     leaf_F = tree.on_leaves(np.arange(len(tree.leaves))).astype(np.int64)
     generated = np.flatnonzero(steps.step_F != CONTEXT)
     share_X, number_X = tree.share_P[leaf_F[generated]], tree.number_P[leaf_F[generated]]
@@ -72,7 +74,10 @@ def treepo(tree: CreditTree) -> np.ndarray:
     """
     value_V, _ = tree.below()
     size_V = np.where(tree.number_below() > 1, tree.number_below(), 0.0)
-    size_VP = size_V[:, None] * tree.passes_VP
+    # Forks inside leaves make several nodes with the same leaves, which are one group.
+    groups = np.unique(tree.passes_VP, axis=0, return_index=True)[1]
+    size_VP = np.zeros(tree.passes_VP.shape)
+    size_VP[groups] = size_V[groups, None] * tree.passes_VP[groups]
     total_P = np.maximum(size_VP.sum(axis=0), 1.0)
     return tree.on_leaves((size_VP * (tree.reward_P - value_V[:, None])).sum(axis=0) / total_P)
 
@@ -87,17 +92,19 @@ def treerl(tree: CreditTree, *, with_root: bool = True) -> np.ndarray:
     Args:
         with_root: False leaves out the difference to the root.
     """
-    number = tree.number_P.sum()
-    mean_V, _ = tree.below()
-    # R_i - mean of the others = (R_i - mean of all) n / (n - 1), which is linear, so V needs no second pass.
-    value_V = (mean_V - mean_V[0]) * number / max(number - 1, 1.0)
+    weight_P = np.array([leaf.weight for leaf in tree.leaves])
+    others_P = tree.share_P.sum() - weight_P
+    sum_P = (tree.share_P * tree.reward_P).sum() - weight_P * tree.reward_P
+    has_others_P = others_P > 0
+    apart_P = np.where(has_others_P, tree.reward_P - sum_P / np.where(has_others_P, others_P, 1.0), 0.0)
+    value_V, _ = tree.below(apart_P)
     local_V = tree.minus_parent(value_V)
     summed_V = local_V + (value_V - value_V[0] if with_root else 0.0)
     return tree.on_nodes(summed_V / np.sqrt(np.maximum(tree.number_below(), 1.0)))
 
 
 def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
-    """A(n) = V(n) - V(parent), or that / (std_parent + 1e-8).
+    """A(n) = V(n) - V(parent), or that / (std_parent + 1e-8), and 0 where std_parent is at most 1e-8.
 
     Source: SPO-tree, arXiv 2505.23564, `tree_episode_generator.py:80-139`. Reading: V and std (over n) are those of the
     leaves below a node, where the code takes those of its children, which is the same where all have equally many.
@@ -106,8 +113,12 @@ def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
         by_std: True divides by the deviation at the parent.
     """
     value_V, std_V = tree.below()
-    scale_V = std_V[np.maximum(tree.parent_V, 0)] + 1e-8 if by_std else 1.0
-    return tree.on_nodes(tree.minus_parent(value_V) / scale_V)
+    advantage_V = tree.minus_parent(value_V)
+    if by_std:
+        scale_V = std_V[np.maximum(tree.parent_V, 0)]
+        # Where the others agree, only a leaf of weight 0 can differ, which no deviation measures.
+        advantage_V = np.where(scale_V > 1e-8, advantage_V / (scale_V + 1e-8), 0.0)
+    return tree.on_nodes(advantage_V)
 
 
 def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -> np.ndarray:
@@ -123,20 +134,26 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     steps_P = np.bincount(tree.steps.leaf_T, minlength=len(tree.leaves))
     share_P, reward_P = tree.share_P, tree.reward_P
     share_G = np.bincount(tree.tree_P, share_P)
-    value_G = np.bincount(tree.tree_P, share_P * reward_P) / np.where(share_G > 0, share_G, 1.0)
+    # Leaves of weight 0 count only in a tree without others.
+    mean_P = np.where(share_G[tree.tree_P] > 0, share_P, tree.multiplicity_P)
+    value_G = np.bincount(tree.tree_P, mean_P * reward_P) / np.bincount(tree.tree_P, mean_P)
     counts_G = (share_G > 0).astype(np.float64)
     one_group = np.zeros(len(value_G), dtype=np.int64)
     trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)
     branched_P = np.bincount(tree.tree_P, tree.number_P)[tree.tree_P] > 1
+    number_below_F = tree.on_nodes(tree.number_below())
+    own_F = (tree.steps.step_F != CONTEXT) & (number_below_F <= 1)
+    leaf_P = np.arange(len(reward_P))
+    has_suffix_P = branched_P & np.isin(leaf_P, tree.on_leaves(leaf_P)[own_F])
     # Leaves without a suffix take no part.
-    group_P = np.where(branched_P, 0, 1 + np.arange(len(reward_P)))
+    group_P = np.where(has_suffix_P, 0, 1 + leaf_P)
     suffix_P = tree.normalise_leaves(reward_P, group_P, by_std=by_std)
     shorter_wins = (share_P * reward_P).sum() > solved_from * share_P.sum()
-    for leaf in np.flatnonzero(branched_P & (suffix_P > 0)):
+    for leaf in np.flatnonzero(has_suffix_P & (suffix_P > 0)):
         siblings = np.flatnonzero((tree.tree_P == tree.tree_P[leaf]) & (share_P > 0))
         more = reward_P[siblings] > reward_P[leaf]
         as_much = (reward_P[siblings] == reward_P[leaf]) & (steps_P[siblings] < steps_P[leaf])
         if (more | (as_much & shorter_wins)).any():
             suffix_P[leaf] = 0.0
-    is_trunk_F = tree.on_nodes(tree.number_below() > 1) | ~tree.on_leaves(branched_P)
+    is_trunk_F = (number_below_F > 1) | ~tree.on_leaves(branched_P)
     return np.where(is_trunk_F, tree.on_leaves(trunk_G[tree.tree_P]), tree.on_leaves(suffix_P))

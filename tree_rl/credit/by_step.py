@@ -41,19 +41,19 @@ def vine(tree: CreditTree) -> np.ndarray:
         return np.zeros(forest.num_flat)
     first_T = forest.row_index.values[steps.first_T]
     state_T = forest.parent[first_T]
-    end_T = np.where(state_T < 0, forest.num_unique, forest.subtree_end[state_T])
-    # follows_TT[t, k]: step k starts behind the state of step t.
-    follows_TT = (first_T[None, :] > state_T[:, None]) & (first_T[None, :] < end_T[:, None])
-    returned_T, acts_TP = steps.returns(1.0), np.zeros((len(steps), len(tree.leaves)), dtype=bool)
-    after_TP = np.zeros(acts_TP.shape)
-    for leaf in np.unique(steps.leaf_T).tolist():
-        mine = np.flatnonzero(steps.leaf_T == leaf)
-        acts_TP[:, leaf] = follows_TT[:, mine].any(axis=1)
-        after_TP[:, leaf] = returned_T[mine[follows_TT[:, mine].argmax(axis=1)]]
-    number_T = acts_TP @ tree.number_P
-    share_TP = acts_TP * tree.share_P
-    share_TP = np.where(share_TP.any(axis=1, keepdims=True), share_TP, acts_TP)
-    value_T = (share_TP * after_TP).sum(axis=1) / share_TP.sum(axis=1)
+    returned_T, by_first = steps.returns(1.0), np.argsort(first_T, kind="stable")
+    states, state_index_T = np.unique(state_T, return_inverse=True)
+    ends = np.where(states < 0, forest.num_unique, forest.subtree_end[states])
+    starts, stops = np.searchsorted(first_T[by_first], [states + 1, ends])
+    value, number = np.zeros(len(states)), np.zeros(len(states))
+    for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        behind = np.sort(by_first[start:stop])
+        leaf, first = np.unique(steps.leaf_T[behind], return_index=True)
+        # Leaves of weight 0 count only where there are no others.
+        share = tree.share_P[leaf] if tree.share_P[leaf].any() else tree.multiplicity_P[leaf]
+        value[index] = share @ returned_T[behind[first]] / share.sum()
+        number[index] = tree.number_P[leaf].sum()
+    value_T, number_T = value[state_index_T], number[state_index_T]
     advantage_T, after, earned, end = np.zeros(len(steps)), 0.0, 0.0, len(steps)
     for step in reversed(range(len(steps))):
         earned += steps.reward_T[step]
@@ -70,8 +70,8 @@ def rtmc(
 ) -> np.ndarray:
     """A = Q(s, a) - V(s): mean returns of the rollouts that took an action in a state, and that were in the state.
 
-    Returns are discounted sums of rewards; a rollout counts at its first visit. Source: RTMC, arXiv 2604.11037, which
-    has no code. Its smoothing is read in two ways:
+    Returns are discounted sums of rewards; a rollout counts once, at its first visit to the state, and at its first
+    use of the action there. Source: RTMC, arXiv 2604.11037, which has no code. Its smoothing is read in two ways:
 
     Args:
         gamma: discount per step.
@@ -86,19 +86,19 @@ def rtmc(
     steps, returned_T, state_T = tree.steps, tree.steps.returns(gamma), tree.states(states)
     pairs = np.stack([state_T, tree.actions()], axis=1)
     signature_T = np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
-    visits = np.unique(np.stack([signature_T, steps.leaf_T], axis=1), axis=0, return_index=True)[1]
-    share_T = np.zeros(len(steps))
-    share_T[visits] = tree.share_P[steps.leaf_T[visits]]
 
     def mean(key_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        share = np.bincount(key_T, share_T)
-        total = np.bincount(key_T, share_T * returned_T)
-        return (total / np.where(share > 0, share, 1.0))[key_T], share[key_T]
+        first = np.unique(np.stack([key_T, steps.leaf_T], axis=1), axis=0, return_index=True)[1]
+        key_X, leaf_X = key_T[first], steps.leaf_T[first]
+        share_X = tree.share_P[leaf_X]
+        # Leaves of weight 0 count only where there are no others.
+        share_X = np.where(np.bincount(key_X, share_X)[key_X] > 0, share_X, tree.multiplicity_P[leaf_X])
+        share = np.bincount(key_X, share_X)
+        return (np.bincount(key_X, share_X * returned_T[first]) / share)[key_T], share[key_T]
 
     (q_T, taken_T), (value_T, visited_T) = mean(signature_T), mean(state_T)
     if smooth == "action":
-        q_T = (taken_T * q_T + prior * value_T) / np.maximum(taken_T + prior, 1e-12)
+        q_T = (taken_T * q_T + prior * value_T) / (taken_T + prior)
     else:
-        outcome = (tree.share_P * tree.reward_P).sum() / max(tree.share_P.sum(), 1e-12)
-        value_T = (visited_T * value_T + prior * outcome) / np.maximum(visited_T + prior, 1e-12)
+        value_T = (visited_T * value_T + prior * tree.below()[0][0]) / (visited_T + prior)
     return tree.on_steps(q_T - value_T)

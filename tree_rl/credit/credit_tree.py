@@ -6,8 +6,11 @@ root, above all rows: its tokens are those that all leaves share. A step is what
 Legend: N unique tokens, F flat tokens, B rows, P leaves, V nodes, T steps.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +44,11 @@ class Leaf:
     reward: float
     """Outcome."""
     step_rewards: Sequence[float] | None = None
-    """Reward of each call, by its number in `CreditRow.steps`; None: the last step earns the outcome."""
+    """Reward of each call, by its number in `CreditRow.steps`; one without a step leaves its to the last before it.
+    None: the last step earns the outcome."""
     states: Sequence[Hashable] | None = None
-    """Key of the state before each call, equal where sessions were in the same state; None: not reported."""
+    """Key of the state before each call, equal where sessions were in the same state; lists become tuples. None: not
+    reported."""
     actions: Sequence[Hashable] | None = None
     """Key of the action of each call; None: its token ids."""
     tree: Hashable | None = None
@@ -54,8 +59,36 @@ class Leaf:
     """Weight of the leaf in means; 0 keeps it out of all baselines."""
 
     def __post_init__(self) -> None:
-        if self.multiplicity < 1 or not self.weight >= 0:
-            raise ValueError(f"leaf: multiplicity {self.multiplicity} (at least 1), weight {self.weight} (at least 0)")
+        for name in ("reward", "weight", "multiplicity"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ValueError(f"{name} {value!r}: expected a finite number")
+        if self.multiplicity < 1 or self.multiplicity != int(self.multiplicity):
+            raise ValueError(f"multiplicity {self.multiplicity}: expected a whole number of at least 1")
+        if self.weight < 0:
+            raise ValueError(f"weight {self.weight}: expected at least 0")
+        for name in ("step_rewards", "states", "actions"):
+            given = getattr(self, name)
+            if given is None:
+                continue
+            if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
+                raise ValueError(f"{name} {given!r}: expected a list with an entry for each call")
+            if name == "step_rewards":
+                wrong = [one for one in given if not isinstance(one, Real) or not math.isfinite(one)]
+                if wrong:
+                    raise ValueError(f"{name}: {wrong[0]!r}: expected finite numbers")
+            else:
+                object.__setattr__(self, name, tuple(_key(name, one) for one in given))
+        object.__setattr__(self, "tree", _key("tree", self.tree))
+
+
+def _key(name: str, value: Any) -> Hashable:
+    """The value, with tuples for its lists. Raises a ValueError if it still cannot be a key."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(_key(name, one) for one in value)
+    if not isinstance(value, Hashable):
+        raise ValueError(f"{name}: {value!r} cannot be a key; report text, numbers, or lists of them")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,16 +145,19 @@ class CreditTree:
     """Name in messages."""
     reward_P: np.ndarray = field(init=False)
     """float64 [P], outcomes."""
+    multiplicity_P: np.ndarray = field(init=False)
+    """float64 [P], number of sessions that each leaf stands for."""
     share_P: np.ndarray = field(init=False)
     """float64 [P], weight of each leaf in means: multiplicity times weight."""
     number_P: np.ndarray = field(init=False)
-    """float64 [P], number of sessions that each leaf stands for in baselines."""
+    """float64 [P], the same in baselines: 0 for leaves of weight 0."""
 
     def __post_init__(self) -> None:
         multiplicity = np.array([leaf.multiplicity for leaf in self.leaves], dtype=np.float64)
         weight = np.array([leaf.weight for leaf in self.leaves], dtype=np.float64)
         derived = {
             "reward_P": np.array([leaf.reward for leaf in self.leaves], dtype=np.float64),
+            "multiplicity_P": multiplicity,
             "share_P": multiplicity * weight,
             "number_P": multiplicity * (weight > 0),
         }
@@ -170,7 +206,7 @@ class CreditTree:
         """
         values_P = self.reward_P if values_P is None else values_P
         share_VP = self.passes_VP * self.share_P
-        share_VP = np.where(share_VP.any(axis=1, keepdims=True), share_VP, self.passes_VP)
+        share_VP = np.where(share_VP.any(axis=1, keepdims=True), share_VP, self.passes_VP * self.multiplicity_P)
         share_VP = share_VP / share_VP.sum(axis=1, keepdims=True)
         mean_V = share_VP @ values_P
         return mean_V, np.sqrt((share_VP * (values_P - mean_V[:, None]) ** 2).sum(axis=1))
@@ -224,13 +260,13 @@ class CreditTree:
     def actions(self) -> np.ndarray:
         """Number of the action of each step, int64 [T], equal for equal keys; without keys for equal tokens."""
         tokens_F = self.forest.input_ids[self.forest.row_index.values]
+        first_T = self.steps.first_T
+        breaks = np.union1d(np.flatnonzero(np.diff(self.steps.step_F)) + 1, self.forest.row_index.offsets[1:])
+        end_T = breaks[np.searchsorted(breaks, first_T, side="right")]
         keys = []
         for step, (leaf, number) in enumerate(zip(self.steps.leaf_T, self.steps.number_T, strict=True)):
             key = self._reported("actions", int(leaf), int(number))
-            first = int(self.steps.first_T[step])
-            rest_F = self.steps.step_F[first:] == step
-            size = len(rest_F) if rest_F.all() else int(np.argmin(rest_F))
-            keys.append(tokens_F[first : first + size].tobytes() if key is None else key)
+            keys.append(tokens_F[first_T[step] : end_T[step]].tobytes() if key is None else key)
         return _numbered(keys)
 
     def _reported(self, name: str, leaf: int, number: int) -> Hashable | None:
@@ -300,7 +336,10 @@ def _steps(rows: Sequence[CreditRow], leaves: Sequence[Leaf], name: str) -> Step
                 f"{number_T[mine[-1]] + 1} calls"
             )
         else:
-            reward_T[mine] = np.asarray(one.step_rewards, dtype=np.float64)[number_T[mine]]
+            # A call without trained tokens leaves its reward to the last step before it.
+            earner = np.searchsorted(number_T[mine], np.arange(len(one.step_rewards)), side="right") - 1
+            reward_C = np.asarray(one.step_rewards, dtype=np.float64)
+            np.add.at(reward_T, mine[earner[earner >= 0]], reward_C[earner >= 0])
     return Steps(leaf_T=leaf_T, number_T=number_T, reward_T=reward_T, first_T=generated[first], step_F=step_F)
 
 

@@ -47,7 +47,7 @@ def imported(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"{name}: {error}; put its folder on PYTHONPATH, or correct the name") from error
 
 
@@ -59,4 +59,6 @@ def estimator_named(name: str) -> Estimator | None:
     if name in ESTIMATORS or "." not in name:
         return ESTIMATORS.get(name)
     found = imported(name)
+    if not isinstance(found, Estimator) and not callable(found):
+        raise ValueError(f"{name}: expected a function of a CreditTree, or an Estimator, found {found!r}")
     return found if isinstance(found, Estimator) else Estimator(found)

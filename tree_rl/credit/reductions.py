@@ -17,6 +17,8 @@ def normalise(
 ) -> np.ndarray:
     """(value - mean of its group) / (deviation of its group + epsilon), float64 [X]; 0 in a group of one.
 
+    Where a group's values with a share agree, one without has 0: there is no deviation to measure it by.
+
     Args:
         group_X: int, numbered from 0.
         share_X: weight of each value in mean and deviation; None: 1 each.
@@ -33,7 +35,8 @@ def normalise(
     centred_X = values_X - (np.bincount(group_X, share_X * values_X) / total)[group_X]
     if by_std:
         variance = np.bincount(group_X, share_X * centred_X**2) / total * number / np.maximum(number - 1, 1)
-        centred_X = centred_X / (np.sqrt(variance) + epsilon)[group_X]
+        measured_X = (share_X > 0) | (variance > epsilon**2)[group_X]
+        centred_X = np.where(measured_X, centred_X / (np.sqrt(variance) + epsilon)[group_X], 0.0)
     return np.where(number[group_X] > 1, centred_X, 0.0)
 
 

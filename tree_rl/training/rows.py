@@ -58,10 +58,10 @@ class Rows:
                 token, which has no log-prob. None trains all tokens but the first.
             groups: B numbers; rows share prefixes only within a group. None: all rows are one group.
             temperature: divides the logits.
-            weights: for `path_weighting: custom`, a number per row, or one for each of its tokens.
+            weights: for `path_weighting: custom`, a finite number of at least 0 per row, or one for each of its tokens.
 
         Raises:
-            RowError: an empty row, a mask of the wrong length, or a trained first token; names the row.
+            RowError: an empty row, a mask or weights that do not fit it, or a trained first token; names the row.
             ValueError: a temperature that is not a finite number above 0.
         """
         if not 0 < temperature < math.inf:
@@ -112,8 +112,15 @@ class Rows:
 
 
 def _of_counted(weights: Sequence[Any], lengths: np.ndarray, wanted_F: np.ndarray) -> np.ndarray:
-    pairs = zip(weights, lengths.tolist(), strict=True)
-    weight_F = np.concatenate([np.broadcast_to(np.asarray(one, dtype=np.float64), length) for one, length in pairs])
+    rows = []
+    for row, (given, length) in enumerate(zip(weights, lengths.tolist(), strict=True)):
+        weight = np.asarray(given, dtype=np.float64)
+        if weight.shape not in ((), (length,)):
+            raise RowError(f"row {row}: has {length} tokens and weights of shape {weight.shape}; give one, or one each")
+        if not (np.isfinite(weight) & (weight >= 0)).all():
+            raise RowError(f"row {row}: has a weight that is not a finite number of at least 0")
+        rows.append(np.broadcast_to(weight, length))
+    weight_F = np.concatenate(rows)
     return np.where(np.append(False, wanted_F[:-1]), weight_F, 0.0)
 
 

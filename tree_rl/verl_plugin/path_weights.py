@@ -116,7 +116,10 @@ def custom_weights(
                 given[row] = one[len(one) - lengths[row] :] if np.ndim(one) else one
     weights = []
     for row, (one, length) in enumerate(zip(given, lengths, strict=True)):
-        weight = np.asarray(np.nan if one is None else one, dtype=np.float64)
+        try:
+            weight = np.asarray(np.nan if one is None else one, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"row {row}: tree.custom_weights={name}: {error}; expected numbers") from error
         if one is None or weight.shape not in ((), (length,)):
             raise ValueError(
                 f"row {row}: tree.custom_weights={name}: expected a number, or one for each of {length} response "

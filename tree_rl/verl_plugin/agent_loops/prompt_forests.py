@@ -24,9 +24,9 @@ from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
-from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS, GENERATED_TOKENS
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS, GENERATED_TOKENS
 
 logger = logging.getLogger(__name__)
 

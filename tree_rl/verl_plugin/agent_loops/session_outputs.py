@@ -9,13 +9,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from tree_rl.rollout.expert_routes import routes_of_row
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
-
-CALL_WEIGHTS = "response_weights"
-"""Field with the weight of each response token, of rows with weights other than 1."""
-GENERATED_TOKENS = "generated_tokens"
-"""Field with the number of tokens that the model generated in the session."""
-CREDIT = "credit"
-"""Field with a session's report to credit estimators, of sessions that report something."""
+from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS, CREDIT, GENERATED_TOKENS
 
 
 def rows_to_outputs(

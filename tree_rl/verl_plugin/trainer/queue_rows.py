@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
-from tree_rl.verl_plugin.agent_loops.session_outputs import CALL_WEIGHTS
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
+from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
 MANY_AGENTS = 16
 """Most sub-agents of a batch that get a metric each."""

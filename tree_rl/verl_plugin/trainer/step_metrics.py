@@ -164,8 +164,9 @@ def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
         f"tree/session/{name}": float(np.mean([session[name] for session in figures if name in session]))
         for name in names
     }
-    if asked := metrics.get("tree/session/prefix_queries"):
-        metrics["tree/prefix_hit_rate"] = metrics["tree/session/prefix_hits"] / asked
+    asked, hits = metrics.get("tree/session/prefix_queries"), metrics.get("tree/session/prefix_hits")
+    if asked and hits is not None:
+        metrics["tree/prefix_hit_rate"] = hits / asked
     return metrics
 
 

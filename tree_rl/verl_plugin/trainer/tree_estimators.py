@@ -10,7 +10,7 @@ from verl.protocol import DataProto
 
 from tree_rl.credit import CreditRow, CreditTree, Estimator, Leaf, whiten
 from tree_rl.credit.credit_tree import CONTEXT
-from tree_rl.verl_plugin.agent_loops.session_outputs import CREDIT
+from tree_rl.verl_plugin.extra_fields import CREDIT
 from tree_rl.verl_plugin.path_weights import PromptTree
 from tree_rl.verl_plugin.trainer.sessions import Sessions
 
@@ -47,7 +47,7 @@ def credit_trees(
             tokens is a call. `credit` of a session's final row has entries of `Leaf`.
 
     Raises:
-        ValueError: a session reports something else.
+        ValueError: a session reports something else; names its prompt and row.
     """
     uids = data.non_tensor_batch["uid"].tolist()
     masks = [mask.cpu().numpy() for mask in nested_mask.unbind()]
@@ -57,7 +57,12 @@ def credit_trees(
         for row in members.tolist():
             trained, calls = masks[row] != 0, extras[row].get("response_calls")
             tokens = row_tokens[row]
-            given = _runs(trained, tokens, runs) if calls is None else np.asarray(calls, dtype=np.int64)
+            given = _runs(trained, tokens, runs) if calls is None else np.asarray(calls)
+            if given.shape != trained.shape or given.dtype.kind not in "iu":
+                raise ValueError(
+                    f"prompt {uids[row]}, row {row}: response_calls: expected a whole number for each of "
+                    f"{len(trained)} response tokens, received {given.dtype} {given.shape}"
+                )
             context = np.full(len(tokens) - len(trained), CONTEXT)
             steps[row] = np.concatenate([context, np.where(trained, given, CONTEXT)])
     trees = []
@@ -66,11 +71,18 @@ def credit_trees(
         members, leaf_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
         leaves = []
         for session in members.tolist():
-            report = extras[sessions.rows_of_session[session][-1]].get(CREDIT) or {}
-            unknown = sorted(set(report) - set(REPORTED))
+            last = int(sessions.rows_of_session[session][-1])
+            report = extras[last].get(CREDIT) or {}
+            where = f"prompt {uid}, session {len(leaves)}, row {last}"
+            if not isinstance(report, Mapping):
+                raise ValueError(f"{where}: credit {report!r}: expected entries {', '.join(REPORTED)}")
+            unknown = sorted(map(str, set(report) - set(REPORTED)))
             if unknown:
-                raise ValueError(f"prompt {uid}: a session reports {unknown[0]!r}; known are {', '.join(REPORTED)}")
-            leaves.append(Leaf(reward=float(outcome_S[session]), **report))
+                raise ValueError(f"{where}: a session reports {unknown[0]!r}; known are {', '.join(REPORTED)}")
+            try:
+                leaves.append(Leaf(reward=float(outcome_S[session]), **report))
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
         pairs = zip(rows, leaf_of_row.tolist(), strict=True)
         made = [CreditRow(tokens=row_tokens[row], leaf=leaf, steps=steps[row]) for row, leaf in pairs]
         trees.append((rows, CreditTree.of(made, leaves, name=f"prompt {uid}")))
@@ -113,9 +125,10 @@ def tree_advantages(
     for rows, tree in trees:
         credit_F = np.asarray(estimator.credit(tree, **options), dtype=np.float64)
         if credit_F.shape != tree.node_F.shape or not np.isfinite(credit_F).all():
+            name = getattr(estimator.credit, "__name__", repr(estimator.credit))
             raise ValueError(
                 f"{tree.name}: expected a finite advantage for each of {len(tree.node_F)} tokens, received "
-                f"{credit_F.shape} from {estimator.credit.__name__}"
+                f"{credit_F.shape} from {name}"
             )
         for row, credit in zip(rows, tree.forest.row_index.with_values(credit_F), strict=True):
             advantages[row, : response_lengths[row]] = credit[len(credit) - response_lengths[row] :]
