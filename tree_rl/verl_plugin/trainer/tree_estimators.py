@@ -69,7 +69,7 @@ def credit_trees(
     for uid in dict.fromkeys(uids):
         rows = [row for row, one in enumerate(uids) if one == uid]
         members, leaf_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
-        leaves = []
+        leaves: list[Leaf] = []
         for session in members.tolist():
             last = int(sessions.rows_of_session[session][-1])
             report = extras[last].get(CREDIT) or {}
