@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,15 @@ def tiny() -> SimpleNamespace:
         return TinyModel(model, tokenizer, lambda prompt: next(left))
 
     return SimpleNamespace(tokenizer=tokenizer, model=model, backend=backend, scripted=scripted)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) -> Path:
+    """The model and its tokenizer on disk, as an embedded server loads them."""
+    path = tmp_path_factory.mktemp("model")
+    tiny.model.save_pretrained(path)
+    tiny.tokenizer.save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,12 @@
 import asyncio
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from embedded_server import Client, build_server
-from gateway_harness import build_tokenizer, replayed_log_probs
+from gateway_harness import replayed_log_probs
 from omegaconf import OmegaConf
 from sandboxes_here import HERE
 from transformers import Qwen3ForCausalLM
@@ -46,14 +45,6 @@ class Queue:
                     name: fields[name].unbind()[index] for name in ("prompts", "responses", "response_mask")
                 }
                 self.rows[key]["rollout_log_probs"] = fields["rollout_log_probs"].unbind()[index]
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tiny.model.save_pretrained(path)
-    build_tokenizer().save_pretrained(path)
-    return path
 
 
 def run_prompt(

@@ -56,14 +56,6 @@ class TwoQuestions:
         return AgentResult(reward=0.25, status="timed_out", figures={"questions": 2.0})
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tiny.model.save_pretrained(path)
-    build_tokenizer().save_pretrained(path)
-    return path
-
-
 def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop:
     model, server = build_server(model_path)
     server.global_steps = 5
