@@ -50,8 +50,9 @@ class OnPolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss and metrics of some rows in the form of verl's losses."""
         seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
-        rows = data.copy()
-        rows["old_log_probs"] = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        old = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        # `copy` would clone names and other objects one by one.
+        rows = TensorDict({**dict(data.items()), "old_log_probs": old}, batch_size=data.batch_size)
         return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
 
 
