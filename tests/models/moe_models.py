@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from latent_models import latent_configs
 from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
 from transformers import (
     AutoModelForCausalLM,
@@ -54,6 +55,8 @@ BIASED = Glm4MoeConfig(
     **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
 )
 """Balances its experts by a bias, without an auxiliary loss."""
+LATENT = latent_configs(num_hidden_layers=LAYERS, bos_token_id=1, eos_token_id=2)
+"""Multi-head latent attention."""
 
 
 def build(
