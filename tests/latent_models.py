@@ -7,7 +7,6 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Glm4MoeLiteConfig,
-    LongcatFlashConfig,
     PretrainedConfig,
     YoutuConfig,
 )
@@ -23,8 +22,6 @@ def latent_configs(**changes: Any) -> dict[str, PretrainedConfig]:
     shared = sizes(num_key_value_heads=4, head_dim=None, attention_dropout=0.0, **changes)
     experts = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 2}
     sparse = shared | LATENT | experts | {"n_group": 3, "topk_group": 2}
-    longcat = {"ffn_hidden_size": 24, "expert_ffn_hidden_size": 16, "moe_topk": 2, "zero_expert_num": 2, "head_dim": 4}
-    two_each = {"num_layers": 2, "n_routed_experts": 4}
     return {
         "deepseek_v2": DeepseekV2Config(
             **(sparse | {"q_lora_rank": None}), first_k_dense_replace=1, rope_parameters=YARN
@@ -32,5 +29,4 @@ def latent_configs(**changes: Any) -> dict[str, PretrainedConfig]:
         "deepseek_v3": DeepseekV3Config(**sparse, first_k_dense_replace=1, rope_parameters=YARN),
         "glm4_moe_lite": Glm4MoeLiteConfig(**(sparse | {"v_head_dim": 20, "n_group": 1, "topk_group": 1})),
         "youtu": YoutuConfig(**shared, **LATENT),
-        "longcat_flash": LongcatFlashConfig(**shared, **LATENT, **longcat, **two_each),
     }
