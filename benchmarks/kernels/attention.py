@@ -71,9 +71,9 @@ class HeadLayout:
     kv_heads: int
     """Key and value heads."""
     head_size: int
-    """Of queries and keys."""
+    """Head size of queries and keys."""
     value_size: int | None = None
-    """Of values; None: that of keys."""
+    """Head size of values; None: that of keys."""
 
 
 HEAD_LAYOUTS = {
