@@ -6,9 +6,11 @@ from typing import Any
 import torch
 import torch.distributed
 from engine_harness import VOCAB, Row
+from latent_models import latent_configs
 from tiny_sizes import DELTA_NET, MAMBA, ROPE, sizes
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     GptOssConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
@@ -43,8 +45,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS),
     "gpt_oss": GptOssConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=9, rope_parameters=ROPE),
     "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
+    "deepseek_v3": DeepseekV3Config(
+        **{
+            **latent_configs(vocab_size=VOCAB, max_position_embeddings=512)["deepseek_v3"].to_dict(),
+            "first_k_dense_replace": 0,
+        }
+    ),
 }
-ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "qwen3_5_moe": "sdpa"}
+ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "qwen3_5_moe": "sdpa", "deepseek_v3": "sdpa"}
 
 
 def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, torch.Tensor]]:

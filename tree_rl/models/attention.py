@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -115,23 +116,26 @@ def _attention_forward(
     sequence_parallel: SequenceParallel | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Implements transformers' attention interface; the output is [1, N, H, D]."""
+    """Implements transformers' attention interface; the output is [1, N, H, D], D of the values."""
     if tree_layout is None:
         optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         given = {name: value for name, value in optional.items() if value is not None}
         flat_forward = _flat_attention(module, flat_implementation)
+        # Flash attention needs values of the keys' size. Layers pad them where the config names it, which ours hides.
+        missing = key_1HND.shape[-1] - value_1HND.shape[-1] if "flash" in flat_implementation else 0
         with _named(module.config, flat_implementation):
-            return flat_forward(
+            out, weights = flat_forward(
                 module,
                 query_1HND,
                 key_1HND,
-                value_1HND,
+                pad(value_1HND, (0, missing)) if missing else value_1HND,
                 attention_mask,
                 dropout=dropout,
                 scaling=scaling,
                 **given,
                 **kwargs,
             )
+        return out[..., : out.shape[-1] - missing] if missing else out, weights
     if dropout:
         raise ValueError(
             f"attention dropout is {dropout}, but a shared prefix cannot draw one mask per branch; "

@@ -137,30 +137,29 @@ def _check_packed_attention(options: BenchOptions) -> None:
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
         raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
-    head_size = options.size.shape.head_dim
-    if asked != "auto" and (
-        reason := packed_attention.unavailable_reason(asked, options.device, options.dtype, head_size)
-    ):
+    shape = options.size.shape
+    place = (options.device, options.dtype, shape.head_dim, shape.value_size)
+    if asked != "auto" and (reason := packed_attention.unavailable_reason(asked, *place)):
         raise InputError(f"--packed-attention {asked}: {reason}; name another, or auto")
 
 
 def _setting(options: BenchOptions) -> Columns:
     """Columns that say what ran; "auto" is written as what it chose."""
-    size, place = options.size, (options.device, options.dtype)
+    size = options.size
+    place: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
+    sizes = place | {"head_size": size.shape.head_dim, "value_size": size.shape.value_size}
     tree, packed = options.tree_attention, options.packed_attention
     if tree == "auto":
-        tree = tree_kernels.chosen_implementation(
-            device=options.device, dtype=options.dtype, head_size=size.shape.head_dim
-        )
+        tree = tree_kernels.chosen_implementation(**sizes)
         tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
-        packed = packed_attention.chosen_implementation(*place, size.shape.head_dim)
+        packed = packed_attention.chosen_implementation(**sizes)
     linear = "linear_key_head_dim" in size.more
     return {
         **options.setting(),
         "tree_attention": tree,
         "packed_attention": packed,
-        "tree_linear_attention": delta_rule_implementation(size, *place) if linear else "",
+        "tree_linear_attention": delta_rule_implementation(size, **place) if linear else "",
         "packed_linear_attention": PACKED_LINEAR_ATTENTION if linear else "",
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),

@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    Glm4MoeLiteConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -24,6 +31,8 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
     "qwen3_5": Qwen3_5TextConfig,
+    "deepseek_v2": DeepseekV2Config,
+    "glm4_moe_lite": Glm4MoeLiteConfig,
 }
 """`ModelSize.family` -> class of the model's config."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -73,14 +82,14 @@ def build_model(
 
 def delta_rule_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
     """What trees run in Gated DeltaNet layers: Triton wherever it can."""
-    state = size.more.get("linear_key_head_dim", 0)
+    state = size.more.get("linear_key_head_dim") or 0
     reason = unavailable_reason("triton", device=device, dtype=dtype, key_size=state, value_size=state)
     return "chunked" if reason else "triton"
 
 
 def has_experts(model: Any) -> bool:
     """Whether a model that `build_model` made routes its tokens."""
-    return model.config.model_type == Qwen3MoeConfig.model_type
+    return bool(model.config.to_dict().get("moe_intermediate_size"))
 
 
 def in_higher_precision(model: Any) -> Any:
@@ -109,7 +118,7 @@ def register_packed_attention(impl: str) -> str:
 def _attention_forward(
     module: Any, *tensors_1HFD: torch.Tensor | None, packed_layout: PackedLayout, impl: str, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls with queries, keys, values and a mask; the result is [1, F, H, D]."""
+    """What transformers calls with queries, keys, values and a mask; the result is [1, F, H, D], D of the values."""
     q_FHD, k_FHD, v_FHD = (t[0].transpose(0, 1) for t in tensors_1HFD[:3] if t is not None)
     return packed_attention(q_FHD, k_FHD, v_FHD, packed_layout, scale=kwargs.get("scaling"), impl=impl)[None], None
 

@@ -79,13 +79,14 @@ def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: b
 
 
 def chosen_attention(
-    module: Any, options: TreeOptions, *, dtype: torch.dtype, head_size: int, deterministic: bool
+    module: Any, options: TreeOptions, *, dtype: torch.dtype, shape: ModelShape, deterministic: bool
 ) -> str:
     """The implementation of tree attention. Raises `ValueError` if `tree.attention` names one that cannot run here."""
     wanted: dict[str, Any] = {
         "device": torch.device(get_device_name()),
         "dtype": dtype,
-        "head_size": head_size,
+        "head_size": shape.head_dim,
+        "value_size": shape.value_size,
         "softcap": text_settings(module).get("attn_logit_softcapping"),
         "deterministic": deterministic,
     }

@@ -109,7 +109,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             self._plain_module,
             self.tree_config,
             dtype=self._autocast_dtype,
-            head_size=shape.head_dim,
+            shape=shape,
             deterministic=self.engine_config.full_determinism,
         )
         if torch.distributed.get_rank() == 0:
