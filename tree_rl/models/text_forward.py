@@ -87,6 +87,7 @@ def _read(
         raise ValueError(f"{type(model).__name__} reads rows of text alone, received {foreign[0]}; drop such rows")
     kwargs = {name: value for name, value in kwargs.items() if name not in TYPE_IDS}
     if image_tokens is not None:
+        assert input_ids is not None
         kwargs |= image_tokens.decoder_inputs(decoder, input_ids)
         return decoder(attention_mask=attention_mask, position_ids=position_ids, **kwargs)
     if position_ids is not None and position_ids.ndim == 3:

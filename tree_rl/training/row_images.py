@@ -65,8 +65,9 @@ class RowImages:
         images, places = [], []
         for row, ids in enumerate(token_ids):
             label = f"row {row}" if labels is None else labels[row]
-            pixels, grids = pixel_values[row], grid_thw[row]
-            grids = np.zeros((0, 3), dtype=np.int64) if grids is None else np.asarray(grids, dtype=np.int64)
+            pixels, given = pixel_values[row], grid_thw[row]
+            has_none = pixels is None or given is None
+            grids = np.zeros((0, 3), dtype=np.int64) if has_none else np.asarray(given, dtype=np.int64)
             found = [] if pixels is None else known.number(pixels, grids, label)
             sizes = grids.prod(axis=1) // merge_size**2
             image, place = _of_tokens(np.asarray(ids) == image_token, found, sizes, label)
