@@ -1,4 +1,5 @@
-"""Two FSDP2 ranks on gloo, of which perhaps one has images: gradients of one rank that runs rows alone."""
+"""Two FSDP2 ranks on gloo, of which perhaps one has images, or that share the tokens of rows with images: gradients of
+one rank that runs rows alone."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ DEALS: dict[str, tuple[list[PictureRow], list[PictureRow]]] = {
     "a_rank_without_rows": ([], [*SCREENS, *SHAPES["two_images"]]),
     "unequal_images": ([*MIXED, *SHAPES["one_image_in_many_places"]], SHAPES["image_in_a_branch"]),
 }
+SHARED = [*MIXED, *SCREENS, *SHAPES["branch_directly_after_an_image"]]
 BUDGETS = (1000, 30, 5)
 KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
 
@@ -46,6 +48,11 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
                 data = picture_batch(reader, share, seed=rank, **flags) if share else empty_batch()
                 got = update(engine, data, LOSS)
                 torch.save(got["gradients"], f"{out}/{name}{deal}_{budget}_{rank}.pt")
+    shared = build_engine(Path(model), tree=TreeConfig(mode="tree"), engine={"ulysses_sequence_parallel_size": 2})
+    for budget in BUDGETS:
+        shared.step.options = TreeConfig(mode="tree", max_tokens=budget)
+        got = update(shared, picture_batch(reader, SHARED, calculate_entropy=True), LOSS)
+        torch.save(got["gradients"], f"{out}/shared_{budget}_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -63,6 +70,17 @@ def one_rank(path: Path, shares: tuple[list[PictureRow], ...]) -> dict[str, torc
     return total
 
 
+def assert_trained(out: Path, name: str, expected: dict[str, torch.Tensor]) -> None:
+    largest = max(float(one.norm()) for one in expected.values())
+    for budget in BUDGETS:
+        for rank in range(2):
+            got = torch.load(out / f"{name}_{budget}_{rank}.pt")
+            assert got.keys() == expected.keys()
+            for parameter, reference in expected.items():
+                error = float((got[parameter] - reference).norm())
+                assert error <= 4e-5 * max(float(reference.norm()), 1e-3 * largest), (budget, parameter)
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
@@ -74,13 +92,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("deal", DEALS)
 def test_two_ranks_train_as_one(out: Path, deal: str) -> None:
     expected = one_rank(out / "model", DEALS[deal])
-    largest = max(float(one.norm()) for one in expected.values())
     assert any("visual" in name for name in expected)
-    for name in ("", "kept_"):
-        for budget in BUDGETS:
-            for rank in range(2):
-                got = torch.load(out / f"{name}{deal}_{budget}_{rank}.pt")
-                assert got.keys() == expected.keys()
-                for parameter, reference in expected.items():
-                    error = float((got[parameter] - reference).norm())
-                    assert error <= 4e-5 * max(float(reference.norm()), 1e-3 * largest), (budget, parameter)
+    for name in (deal, f"kept_{deal}"):
+        assert_trained(out, name, expected)
+
+
+def test_ranks_that_share_tokens_train_as_one(out: Path) -> None:
+    assert_trained(out, "shared", one_rank(out / "model", (SHARED,)))
