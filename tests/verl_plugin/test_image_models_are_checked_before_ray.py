@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.model_check import job_reads_images, refuse_model_of_job, refuse_rows_with_images
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
@@ -70,3 +70,17 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
         refuse_rows_with_images(data, ("train_files", "val_files"))
     pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
     refuse_rows_with_images(data, ("train_files", "val_files"))
+
+
+@pytest.mark.parametrize("family", ("qwen3_vl", "gemma3"))
+def test_files_with_images_pass_for_models_that_read_them(tmp_path: Path, family: str) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b"], "images": [[], ["x.png"]], "videos": [None, None]}), file)
+    reads_images = job_reads_images(node(saved(tmp_path / family, family)), key="model")
+    data = OmegaConf.create({"train_files": str(file)})
+    assert reads_images == (family == "qwen3_vl")
+    if reads_images:
+        refuse_rows_with_images(data, ["train_files"], reads_images=True)
+        pq.write_table(pa.table({"prompt": ["a"], "videos": [["x.mp4"]]}), file)
+    with pytest.raises(ValueError, match=r"has (images|videos); trees run rows of text"):
+        refuse_rows_with_images(data, ["train_files"], reads_images=reads_images)

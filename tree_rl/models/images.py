@@ -61,7 +61,7 @@ class TokensWithImages:
     """Tokens of a forest or partition: their features, and positions that images need."""
 
     features_SMC: torch.Tensor
-    """As in `ImageTokens`."""
+    """[S, M, C], features of all images."""
     feature_N: np.ndarray
     """int64 [N], the feature of each image token, -1 for text."""
     position_AN: np.ndarray

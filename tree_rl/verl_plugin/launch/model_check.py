@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification, Pretrained
 
 from tree_rl.models import UnsupportedModelError, check_model
 from tree_rl.models.fused_layers import why_not_liger
+from tree_rl.models.images import IMAGE_READERS
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_recurrent_layers, has_rope_axes
@@ -167,17 +168,25 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
     refuse_if_unsupported(built, key, Of.ADAPTERS)
 
 
-def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:
+def job_reads_images(model: DictConfig, *, key: str) -> bool:
+    """True if rows of a role's model may have images, or if only its workers can tell."""
+    config = _read_config(model, key)
+    return config is None or config.model_type in IMAGE_READERS
+
+
+def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, reads_images: bool = False) -> None:
     """Refuse parquet files on this machine whose rows contain images, videos or audio.
 
     Args:
         data: the config's `data` node.
         files: keys of `data` that hold a path or a list of paths.
+        reads_images: True if rows may have images.
 
     Raises:
         ValueError: names the key, the file, the row and its column.
     """
-    columns = [str(data.get(key, None) or default) for key, default in IMAGE_KEYS.items()]
+    refused = {key: name for key, name in IMAGE_KEYS.items() if not (reads_images and key == "image_key")}
+    columns = [str(data.get(key, None) or default) for key, default in refused.items()]
     for key in files:
         given = data.get(key, None) or ()
         for path in [given] if isinstance(given, str) else given:
@@ -199,7 +208,7 @@ def _refuse_file(file: Path, columns: Sequence[str], named: str) -> None:
             for offset, value in enumerate(column):
                 if value.is_valid and (not hasattr(value, "values") or len(value)):
                     raise ValueError(
-                        f"{named}: row {row + offset} has {name}; trees run rows of text: drop rows with images, or "
+                        f"{named}: row {row + offset} has {name}; trees run rows of text: drop such rows, or "
                         "train without trees (actor_rollout_ref.model.model_type=language_model and verl's trainer)"
                     )
         row += len(batch)
