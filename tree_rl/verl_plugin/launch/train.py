@@ -37,9 +37,9 @@ from tree_rl.verl_plugin.launch.command_line import (
 )
 from tree_rl.verl_plugin.launch.model_check import (
     choose_layers,
-    job_reads_images,
     refuse_model_of_job,
     refuse_rows_with_images,
+    why_no_images,
 )
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES
@@ -173,8 +173,7 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     prepared = copy.deepcopy(config)
     _check_prepared(prepared)
     _check_models(prepared)
-    reads_images = job_reads_images(config.actor_rollout_ref.model, key="actor_rollout_ref.model")
-    refuse_rows_with_images(config.data, ("train_files", "val_files"), reads_images=reads_images)
+    refuse_rows_with_images(config.data, ("train_files", "val_files"), why=why_no_images(config))
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except (TypeError, HydraException) as error:
