@@ -17,6 +17,7 @@ from torch import nn
 
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import use_liger_layers
+from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
@@ -142,6 +143,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
+            image_config=self._plain_module.config if self._reads_images else None,
         )
 
     def forward_backward_batch(
@@ -197,7 +199,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
-        refuse_if_unsupported(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
+        images = Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT
+        refuse_if_unsupported(data, "", Of.BATCH, images, *(ignores if self.replay is None else ()))
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
@@ -271,6 +274,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._plain_module = module
         # Read now, because adapters wrap the embedding and not all of them expose its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
+        self._reads_images = reads_images(module)
         deterministic = self.engine_config.full_determinism
         self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)

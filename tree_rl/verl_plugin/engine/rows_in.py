@@ -10,8 +10,10 @@ import torch
 from tensordict import TensorDict
 
 from tree_rl.cost.balance.batch import number_groups
+from tree_rl.models.images import merge_size
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
+from tree_rl.training.row_images import RowImages
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -75,6 +77,7 @@ def read_rows(
     max_positions: int | None,
     first_position: int | None = None,
     path_weighting: str = "verl",
+    image_config: Any = None,
 ) -> Rows:
     """Read and check the rows of an engine call.
 
@@ -86,12 +89,13 @@ def read_rows(
         first_position: position of a row's first token; None if the model only uses distances.
         path_weighting: `token_unique` excludes tokens that `algorithm.rollout_correction` rejected from `counted_F`;
             all but `verl` read their column of weights if the batch has it.
+        image_config: config of a model whose rows may have images; None for rows of text.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
             positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
-            weight outside (0, 1] (`custom`: below 0), or a temperature that is not above 0; names the row. Or the batch
-            lacks the column of `custom`, or of `session` outside SFT.
+            weight outside (0, 1] (`custom`: below 0), images that do not fit the row, or a temperature that is not
+            above 0; names the row. Or the batch lacks the column of `custom`, or of `session` outside SFT.
     """
     labels = _labels(data)
     offsets, token_ids_F = jagged(data["input_ids"])
@@ -120,13 +124,35 @@ def read_rows(
         group_B=number_groups([str(uid) for uid in data["uid"]] if "uid" in data else [""] * len(lengths)),
         label_B=tuple(labels),
         weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
+        images=None
+        if image_config is None
+        else _images(data, image_config, np.split(token_ids_F, offsets[1:-1]), labels),
+    )
+
+
+def _images(data: TensorDict, config: Any, token_ids: list[np.ndarray], labels: list[str]) -> RowImages | None:
+    """Images of verl's `multi_modal_inputs`; None if no row has any."""
+    given = [tu.unwrap_non_tensor_data(inputs) or {} for inputs in data.get("multi_modal_inputs", ())]
+    pixel_values = [inputs.get("pixel_values") for inputs in given]
+    if all(pixels is None for pixels in pixel_values):
+        return None
+    positions = [position.cpu() for position in data["position_ids"].unbind()]
+    return RowImages.of(
+        token_ids,
+        [None if pixels is None else pixels.cpu() for pixels in pixel_values],
+        [None if inputs.get("image_grid_thw") is None else inputs["image_grid_thw"].cpu() for inputs in given],
+        # The first of verl's four axes counts tokens, and transformers reads it only to tell packed rows apart.
+        [position[-3:] if position.dim() == 2 else position.expand(3, -1) for position in positions],
+        image_token=config.image_token_id,
+        merge_size=merge_size(config),
+        labels=labels,
     )
 
 
 def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:
     """Positions must count a row's tokens, because on a tree a token's position is its depth."""
     if position_ids.dim() == 3:
-        # All axes of a row of text are equal.
+        # All axes of a row of text are equal, and the first of four counts the tokens of a row with images too.
         position_ids = torch.nested.as_nested_tensor(
             [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
         )

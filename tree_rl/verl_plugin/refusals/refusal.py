@@ -40,6 +40,8 @@ class Of(Enum):
     GENERATION = ("`name` of the rollout engine; `recurrent`: the model's layers carry a state", MODEL)
     ADAPTERS = ("a built model, adapters attached", MODEL)
     BATCH = ("verl's batch", BATCH)
+    BATCH_OF_TEXT = ("a batch for a model whose rows are text", BATCH)
+    BATCH_WITH_IMAGES = ("a batch for a model whose rows may have images", BATCH)
     BATCH_WITHOUT_REPLAY = ("a batch for an engine that repeats no routes", BATCH)
     POLICY_WITHOUT_REPLAY = ("the same for an actor, whose rows' routes would matter", BATCH)
     UPDATE_WITH_REUSE = ("an update's batch under `tree.reuse_log_probs=True`", BATCH)

@@ -285,8 +285,16 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.BATCH: (
         *(Refusal("", f"the tree engine does not support {name}=True", "use model_type=language_model",
                   when.flag(name)) for name in ("distillation_use_topk", "distillation_only")),
-        Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_images),
+    ),
+    Of.BATCH_OF_TEXT: (
+        Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_media()),
         Refusal("", "row {row} carries position_ids of images (its {axes} axes differ)", TEXT,
+                when.carries_positions_of_images),
+    ),
+    Of.BATCH_WITH_IMAGES: (
+        Refusal("", "row {row} carries multimodal inputs besides images ({what})", TEXT,
+                when.carries_media(*when.OF_IMAGES)),
+        Refusal("", "row {row} has no image, but position_ids of images (its {axes} axes differ)", TEXT,
                 when.carries_positions_of_images),
     ),
     Of.BATCH_WITHOUT_REPLAY: (
