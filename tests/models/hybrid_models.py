@@ -47,12 +47,13 @@ def float64_throughout() -> Iterator[None]:
     def wider(value: object) -> object:
         return torch.float64 if value is torch.float32 else value
 
-    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+    to, of_type, softmax = torch.Tensor.to, torch.Tensor.type, torch.nn.functional.softmax
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         patch.setattr(
             torch.Tensor, "to", lambda t, *a, **k: to(t, *map(wider, a), **{n: wider(v) for n, v in k.items()})
         )
+        patch.setattr(torch.Tensor, "type", lambda t, *a: of_type(t, *map(wider, a)))
         patch.setattr(
             torch.nn.functional, "softmax", lambda *a, **k: softmax(*a, **{n: wider(v) for n, v in k.items()})
         )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tree_rl.cost.hybrid_layers import WITH_ATTENTION, attention_head_size, hybrid_kinds, hybrid_parameters
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.tree.report.overlap import Overlap
@@ -83,6 +84,9 @@ class ModelShape:
     projections count like those of attention."""
     active_experts: int = 0
     """Experts per token in each layer; 0 without experts."""
+    layer_parameters: int | None = None
+    """Parameters of all layers that one token multiplies with, where layers have unequal parts; None: every layer has
+    attention's projections and a gated MLP."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -97,6 +101,11 @@ class ModelShape:
         Raises:
             ValueError: names the sizes that are missing.
         """
+        kinds = hybrid_kinds(config)
+        if kinds is not None:
+            config = {**config, "num_hidden_layers": len(kinds), "head_dim": attention_head_size(config)}
+            if "moe" not in kinds:
+                config["num_experts_per_tok"] = 0
         # A model with experts in every layer may have no `intermediate_size`.
         per_token = config.get("num_experts_per_tok") or 0
         width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"
@@ -109,13 +118,13 @@ class ModelShape:
                 "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
             )
         heads = config["num_attention_heads"]
-        shared = config.get("shared_expert_intermediate_size") or 0
+        shared = shared_expert_width(config)
         widths = config[width]
         # Gemma 3n has a width for each layer.
         mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
         intermediate = mean_width * max(per_token, 1) + shared
-        layer_types = config.get("layer_types") or ()
-        with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
+        layer_types = kinds or config.get("layer_types") or ()
+        with_attention = sum(kind in ATTENTION_LAYERS | WITH_ATTENTION for kind in layer_types)
         return cls(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
@@ -126,6 +135,7 @@ class ModelShape:
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
             active_experts=per_token if width == "moe_intermediate_size" else 0,
+            layer_parameters=None if kinds is None else hybrid_parameters(config, kinds, experts=per_token),
         )
 
     @property
@@ -141,7 +151,9 @@ class ModelShape:
     @property
     def cost(self) -> CostModel:
         """Cost of a step in floating point operations, forward and backward."""
-        parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
+        parameters = self.layer_parameters
+        if parameters is None:
+            parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
         return CostModel(
             per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
             per_pair=FORWARD_AND_BACKWARD * 4.0 * self.num_attention_layers * self.heads * self.head_dim,
@@ -162,3 +174,9 @@ class ModelShape:
         """Largest speed-up counted in operations, attention and head included; 1 without tokens."""
         tree = self.tree_flops(overlap)
         return self.flat_flops(overlap) / tree if tree else 1.0
+
+
+def shared_expert_width(config: Mapping[str, Any]) -> int:
+    """Width of the expert that every token visits; 0 if there is none."""
+    width: int = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size") or 0
+    return width
