@@ -231,7 +231,10 @@ def key_gradients_kernel(
     C: tl.constexpr,
     CORRECTS: tl.constexpr,
 ) -> None:
-    """Add the rest of dK, summed over the value heads of a key head; of scores alone without CORRECTS. Grid: (T, Hk)."""
+    """Add the rest of dK, summed over the value heads of a key head. Grid: (T, Hk).
+
+    Without CORRECTS, that is the part of the scores.
+    """
     tile, key_head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)
