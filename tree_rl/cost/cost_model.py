@@ -105,7 +105,7 @@ class ModelShape:
         if kinds is not None:
             config = {**config, "num_hidden_layers": len(kinds), "head_dim": attention_head_size(config)}
             if "moe" not in kinds:
-                config["num_experts_per_tok"] = 0
+                config |= {"num_experts_per_tok": 0, "moe_shared_expert_intermediate_size": 0}
         # A model with experts in every layer may have no `intermediate_size`.
         per_token = config.get("num_experts_per_tok") or 0
         width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"

@@ -6,30 +6,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, NemotronHConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
+from tree_kernels.tree_state_space.api import chosen_implementation as state_space_implementation
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import remove_liger_layers, use_liger_layers
 from tree_rl.models.recurrent.delta_net import tree_functions
-from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
+from tree_rl.models.recurrent.layers import GATED_DELTA_NET, MAMBA_2, replace_during_trees
+from tree_rl.models.recurrent.mamba_2 import tree_forward
 from tree_rl.models.routers.trace import RouterHooks
 
 CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
     "qwen3_5": Qwen3_5TextConfig,
+    "nemotron_h": NemotronHConfig,
 }
 """`ModelSize.family` -> class of the model's config."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
+STATE_SPACE_SIZES = {"state_size": "ssm_state_size", "head_size": "mamba_head_dim"}
 PACKED_LINEAR_ATTENTION = "tree kernels, rows apart"
-"""What Gated DeltaNet layers run over packed rows: transformers' own functions would carry the state from row to row.
+"""What recurrent layers run over packed rows: transformers' own functions would carry the state from row to row.
 flash-linear-attention takes longer for forward and backward together (docs/benchmarks/kernels.md)."""
 
 
@@ -65,15 +69,24 @@ def build_model(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
     replace_during_trees(model, GATED_DELTA_NET, _packed_linear_attention, keyword="packed_layout")
+    replace_during_trees(model, MAMBA_2, _packed_state_space, keyword="packed_layout")
     use_edge_head(model)
     if has_experts(model):
         RouterHooks(model)
     return model.train()
 
 
+def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
+    """What trees run in recurrent layers; empty if the model has none."""
+    if size.pattern:
+        sizes = {name: int(size.more[key]) for name, key in STATE_SPACE_SIZES.items()}
+        return state_space_implementation(device=device, dtype=dtype, **sizes)
+    return delta_rule_implementation(size, device, dtype) if "linear_key_head_dim" in size.more else ""
+
+
 def delta_rule_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
     """What trees run in Gated DeltaNet layers: Triton wherever it can."""
-    state = size.more.get("linear_key_head_dim", 0)
+    state = int(size.more.get("linear_key_head_dim", 0))
     reason = unavailable_reason("triton", device=device, dtype=dtype, key_size=state, value_size=state)
     return "chunked" if reason else "triton"
 
@@ -116,6 +129,10 @@ def _attention_forward(
 
 def _packed_linear_attention(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
     return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, None, impl="auto")
+
+
+def _packed_state_space(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
+    return {"forward": partial(tree_forward, mixer, layout.metadata("rows_apart", _rows_apart), None, None)}
 
 
 def _rows_apart(layout: PackedLayout) -> TreeLayout:

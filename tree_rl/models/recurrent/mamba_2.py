@@ -35,10 +35,10 @@ LEAST_TIME_STEP = frozenset({"NemotronHMamba2Mixer", "Zamba2MambaMixer"})
 
 def use_tree_state_space(model: nn.Module) -> None:
     """Let every Mamba 2 layer of `model`, if any, read trees; calls without a tree run as before."""
-    replace_forward_during_trees(model, MAMBA_2, _forward)
+    replace_forward_during_trees(model, MAMBA_2, tree_forward)
 
 
-def _forward(
+def tree_forward(
     mixer: Any,
     layout: TreeLayout,
     relay: LayerRelay | None,
