@@ -1,6 +1,6 @@
 """Layers of Nemotron-H, Falcon-H1 and Zamba 2, whose parts differ: their kinds and their parameters per token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ def hybrid_parameters(config: Mapping[str, Any], kinds: Sequence[str], *, expert
     Raises:
         ValueError: names a size that is missing.
     """
+    count: dict[str, Callable[[Mapping[str, Any]], int]]
     count = {"mamba": _mamba, "attention": _attention, "mlp": _mlp, "experts": partial(_experts, experts=experts)}
     needed = {part: count[part](config) for part in {part for kind in kinds for part in PARTS[kind]}}
     return sum(needed[part] for kind in kinds for part in PARTS[kind])

@@ -72,7 +72,11 @@ def _sparse(shape: ModelShape, *, experts: int, per_token: int) -> ModelSize:
 
 def _nemotron_h(shape: ModelShape, pattern: str, *, mamba_heads: int, head_size: int, state: int) -> ModelSize:
     """Nemotron-H; what the shape says of its layers is read from the pattern."""
-    more = {"model_type": "nemotron_h", "mamba_num_heads": mamba_heads, "mamba_head_dim": head_size}
+    more: dict[str, int | bool | str] = {
+        "model_type": "nemotron_h",
+        "mamba_num_heads": mamba_heads,
+        "mamba_head_dim": head_size,
+    }
     more |= {"ssm_state_size": state, "n_groups": min(mamba_heads, 8)}
     size = ModelSize(shape=shape, tied=False, family="nemotron_h", pattern=pattern, more=more)
     return size.with_layers(shape.layers)

@@ -61,7 +61,12 @@ def attention_name(flat_implementation: str, *, impl: str = "auto", deterministi
 
 
 def use_tree_attention(
-    model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False, delta_rule_impl: str = "auto"
+    model: PreTrainedModel,
+    *,
+    impl: str = "auto",
+    deterministic: bool = False,
+    delta_rule_impl: str = "auto",
+    state_space_impl: str = "auto",
 ) -> str:
     """Let every attention and recurrent layer of `model` read trees; calls without a tree run as before.
 
@@ -70,6 +75,7 @@ def use_tree_attention(
         impl: implementation of `tree_kernels.tree_attention`.
         deterministic: run only implementations that give the same bits at every call.
         delta_rule_impl: implementation of `tree_kernels.tree_gated_delta_rule`.
+        state_space_impl: implementation of `tree_kernels.tree_state_space`.
 
     Returns:
         The implementation that calls without a tree keep, for example "sdpa".
@@ -89,7 +95,7 @@ def use_tree_attention(
     pass_keywords_to_layers(model)
     use_tree_linear_attention(model, impl=delta_rule_impl)
     use_tree_short_convolution(model)
-    use_tree_state_space(model)
+    use_tree_state_space(model, impl=state_space_impl)
     use_tiled_mlp(model)
     return flat
 

@@ -6,6 +6,7 @@ head size, G groups, K state size.
 
 import math
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,12 @@ LEAST_TIME_STEP = frozenset({"NemotronHMamba2Mixer", "Zamba2MambaMixer"})
 """Mixers whose plain path in transformers raises every time step to `time_step_min`."""
 
 
-def use_tree_state_space(model: nn.Module) -> None:
-    """Let every Mamba 2 layer of `model`, if any, read trees; calls without a tree run as before."""
-    replace_forward_during_trees(model, MAMBA_2, tree_forward)
+def use_tree_state_space(model: nn.Module, *, impl: str = "auto") -> None:
+    """Let every Mamba 2 layer of `model`, if any, read trees; calls without a tree run as before.
+
+    `impl` is the implementation of `tree_kernels.tree_state_space`.
+    """
+    replace_forward_during_trees(model, MAMBA_2, partial(tree_forward, impl=impl))
 
 
 def tree_forward(
@@ -44,6 +48,8 @@ def tree_forward(
     relay: LayerRelay | None,
     ranks: SequenceParallel | None,
     hidden_states: torch.Tensor,
+    *,
+    impl: str = "auto",
     **_: object,
 ) -> torch.Tensor:
     """A mixer's forward without a cache, with convolution and recurrence over the tree; output [1, n, hidden]."""
@@ -81,6 +87,7 @@ def tree_forward(
         layout,
         initial_state=past.get(STATE),
         return_states_at=cuts,
+        impl=impl,
     )
     if relay is not None:
         relay.capture(relay_number(mixer), state=states, context=contexts, at_cuts=True)
