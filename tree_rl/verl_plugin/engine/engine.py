@@ -38,6 +38,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
+from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
@@ -218,8 +219,11 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
-            # verl's forward would slice rows over the ranks of a sequence-parallel group.
-            run_rows_flat=verl_rows.run_flat if self.sequence_parallel_group is None else None,
+            # verl's forward would slice rows over the ranks of a sequence-parallel group. Without trees, rows of a pair
+            # could run apart.
+            run_rows_flat=None
+            if self.sequence_parallel_group is not None or isinstance(loss_function, PairLoss)
+            else verl_rows.run_flat,
             trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,
