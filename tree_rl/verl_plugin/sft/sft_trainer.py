@@ -32,20 +32,20 @@ from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
-from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import reduce_engine_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
 
 
 class SFTWorker(TreeTrainingWorker):
-    """Converts the engine's `tree/*` metrics to numbers, because verl's SFT loop logs metrics unchanged."""
+    """Converts the engine's metrics to numbers, because verl's SFT loop logs metrics unchanged."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
         output = super().train_batch(data)
         if output is not None:
-            reduce_tree_metrics(tu.get(output, "metrics"))
+            reduce_engine_metrics(tu.get(output, "metrics"))
         return output
 
 
