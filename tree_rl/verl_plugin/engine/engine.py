@@ -220,9 +220,11 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
             # verl's forward would slice rows over the ranks of a sequence-parallel group. Without trees, rows of a pair
-            # could run apart.
+            # could run apart, and a teacher's candidates need all logits.
             run_rows_flat=None
-            if self.sequence_parallel_group is not None or isinstance(loss_function, PairLoss)
+            if self.sequence_parallel_group is not None
+            or isinstance(loss_function, PairLoss)
+            or rows.candidates_FK is not None
             else verl_rows.run_flat,
             trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
