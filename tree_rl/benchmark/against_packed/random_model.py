@@ -21,6 +21,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import remove_liger_layers, use_liger_layers
@@ -101,7 +102,7 @@ def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torc
 
 def has_experts(model: Any) -> bool:
     """Whether a model that `build_model` made routes its tokens."""
-    return bool(model.config.to_dict().get("moe_intermediate_size"))
+    return ModelShape.from_config(model.config.to_dict()).active_experts > 0
 
 
 def in_higher_precision(model: Any) -> Any:
