@@ -177,8 +177,6 @@ def why_no_images(config: DictConfig) -> str | None:
     model = _read_config(config.actor_rollout_ref.model, key)
     if model is not None and model.model_type not in IMAGE_READERS:
         return TEXT_ALONE
-    if rollout.name == "hf":
-        return "rollout.name=hf generates from text"
     loop = OmegaConf.select(rollout, "agent.default_agent_loop")
     return f"{loop} hands text to the model" if loop in TEXT_LOOPS else None
 
