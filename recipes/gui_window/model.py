@@ -1,10 +1,9 @@
-"""Builds a tiny Qwen2.5-VL with its processor, and shows it some screens, so that it starts with a bit of skill.
+"""Builds a tiny Qwen2.5-VL with its processor, and shows it some screens, so that it starts with some skill.
 
 Usage: PYTHONPATH=recipes python -m gui_window.model DIRECTORY [--seed 0] [--shown 150]
 """
 
 import argparse
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,7 @@ def show(model: Any, processor: Any, *, steps: int, seed: int) -> None:
         steps: optimizer steps.
         seed: of the first session; every session has another.
     """
+    loss = torch.tensor(float("nan"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(steps):
         # Conversations of a batch have equal length.
@@ -105,6 +105,22 @@ def _session(seed: int, *, clicks: int) -> tuple[list[dict[str, Any]], list[Any]
     return conversation(said), pictures
 
 
+def save(folder: Path, *, shown: int, seed: int) -> None:
+    """Write model, tokenizer and processor, whose code transformers copies.
+
+    Args:
+        folder: is written.
+        shown: supervised steps.
+        seed: of the weights.
+    """
+    processor = build_processor()
+    model = build_model(processor, seed=seed)
+    show(model, processor, steps=shown, seed=1_000_000)
+    Qwen2_5_VLProcessor.register_for_auto_class()
+    processor.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
 def main() -> None:
     """Write model, processor and tasks to the directory."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,14 +128,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shown", type=int, default=150)
     arguments = parser.parse_args()
-    folder = arguments.directory / "model"
-    processor = build_processor()
-    model = build_model(processor, seed=arguments.seed)
-    show(model, processor, steps=arguments.shown, seed=1_000_000)
-    Qwen2_5_VLProcessor.register_for_auto_class()
-    processor.save_pretrained(folder)
-    model.save_pretrained(folder)
-    shutil.copy(Path(__file__).with_name("processor.py"), folder)
+    save(arguments.directory / "model", shown=arguments.shown, seed=arguments.seed)
     rows = [
         {
             "data_source": "gui_window",

@@ -1,4 +1,4 @@
-"""transformers' processor for Qwen2.5-VL without videos, whose part needs torchvision. `model.py` copies this file."""
+"""transformers' processor for Qwen2.5-VL without videos, whose part needs torchvision."""
 
 from typing import Any
 
