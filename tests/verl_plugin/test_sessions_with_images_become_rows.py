@@ -15,15 +15,17 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import HFModelConfig, RolloutConfig
 
+from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
 from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
 from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
 from tree_rl.verl_plugin.agent_loops.prompt_forests import TreeAgentLoopWorker
-from tree_rl.verl_plugin.agent_loops.session_images import FIRST_NUMBER, SessionImages
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.options import TreeConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-from gui_window.loop import CLICKS, WindowLoop
+from gui_window.agent import CLICKS
 from gui_window.model import save
 from gui_window.screens import Screens
 
@@ -53,11 +55,12 @@ class Client:
 
 
 def play(model: HFModelConfig, client: Client, *seeds: int) -> list[list[AgentLoopOutput]]:
-    settings = {"name": "hf", "prompt_length": 64, "response_length": 64}
+    custom = {"gateway_agent": {"agent": "gui_window.agent.WindowAgent"}}
+    settings = {"name": "hf", "prompt_length": 64, "response_length": 64, "custom": custom}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
 
     async def sessions() -> list[list[AgentLoopOutput]]:
-        loop = WindowLoop(
+        loop = TreeGatewayAgentLoop(
             trainer_config=DictConfigWrap(config=config),
             server_manager=client,
             tokenizer=model.tokenizer,
@@ -66,7 +69,8 @@ def play(model: HFModelConfig, client: Client, *seeds: int) -> list[list[AgentLo
             data_config=DictConfigWrap(config.data),
             hf_model_type="qwen2_5_vl",
         )
-        return await asyncio.gather(*[loop.run(dict(SAMPLING), extra_info={"seed": seed}) for seed in seeds])
+        samples = [{"raw_prompt": [], "extra_info": {"seed": seed}} for seed in seeds]
+        return await asyncio.gather(*[loop.run(dict(SAMPLING), **sample) for sample in samples])
 
     return asyncio.run(sessions())
 

@@ -8,8 +8,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from tree_rl.rollout.expert_routes import routes_of_row
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
+from tree_rl.rollout.gateway.tokens.images import ImageReader
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
-from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS, CREDIT, GENERATED_TOKENS
 
 
@@ -20,7 +20,7 @@ def rows_to_outputs(
     figures: Mapping[str, float],
     metrics: AgentLoopMetrics,
     credit: Mapping[str, Any] | None = None,
-    images: SessionImages | None = None,
+    images: ImageReader | None = None,
 ) -> list[AgentLoopOutput]:
     """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing.
 
@@ -62,7 +62,7 @@ def rows_to_outputs(
     ]
 
 
-def _tokens(row: Row, images: SessionImages | None) -> dict[str, Any]:
+def _tokens(row: Row, images: ImageReader | None) -> dict[str, Any]:
     """A row's tokens, and its images in order."""
     if images is None:
         return {"prompt_ids": list(row.prompt_ids), "response_ids": list(row.response_ids)}
