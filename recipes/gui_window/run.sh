@@ -20,5 +20,4 @@ OUTPUT=$(realpath "$OUTPUT")
 "$PYTHON" -m tree_rl.train --config-path "$HERE" --config-name gui_window \
     data.train_files="$OUTPUT/tasks.parquet" data.val_files="$OUTPUT/tasks.parquet" data.seed="$SEED" \
     actor_rollout_ref.model.path="$OUTPUT/model" \
-    actor_rollout_ref.rollout.agent.agent_loop_config_path="$HERE/loops.yaml" \
     trainer.default_local_dir="$OUTPUT/checkpoints" trainer.total_training_steps="$STEPS" "$@"

@@ -16,7 +16,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.call_format import other_format
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
-from tree_rl.rollout.gateway.tokens.images import ImagePlaces
+from tree_rl.rollout.gateway.tokens.images import END, IMAGE, START, ImagePlaces
 from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class Renderer:
         self.end_text = tokenizer.eos_token
         self.turn_ends = (tokenizer.eos_token, *(end for end in TURN_ENDS if end in self.specials))
         """Tokens that may follow a turn: its end token or, in families without one, the start of the next message."""
+        missing = [] if images is None else [token for token in (START, IMAGE, END) if token not in self.specials]
+        if missing:
+            raise ValueError(f"tokenizer: expected the special token {missing[0]} of a model that reads images")
         # The look-ahead cuts before a special token and keeps it. Longer tokens come first.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
