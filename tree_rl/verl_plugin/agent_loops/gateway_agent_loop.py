@@ -160,11 +160,11 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
 
 def _refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a sample whose images the gateway would turn into lines of text."""
+    """Refuse a sample with images, because agents read text; they may send images of their own."""
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     media = [part["type"] for part in parts if part.get("type") in MEDIA]
     if media:
         raise ValueError(
-            f"the sample has {media[0]} content, and the gateway hands text to the model; set its agent_name to one of "
+            f"the sample has {media[0]} content, and agents get a sample's text alone; set its agent_name to one of "
             "verl's agent loops, such as tool_agent"
         )
