@@ -1,6 +1,6 @@
 """Builds a tiny Qwen2.5-VL with its processor, and shows it some screens, so that it starts with some skill.
 
-Usage: PYTHONPATH=recipes python -m gui_window.model DIRECTORY [--seed 0] [--shown 150]
+Usage: PYTHONPATH=recipes python -m gui_window.model DIRECTORY [--seed 0] [--shown 240]
 """
 
 import argparse
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shown", type=int, default=150)
+    parser.add_argument("--shown", type=int, default=240)
     arguments = parser.parse_args()
     save(arguments.directory / "model", shown=arguments.shown, seed=arguments.seed)
     rows = [

@@ -6,7 +6,7 @@ set -euo pipefail
 # ---- user-adjustable ----
 OUTPUT=${OUTPUT:-outputs/gui_window}
 STEPS=${STEPS:-20}                         # GRPO steps
-SHOWN=${SHOWN:-180}                        # supervised steps before
+SHOWN=${SHOWN:-240}                        # supervised steps before
 SEED=${SEED:-0}                            # of weights and screens
 PYTHON=${PYTHON:-python3}
 # -------------------------
