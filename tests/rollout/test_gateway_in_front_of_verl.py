@@ -375,5 +375,5 @@ def test_a_sample_with_an_image_is_refused_instead_of_losing_it(model_path: Path
     content = [{"type": "image", "image": "screen.png"}, {"type": "text", "text": "the forest"}]
     sample = {**SAMPLE, "raw_prompt": [{"role": "user", "content": content}]}
     loop = build_loop(model_path, {"agent": AGENT, "failed_reward": 0.0})
-    with pytest.raises(ValueError, match="the sample has image content, and the gateway hands text to the model"):
+    with pytest.raises(ValueError, match="the sample has image content, and agents get a sample's text alone"):
         asyncio.run(loop.run(dict(SAMPLING), **sample))

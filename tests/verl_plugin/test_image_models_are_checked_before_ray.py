@@ -77,8 +77,8 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
     (
         ("qwen3_vl", "vllm", "tool_agent", None),
         ("gemma3", "vllm", "tool_agent", "trees run rows of text"),
-        ("qwen3_vl", "hf", "tool_agent", "rollout.name=hf generates from text"),
-        ("qwen3_vl", "vllm", "tree_gateway_agent", "tree_gateway_agent hands text to the model"),
+        ("qwen3_vl", "hf", "tool_agent", None),
+        ("qwen3_vl", "vllm", "tree_gateway_agent", "agents of tree_gateway_agent get a sample's text alone"),
     ),
 )
 def test_files_with_images_pass_where_all_parts_read_them(

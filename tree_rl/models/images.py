@@ -40,19 +40,20 @@ class ImageTokens:
     features_SMC: torch.Tensor
     """Features of all images, at least float32, so that gradients of many forwards can be summed."""
     token_p: torch.Tensor
-    """int64 [p], indices in the forward of its image tokens, ascending."""
+    """int64 [p], indices in the forward of its image tokens, ascending, row after row."""
     feature_p: torch.Tensor
     """int64 [p], the feature of each, in [0, M)."""
 
-    def decoder_inputs(self, decoder: Any, input_ids_1n: torch.Tensor) -> dict[str, Any]:
+    def decoder_inputs(self, decoder: Any, input_ids_Rn: torch.Tensor) -> dict[str, Any]:
         """The arguments of a language model's forward that replace `input_ids`."""
-        embedded_1nC = decoder.get_input_embeddings()(input_ids_1n)
-        features_SpC = self.features_SMC.index_select(1, self.feature_p).to(embedded_1nC.dtype)
-        inputs = {"inputs_embeds": embedded_1nC.index_copy(1, self.token_p, features_SpC[:1])}
+        embedded_RnC = decoder.get_input_embeddings()(input_ids_Rn)
+        features_SpC = self.features_SMC.index_select(1, self.feature_p).to(embedded_RnC.dtype)
+        replaced = embedded_RnC.flatten(0, 1).index_copy(0, self.token_p, features_SpC[0])
+        inputs = {"inputs_embeds": replaced.view_as(embedded_RnC)}
         if len(features_SpC) > 1:
-            is_image_1n = torch.zeros_like(input_ids_1n, dtype=torch.bool)
-            is_image_1n[0, self.token_p] = True
-            inputs |= {"visual_pos_masks": is_image_1n, "deepstack_visual_embeds": list(features_SpC[1:])}
+            is_image_Rn = torch.zeros_like(input_ids_Rn, dtype=torch.bool)
+            is_image_Rn.view(-1)[self.token_p] = True
+            inputs |= {"visual_pos_masks": is_image_Rn, "deepstack_visual_embeds": list(features_SpC[1:])}
         return inputs
 
 

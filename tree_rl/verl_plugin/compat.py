@@ -74,6 +74,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
     "omega_conf_to_dataclass": "verl.utils.config",
     "get_hf_auto_model_class": "verl.utils.model",
+    "build_multimodal_processor_inputs": "verl.utils.tokenizer",
     "get_processor_token_id": "verl.utils.tokenizer",
     "update_model_config": "verl.utils.model",
 }

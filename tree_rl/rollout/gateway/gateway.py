@@ -21,6 +21,7 @@ from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.server import HttpApplication
 from tree_rl.rollout.gateway.session import RecordedSession, Session
+from tree_rl.rollout.gateway.tokens.images import ImagePlaces, ImageReader
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 if TYPE_CHECKING:
@@ -40,16 +41,25 @@ class Gateway:
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
         model: name in the list of models.
+        images: reads images of the sessions; None for a model of text, which gets a line of text instead.
 
     Raises:
         ValueError: this tokenizer does not allow exact ids.
     """
 
     def __init__(
-        self, *, tokenizer: "PreTrainedTokenizerFast", backend: Backend, options: GatewayOptions, model: str = "policy"
+        self,
+        *,
+        tokenizer: "PreTrainedTokenizerFast",
+        backend: Backend,
+        options: GatewayOptions,
+        model: str = "policy",
+        images: ImageReader | None = None,
     ) -> None:
         self.options = options
-        self._renderer = Renderer(tokenizer, options.template_options, dialect=options.dialect)
+        self.images = images
+        places = None if images is None else ImagePlaces(images)
+        self._renderer = Renderer(tokenizer, options.template_options, dialect=options.dialect, images=places)
         self._backend = backend
         self._model = model
         self._http = HttpApplication(model=model)

@@ -23,6 +23,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
+from tree_rl.rollout.gateway.tokens.images import without_images
 from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall
@@ -110,7 +111,7 @@ class Session:
             RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
-        request = with_json(request, self._options.json_output)
+        request = with_json(self._readable(request), self._options.json_output)
         if self._admitted + request.count > self._options.max_calls:
             self.is_exhausted = True
             raise RequestError(
@@ -128,7 +129,8 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a prompt, without a model call. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
-        return await self._recorder.count_tokens(with_json(request, self._options.json_output))
+        request = await self._with_images(with_json(self._readable(request), self._options.json_output))
+        return await self._recorder.count_tokens(request)
 
     async def stop(self) -> None:
         """Refuse running and later calls. The record stays, and nothing is added to it once this returns."""
@@ -166,10 +168,18 @@ class Session:
         if not self._is_open:
             raise session_over()
 
+    def _readable(self, request: ChatRequest) -> ChatRequest:
+        return without_images(request) if self._renderer.images is None else request
+
+    async def _with_images(self, request: ChatRequest) -> ChatRequest:
+        if self._renderer.images is None or not request.images:
+            return request
+        return await asyncio.to_thread(self._renderer.images.place, request)
+
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                prompt = await self._recorder.make_prompt(request, agent=agent)
+                prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
                 if request.count == 1:
                     choices = [await self._choice(prompt, agent, 0)]
                 else:

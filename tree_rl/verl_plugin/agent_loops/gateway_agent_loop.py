@@ -15,6 +15,7 @@ from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.branching.recording import NotForked, Recording
 from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.tokens.images import IMAGE
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
     CONFIG_KEY,
     GatewayAgentOptions,
@@ -22,6 +23,7 @@ from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
     read_gateway_options,
 )
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.agent_loops.session_outputs import figures_of_calls, rows_to_outputs
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,11 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             resumption = None if recording.fork is None else recording.fork.resumption()
         started = time.monotonic()
         server = self.rollout_config.get("name", "vllm")
-        async with self.gateways.lend(self.server_manager, self.tokenizer, gateway_options, server=server) as gateway:
+        images = None
+        if getattr(self.processor, "image_token", None) == IMAGE:
+            images = SessionImages(self.processor, self.mm_processor_kwargs)
+        lent = self.gateways.lend(self.server_manager, self.tokenizer, gateway_options, server=server, images=images)
+        async with lent as gateway:
             session = gateway.open_session(sampling=sampling_params, group=kwargs.get("uid"), resumption=resumption)
             try:
                 result = await self._act(agent, gateway.endpoint(session), options, kwargs)
@@ -110,6 +116,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             figures=figures,
             metrics=metrics,
             credit=result.credit,
+            images=gateway.images,
         )
 
     def settings(self, task: Mapping[str, Any]) -> GatewaySettings:
@@ -153,11 +160,11 @@ class TreeGatewayAgentLoop(AgentLoopBase):
 
 
 def _refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a sample whose images the gateway would turn into lines of text."""
+    """Refuse a sample with images, because agents read text; they may send images of their own."""
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     media = [part["type"] for part in parts if part.get("type") in MEDIA]
     if media:
         raise ValueError(
-            f"the sample has {media[0]} content, and the gateway hands text to the model; set its agent_name to one of "
+            f"the sample has {media[0]} content, and agents get a sample's text alone; set its agent_name to one of "
             "verl's agent loops, such as tool_agent"
         )

@@ -9,6 +9,7 @@ import numpy as np
 from ray.exceptions import RayError, RayTaskError
 
 from tree_rl.rollout.gateway.backend import BackendError, FinishReason, Generation
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 
 SEED_NAMES: Mapping[str, str] = {"sglang": "sampling_seed"}
 """Name of a request's seed by `rollout.name`, if it is not `seed`. SGLang refuses unknown names."""
@@ -23,10 +24,19 @@ class VerlBackend:
         client: verl's `LLMServerClient`.
         end_token_ids: special tokens, with which an answer ends if the model ended it.
         server: verl's `rollout.name`.
+        images: images of the sessions, whose numbers prompts have; None for text.
     """
 
-    def __init__(self, client: Any, *, end_token_ids: frozenset[int], server: str = "vllm") -> None:
+    def __init__(
+        self,
+        client: Any,
+        *,
+        end_token_ids: frozenset[int],
+        server: str = "vllm",
+        images: SessionImages | None = None,
+    ) -> None:
         self._client = client
+        self._images = images
         self._end_token_ids = end_token_ids
         self._server = server
         self._seed_name = SEED_NAMES.get(server, "seed")
@@ -37,12 +47,17 @@ class VerlBackend:
         named = {self._seed_name if name == "seed" else name: value for name, value in sampling.items()}
         if "json_schema" in named:
             named |= await self._json_constraint(named.pop("json_schema"))
+        ids, seen = list(prompt_ids), dict[str, Any]()
+        if self._images is not None:
+            ids, images = self._images.split(prompt_ids)
+            seen = {"image_data": images, "mm_processor_kwargs": self._images.options} if images else {}
         try:
             # The router sends all calls of an id to one server, which has their prefix cached.
             output = await self._client.generate(
                 request_id=session,
-                prompt_ids=list(prompt_ids),
+                prompt_ids=ids,
                 sampling_params={**named, "max_tokens": max_tokens},
+                **seen,
             )
         except RayTaskError as error:
             # The agent gets the server's message without Ray's traceback.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 
 if TYPE_CHECKING:
     from tree_rl.rollout.gateway.gateway import Gateway
@@ -29,15 +30,15 @@ class SharedGateways:
 
     @asynccontextmanager
     async def lend(
-        self, client: Any, tokenizer: Any, options: GatewayOptions, *, server: str
+        self, client: Any, tokenizer: Any, options: GatewayOptions, *, server: str, images: SessionImages | None = None
     ) -> "AsyncIterator[Gateway]":
         """Provide the gateway for a client (verl's `LLMServerClient`) and these options.
 
-        `server` is verl's `rollout.name`.
+        `server` is verl's `rollout.name`; the gateway takes the first session's `images`.
         """
         lent = next((one for one in self._lent if one.client is client and one.options == options), None)
         if lent is None:
-            starting = asyncio.create_task(_start(client, tokenizer, options, server))
+            starting = asyncio.create_task(_start(client, tokenizer, options, server, images))
             lent = _Lent(client=client, options=options, started=starting)
             self._lent.append(lent)
         lent.users += 1
@@ -53,16 +54,20 @@ class SharedGateways:
                     await lent.started.result().close()
 
 
-async def _start(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
-    gateway = await asyncio.to_thread(_build, client, tokenizer, options, server)
+async def _start(
+    client: Any, tokenizer: Any, options: GatewayOptions, server: str, images: SessionImages | None
+) -> "Gateway":
+    gateway = await asyncio.to_thread(_build, client, tokenizer, options, server, images)
     await gateway.start()
     return gateway
 
 
-def _build(client: Any, tokenizer: Any, options: GatewayOptions, server: str) -> "Gateway":
+def _build(
+    client: Any, tokenizer: Any, options: GatewayOptions, server: str, images: SessionImages | None
+) -> "Gateway":
     # The clients' SDKs take seconds to import, so only a worker that serves agents imports them.
     from tree_rl.rollout.gateway.gateway import Gateway
 
     special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-    backend = VerlBackend(client, end_token_ids=special, server=server)
-    return Gateway(tokenizer=tokenizer, backend=backend, options=options)
+    backend = VerlBackend(client, end_token_ids=special, server=server, images=images)
+    return Gateway(tokenizer=tokenizer, backend=backend, options=options, images=images)

@@ -8,6 +8,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from tree_rl.rollout.expert_routes import routes_of_row
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
+from tree_rl.rollout.gateway.tokens.images import ImageReader
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS, CREDIT, GENERATED_TOKENS
 
@@ -19,8 +20,18 @@ def rows_to_outputs(
     figures: Mapping[str, float],
     metrics: AgentLoopMetrics,
     credit: Mapping[str, Any] | None = None,
+    images: ImageReader | None = None,
 ) -> list[AgentLoopOutput]:
-    """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing."""
+    """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing.
+
+    Args:
+        calls: the session's calls.
+        reward: of every row.
+        figures: of the session.
+        metrics: verl's.
+        credit: rewards of steps.
+        images: images whose numbers the calls' tokens have; None for text.
+    """
     rows = rows_of_calls(calls)
     if not rows or not rows[0].response_ids:
         raise ValueError(
@@ -30,8 +41,7 @@ def rows_to_outputs(
     turns = max(call.turn for call in calls) + 1
     return [
         AgentLoopOutput(
-            prompt_ids=list(row.prompt_ids),
-            response_ids=list(row.response_ids),
+            **_tokens(row, images),
             response_mask=list(row.response_mask),
             response_logprobs=None if row.response_log_probs is None else list(row.response_log_probs),
             routed_experts=routes_of_row(row, [call.routes for call in calls]),
@@ -50,6 +60,15 @@ def rows_to_outputs(
         )
         for row in rows
     ]
+
+
+def _tokens(row: Row, images: ImageReader | None) -> dict[str, Any]:
+    """A row's tokens, and its images in order."""
+    if images is None:
+        return {"prompt_ids": list(row.prompt_ids), "response_ids": list(row.response_ids)}
+    (prompt_ids, before), (response_ids, after) = images.split(row.prompt_ids), images.split(row.response_ids)
+    data = {"multi_modal_data": {"images": before + after}} if before or after else {}
+    return {"prompt_ids": prompt_ids, "response_ids": response_ids, **data}
 
 
 def provenance(row: Row, calls: tuple[ModelCall, ...]) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tree_rl.models.images import reads_images
+from tree_rl.verl_plugin.embedded_rollout.prompt_images import ImageFeatures, PromptImages
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
 from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
-from tree_rl.verl_plugin.embedded_rollout.slot_forward import forward_logits
+from tree_rl.verl_plugin.embedded_rollout.slot_forward import NewTokens, forward_logits
 
 MAX_SLOTS = 256
 PADDING_FACTOR = 1.5
@@ -26,6 +28,10 @@ class Request:
 
     prompt_ids: list[int]
     """[P] tokens to continue."""
+    keyed_ids: np.ndarray
+    """int64 [P], the prompt with keys of images instead of their tokens; the cache compares these."""
+    images: PromptImages | None = None
+    """Images of the prompt; None without any."""
     sampling: Sampling
     generator: torch.Generator
     token_ids: list[int] = field(default_factory=list)
@@ -68,15 +74,19 @@ class DecodeEngine:
         self.capacity_tokens = capacity_tokens
         self.max_running = min(max_running, slots)
         self.max_batched_tokens = max_batched_tokens
+        self.features = ImageFeatures(model)
+        config = model.config
+        self._media = [config.image_token_id, config.video_token_id] if reads_images(model) else []
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._shared_generator = torch.Generator().manual_seed(seed)
         self._clock = 0
 
-    def request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
+    def request(self, prompt_ids: Sequence[int], sampling: Sampling, images: PromptImages | None = None) -> Request:
         """Queue a generation; it starts at the next step.
 
-        Raises a ValueError if a prompt is empty, has ids outside the vocabulary or leaves no room in the context.
+        Raises a ValueError if a prompt is empty, has ids outside the vocabulary, leaves no room in the context or has
+        image tokens without images.
         """
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if not len(prompt_ids):
@@ -91,10 +101,14 @@ class DecodeEngine:
                 f"prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.capacity_tokens}; raise "
                 "rollout.max_model_len (default prompt_length + response_length) or shorten the prompt"
             )
+        if images is None and any(token in self._media for token in prompt_ids):
+            raise ValueError("prompt has tokens of images or videos, but no images; pass image_data")
         generator = self._shared_generator
         if sampling.seed is not None:
             generator = torch.Generator().manual_seed(sampling.seed)
-        request = Request(prompt_ids=list(prompt_ids), sampling=sampling, generator=generator)
+        ids = list(prompt_ids)
+        keyed_ids = np.asarray(ids) if images is None else images.keyed(ids)
+        request = Request(prompt_ids=ids, keyed_ids=keyed_ids, images=images, sampling=sampling, generator=generator)
         self.waiting.append(request)
         return request
 
@@ -112,8 +126,7 @@ class DecodeEngine:
             suffixes = [self._start(request) for request in self._next_batch()]
             finished += self._extend(slice(first, len(self.running)), suffixes)
         if self.running:
-            last = [[request.token_ids[-1]] for request in self.running]
-            finished += self._extend(slice(0, len(self.running)), last)
+            finished += self._extend(slice(0, len(self.running)), [_last(request) for request in self.running])
         return finished
 
     def abort_all(self) -> list[Request]:
@@ -128,10 +141,12 @@ class DecodeEngine:
     def forget_prefixes(self) -> None:
         """Drop the reusable prefixes because the weights changed. Running requests keep theirs."""
         self.cache.forget(len(self.running))
+        self.features.forget()
 
     def release(self) -> None:
         if self.is_idle:
             self.cache.release()
+            self.features.forget()
 
     def _next_batch(self) -> list[Request]:
         """Take waiting requests, in order, for one padded forward.
@@ -146,7 +161,7 @@ class DecodeEngine:
         room = self.max_running - len(self.running)
         while self.waiting and len(batch) < room:
             request = self.waiting.popleft()
-            prompt = np.asarray(request.prompt_ids)
+            prompt = request.keyed_ids
             _, cached = self.cache.longest_prefix(prompt)
             suffix = len(prompt) - cached
             width = max([suffix, *suffixes])
@@ -163,10 +178,10 @@ class DecodeEngine:
         self.waiting.extendleft(reversed(left))
         return batch
 
-    def _start(self, request: Request) -> list[int]:
+    def _start(self, request: Request) -> NewTokens:
         """Put the longest cached prefix of the request's prompt into the next slot; return the rest of the prompt."""
         target = len(self.running)
-        source, shared = self.cache.longest_prefix(np.asarray(request.prompt_ids))
+        source, shared = self.cache.longest_prefix(request.keyed_ids)
         continues = source >= target and shared == self.cache.length_S[source]
         # A prompt that continues a finished sequence takes its slot, other prompts the least recently used one.
         victim = source if continues else target + int(self.cache.last_used_S[target:].argmin())
@@ -175,17 +190,24 @@ class DecodeEngine:
         self.cache.copy_prefix(source, target, shared)
         request.cached_tokens = shared
         self.running.append(request)
-        return request.prompt_ids[shared:]
+        new = NewTokens(ids=request.prompt_ids[shared:], keyed_ids=request.keyed_ids[shared:])
+        if request.images is not None:
+            new.position_3Q = request.images.positions(shared)
+            new.images = self.features.of_tokens(request.images, shared)
+        return new
 
-    def _extend(self, rows: slice, new_ids: list[list[int]]) -> list[Request]:
+    def _extend(self, rows: slice, new: list[NewTokens]) -> list[Request]:
         """Run new tokens of some running requests, sample their next tokens and remove those that are done."""
-        logits_RV = forward_logits(self.model, self.cache, rows, new_ids)
+        logits_RV = forward_logits(self.model, self.cache, rows, new)
         requests = self.running[rows]
         tokens, log_probs = sample(
-            logits_RV, [request.sampling for request in requests], [request.generator for request in requests]
+            logits_RV,
+            [request.sampling for request in requests],
+            [request.generator for request in requests],
+            never=self._media,
         )
         for offset, request in enumerate(requests):
-            self.cache.append_token_ids(rows.start + offset, np.asarray(new_ids[offset]))
+            self.cache.append_token_ids(rows.start + offset, new[offset].keyed_ids)
             self.cache.last_used_S[rows.start + offset] = self._clock
             request.token_ids.append(tokens[offset])
             request.log_probs.append(log_probs[offset])
@@ -202,6 +224,14 @@ class DecodeEngine:
         request, self.running[slot] = self.running[slot], self.running[last]
         self.running.pop()
         return request
+
+
+def _last(request: Request) -> NewTokens:
+    """The last generated token of a running request."""
+    new = NewTokens(ids=request.token_ids[-1:], keyed_ids=np.array(request.token_ids[-1:]))
+    if request.images is not None:
+        new.position_3Q = request.images.position_behind(len(request.token_ids) - 1)
+    return new
 
 
 def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:

@@ -96,14 +96,33 @@ def parse_sampling(
 
 @torch.no_grad()
 def sample(
-    logits_RV: torch.Tensor, samplings: Sequence[Sampling], generators: Sequence[torch.Generator]
+    logits_RV: torch.Tensor,
+    samplings: Sequence[Sampling],
+    generators: Sequence[torch.Generator],
+    *,
+    never: Sequence[int] = (),
 ) -> tuple[list[int], list[float]]:
-    """Sample one token per row with generators on the CPU; return R token ids and their log-probs."""
+    """Sample one token per row with generators on the CPU.
+
+    Args:
+        logits_RV: of the next token.
+        samplings: one per row.
+        generators: one per row.
+        never: tokens that are not drawn, such as those of images. Log-probs count them, as the trainer's do.
+
+    Returns:
+        R token ids and their log-probs.
+    """
     logits_RV = logits_RV.float()
     scale = [1.0 if s.temperature == 0 else s.temperature for s in samplings]
     processed_RV = logits_RV
     if any(s != 1.0 for s in scale):
         processed_RV = logits_RV / torch.tensor(scale, device=logits_RV.device).unsqueeze(1)
+    drawn_share_R = 0.0
+    if never:
+        total_R = processed_RV.logsumexp(dim=-1)
+        processed_RV = processed_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), float("-inf"))
+        drawn_share_R = processed_RV.logsumexp(dim=-1) - total_R
     if any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0) for s in samplings):
         processed_RV = _filtered(processed_RV, samplings)
     log_probs_RV = torch.log_softmax(processed_RV, dim=-1)
@@ -113,7 +132,7 @@ def sample(
     if drawn:
         uniform = torch.stack([torch.rand((), generator=generators[row], dtype=torch.float64) for row in drawn])
         tokens_R[drawn] = _inverse_cdf(log_probs_RV[drawn], uniform.to(logits_RV.device))
-    reported_R = log_probs_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1)
+    reported_R = log_probs_RV.gather(1, tokens_R.unsqueeze(1)).squeeze(1) + drawn_share_R
     if any(s.raw_log_probs for s in samplings):
         raw_R = torch.log_softmax(logits_RV, dim=-1).gather(1, tokens_R.unsqueeze(1)).squeeze(1)
         is_raw = torch.tensor([s.raw_log_probs for s in samplings], device=logits_RV.device)

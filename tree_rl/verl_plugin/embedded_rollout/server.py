@@ -15,11 +15,17 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.models.flat_attention import needs_eager
+from tree_rl.models.images import IMAGE_READERS, reads_images
 from tree_rl.models.text_forward import use_language_model
-from tree_rl.verl_plugin.compat import get_hf_auto_model_class, omega_conf_to_dataclass
+from tree_rl.verl_plugin.compat import (
+    build_multimodal_processor_inputs,
+    get_hf_auto_model_class,
+    omega_conf_to_dataclass,
+)
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
+from tree_rl.verl_plugin.embedded_rollout.prompt_images import PromptImages
 from tree_rl.verl_plugin.embedded_rollout.sampling import parse_sampling
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load
 
@@ -48,6 +54,7 @@ class HFServer:
         self.global_steps: int | None = None
         options = HFRolloutOptions.from_rollout(config)
         model = build_model(config, model_config, weights_follow=weights_follow)
+        self.processor: Any = model_config.processor
         self.eos_token_ids = end_token_ids(model, model_config.tokenizer)
         self.engine = DecodeEngine(
             model,
@@ -82,10 +89,10 @@ class HFServer:
 
         Raises:
             ValueError: bad prompt or sampling parameters.
-            NotImplementedError: image, video or audio input.
+            NotImplementedError: video or audio input, or images for a model that reads text.
         """
-        if image_data or video_data or audio_data:
-            raise NotImplementedError("rollout.name=hf generates text only, received image, video or audio data")
+        if video_data or audio_data:
+            raise NotImplementedError("rollout.name=hf generates from text and images, received video or audio data")
         params = {"ignore_eos": self.config.ignore_eos, **sampling_params}
         room = max(self.engine.capacity_tokens - len(prompt_ids), 1)
         sampling = parse_sampling(
@@ -100,7 +107,10 @@ class HFServer:
                 version = {"global_steps": self.global_steps}
                 return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
             await self._is_open.wait()
-        request = self.engine.request(prompt_ids, sampling)
+        images = None
+        if image_data:
+            images = await self._in_thread(self._read_images, list(prompt_ids), image_data, mm_processor_kwargs)
+        request = self.engine.request(prompt_ids, sampling, images)
         await self._finished(request)
         return TokenOutput(
             token_ids=request.token_ids,
@@ -113,6 +123,15 @@ class HFServer:
                 "finish_reason": request.finish_reason,
             },
         )
+
+    def _read_images(self, prompt_ids: list[int], images: list[Any], options: dict[str, Any] | None) -> PromptImages:
+        """Patches as verl's agent loop computes them for the trainer."""
+        if not reads_images(self.engine.model):
+            raise NotImplementedError("rollout.name=hf: the model reads text alone, received images")
+        found = build_multimodal_processor_inputs(
+            self.processor, text=[self.processor.image_token * len(images)], images=images, mm_processor_kwargs=options
+        )
+        return PromptImages.of(self.engine.model, prompt_ids, found["pixel_values"], found["image_grid_thw"])
 
     async def load_weights(self, bucket: np.ndarray) -> None:
         await self._in_thread(load, self.engine.model, bucket)
@@ -189,9 +208,12 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
     asked = dict(model_config.override_config).get("attn_implementation")
     dtype = getattr(torch, {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype))
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    attention: Any = "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA
+    if attention == GROUPED_SDPA and hf_config.model_type in IMAGE_READERS:
+        attention = {"": "sdpa", "text_config": GROUPED_SDPA, "vision_config": "sdpa"}
     options = {
         "dtype": dtype,
-        "attn_implementation": "eager" if asked == "eager" or needs_eager(hf_config) else GROUPED_SDPA,
+        "attn_implementation": attention,
         "trust_remote_code": model_config.trust_remote_code,
     }
     # The trainer's model class, so that weights have the same names.

@@ -29,7 +29,7 @@ IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios
 """verl's default column names, by the key of `data` that names the column."""
 TEXT_ALONE = "trees run rows of text"
 TEXT_LOOPS = ("tree_gateway_agent", "tree_tool_agent")
-"""Agent loops whose models read text."""
+"""Agent loops whose agents get a sample's text; they may send images of their own."""
 ADAPTED = ("target_modules", "target_parameters", "exclude_modules")
 """Keys of a role's `model` node that choose the modules with adapters."""
 
@@ -177,10 +177,8 @@ def why_no_images(config: DictConfig) -> str | None:
     model = _read_config(config.actor_rollout_ref.model, key)
     if model is not None and model.model_type not in IMAGE_READERS:
         return TEXT_ALONE
-    if rollout.name == "hf":
-        return "rollout.name=hf generates from text"
     loop = OmegaConf.select(rollout, "agent.default_agent_loop")
-    return f"{loop} hands text to the model" if loop in TEXT_LOOPS else None
+    return f"agents of {loop} get a sample's text alone" if loop in TEXT_LOOPS else None
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, why: str | None = TEXT_ALONE) -> None:

@@ -46,6 +46,8 @@ class ChatRequest:
     """True if the answer continues the last message, an assistant's."""
     left_out: tuple[str, ...] = ()
     """Names of ignored parts of the request: unknown fields, media, and tools that only the provider could run."""
+    images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Images by their marks in the messages: an address, and the line of text for models that read no images."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0

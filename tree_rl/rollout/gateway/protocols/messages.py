@@ -1,11 +1,16 @@
 """Chat messages in one form for all protocols."""
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
+
+IMAGE_MARK = re.compile("\ue000image [0-9a-f]{32}\ue001")
+"""What stands for an image in a message until the gateway knows whether its model reads images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +52,11 @@ def read_arguments(text: str) -> Mapping[str, Any] | str:
     except JsonError:
         return text
     return decoded if isinstance(decoded, dict) else text
+
+
+def image_mark(url: str) -> str:
+    """The mark of an image, by its address or content."""
+    return f"\ue000image {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}\ue001"
 
 
 def unseen(kind: str, name: str = "") -> str:

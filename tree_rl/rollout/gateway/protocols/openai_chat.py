@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_fo
 from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, read_arguments, unseen
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, image_mark, read_arguments, unseen
 from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, check_fields
 
 PATH = "/chat/completions"
@@ -48,7 +48,8 @@ def read_request(body: Any) -> ChatRequest:
     left_out = [*check_fields(fields, CHAT_FIELDS)]
     tools, must_call = chosen_tools(fields, tuple(_tool(tool) for tool in fields.objects("tools")))
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
-    messages = tuple(_message(message, left_out) for message in fields.objects("messages", required=True))
+    images: dict[str, tuple[str, str]] = {}
+    messages = tuple(_message(message, left_out, images) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
     continues = fields.flag("continue_final_message")
@@ -70,6 +71,7 @@ def read_request(body: Any) -> ChatRequest:
         with_usage=fields.part("stream_options").flag("include_usage"),
         with_log_probs=fields.flag("logprobs"),
         left_out=tuple(dict.fromkeys(left_out)),
+        images=images,
     )
 
 
@@ -123,13 +125,13 @@ def model(name: str) -> dict[str, Any]:
     return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
 
 
-def _message(fields: Fields, left_out: list[str]) -> ChatMessage:
+def _message(fields: Fields, left_out: list[str], images: dict[str, tuple[str, str]]) -> ChatMessage:
     role = fields.text("role")
     if role == "developer":
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):
         raise wrong(fields.name("role"), "system, developer, user, assistant or tool", role)
-    content = "" if fields.raw("content") is None else text_of(fields, "content", left_out)
+    content = "" if fields.raw("content") is None else text_of(fields, "content", left_out, images)
     if role != "assistant":
         call = fields.text("tool_call_id", "") if role == "tool" else ""
         return ChatMessage(role=role, content=content, tool_call_id=call or None, name=fields.text("name", "") or None)
@@ -140,8 +142,15 @@ def _message(fields: Fields, left_out: list[str]) -> ChatMessage:
     return ChatMessage(role=role, content=content, reasoning=reasoning, tool_calls=calls)
 
 
-def text_of(fields: Fields, key: str, left_out: list[str]) -> str:
-    """A text, or the texts of a list of parts; `left_out` receives the kinds of other parts."""
+def text_of(fields: Fields, key: str, left_out: list[str], images: dict[str, tuple[str, str]] | None = None) -> str:
+    """A text, or the texts of a list of parts.
+
+    Args:
+        fields: of the message.
+        key: of the text.
+        left_out: receives the kinds of other parts.
+        images: receives images; None: lines of text replace them.
+    """
     content = fields.raw(key)
     if isinstance(content, str):
         return content
@@ -149,9 +158,16 @@ def text_of(fields: Fields, key: str, left_out: list[str]) -> str:
     for part in fields.objects(key, required=True):
         kind = part.text("type")
         if kind in UNSEEN_PARTS:
-            left_out.append(UNSEEN_PARTS[kind])
             name = part.text("filename", "") or part.part("file").text("filename", "")
-            texts.append(unseen(UNSEEN_PARTS[kind], name))
+            line = unseen(UNSEEN_PARTS[kind], name)
+            given = part.raw("image_url")
+            url = given.get("url") if isinstance(given, Mapping) else given
+            if images is not None and kind == "image_url" and isinstance(url, str):
+                texts.append(image_mark(url))
+                images[texts[-1]] = (url, line)
+                continue
+            left_out.append(UNSEEN_PARTS[kind])
+            texts.append(line)
         elif kind in TEXT_PARTS:
             texts.append(part.text(TEXT_PARTS[kind]))
         else:

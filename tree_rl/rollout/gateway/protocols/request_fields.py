@@ -54,7 +54,7 @@ NO_EFFECT = _no_effect("")
 NOT_SUPPORTED = _refused("not supported by this gateway; leave it out")
 
 CHAT_FIELDS: Mapping[str, FieldTreatment] = {
-    "messages": _honoured("images, sound, videos and files become a line of text"),
+    "messages": _honoured("models that read images see `data:` URLs; other media become a line of text"),
     "model": _honoured("comes back in the answer; every name is the same model"),
     "max_completion_tokens": _honoured("the gateway's own limits hold, too"),
     "max_tokens": _honoured("the older name"),

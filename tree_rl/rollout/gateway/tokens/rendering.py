@@ -16,6 +16,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.call_format import other_format
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
+from tree_rl.rollout.gateway.tokens.images import END, IMAGE, START, ImagePlaces
 from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
 
 if TYPE_CHECKING:
@@ -46,8 +47,15 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerFast", template_options: Mapping[str, Any], *, dialect: str = AUTO
+        self,
+        tokenizer: "PreTrainedTokenizerFast",
+        template_options: Mapping[str, Any],
+        *,
+        dialect: str = AUTO,
+        images: ImagePlaces | None = None,
     ) -> None:
+        self.images = images
+        """Images of a model that reads them; None for text."""
         if not tokenizer.is_fast:
             raise ValueError(
                 f"tokenizer: expected one with a tokenizer.json (fast), received {type(tokenizer).__name__}"
@@ -68,6 +76,9 @@ class Renderer:
         self.end_text = tokenizer.eos_token
         self.turn_ends = (tokenizer.eos_token, *(end for end in TURN_ENDS if end in self.specials))
         """Tokens that may follow a turn: its end token or, in families without one, the start of the next message."""
+        missing = [] if images is None else [token for token in (START, IMAGE, END) if token not in self.specials]
+        if missing:
+            raise ValueError(f"tokenizer: expected the special token {missing[0]} of a model that reads images")
         # The look-ahead cuts before a special token and keeps it. Longer tokens come first.
         self._cut = re.compile(f"(?={'|'.join(re.escape(token) for token in self.specials)})")
         self._check_pieces()
@@ -125,14 +136,24 @@ class Renderer:
             return []
         try:
             # One text at a time: a batch runs in threads that all callers share, and waits for the others' texts.
-            encoded = [self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids for text in texts]
+            encoded = [self._encode(text) for text in texts]
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
         return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]
 
+    def _encode(self, text: str) -> Sequence[int]:
+        image = None if self.images is None else self.images.encode(text)
+        if image is not None:
+            return image
+        ids: Sequence[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens, including special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._decode(list(token_ids)) if self.images is None else self.images.decode(token_ids, self._decode)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def turn_within(self, whole: str, opened: str) -> str | None:
         """The last turn of a rendered conversation, and the text after it; None if it is not found.

@@ -1,0 +1,153 @@
+"""Sessions with a window of screenshots: one row per window with the images it saw, and the log-probs that the
+trainer's engine computes from verl's inputs of the row."""
+
+import asyncio
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_harness import Row, build_engine, nested, ppo_batch
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
+from tree_rl.tree.forest import Forest
+from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
+from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
+from tree_rl.verl_plugin.agent_loops.prompt_forests import TreeAgentLoopWorker
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
+from tree_rl.verl_plugin.embedded_rollout.server import HFServer
+from tree_rl.verl_plugin.options import TreeConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+from gui_window.agent import CLICKS
+from gui_window.model import save
+from gui_window.screens import Screens
+
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> HFModelConfig:
+    path = tmp_path_factory.mktemp("gui") / "model"
+    save(path, shown=0, seed=0)
+    return HFModelConfig(path=str(path), trust_remote_code=True, override_config={"attn_implementation": "sdpa"})
+
+
+class Client:
+    """verl's client of a server in this process."""
+
+    def __init__(self, model: HFModelConfig) -> None:
+        rollout = RolloutConfig(
+            name="hf", tensor_model_parallel_size=1, prompt_length=64, response_length=64, dtype="float32"
+        )
+        self.server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        output = await self.server.generate(request_id=request_id, **request)
+        output.extra_fields |= {"min_global_steps": 0, "max_global_steps": 0}
+        return output
+
+
+def play(model: HFModelConfig, client: Client, *seeds: int) -> list[list[AgentLoopOutput]]:
+    custom = {"gateway_agent": {"agent": "gui_window.agent.WindowAgent"}}
+    settings = {"name": "hf", "prompt_length": 64, "response_length": 64, "custom": custom}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
+
+    async def sessions() -> list[list[AgentLoopOutput]]:
+        loop = TreeGatewayAgentLoop(
+            trainer_config=DictConfigWrap(config=config),
+            server_manager=client,
+            tokenizer=model.tokenizer,
+            processor=model.processor,
+            dataset_cls=None,
+            data_config=DictConfigWrap(config.data),
+            hf_model_type="qwen2_5_vl",
+        )
+        samples = [{"raw_prompt": [], "extra_info": {"seed": seed}} for seed in seeds]
+        return await asyncio.gather(*[loop.run(dict(SAMPLING), **sample) for sample in samples])
+
+    return asyncio.run(sessions())
+
+
+def stored(model: HFModelConfig, output: AgentLoopOutput) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Tokens, positions and inputs of a row, as verl's worker stores them."""
+    worker = object.__new__(TreeAgentLoopWorker)
+    worker.processor, worker.tokenizer, worker.mm_processor_kwargs = model.processor, model.tokenizer, {}
+    ids = torch.tensor(output.prompt_ids + output.response_ids)
+    inputs = worker._compute_multi_modal_inputs(output, ids)
+    positions = worker._compute_position_ids(ids[None], torch.ones_like(ids)[None], inputs)
+    return ids, positions[0], inputs
+
+
+def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> None:
+    sessions = play(model, Client(model), 1, 1, 2)
+    rows = [row for session in sessions for row in session]
+    for session in sessions:
+        # The first row continues until the first screenshot is dropped; then every click starts a row.
+        assert len(session) >= CLICKS - 1
+        assert all(len(row.multi_modal_data["images"]) in (1, 2) for row in session)
+        assert sum(sum(row.response_mask) for row in session) >= session[0].extra_fields["generated_tokens"]
+    inputs = [stored(model, row) for row in rows]
+    data = ppo_batch(
+        [
+            Row(
+                tokens=ids.tolist(),
+                prompt=len(row.prompt_ids),
+                mask=list(row.response_mask),
+                advantage=1.0,
+                uid=str(number),
+            )
+            for number, (row, (ids, _, _)) in enumerate(zip(rows, inputs, strict=True))
+        ]
+    )
+    data["position_ids"] = nested([positions for _, positions, _ in inputs])
+    tu.assign_non_tensor_stack(data, "multi_modal_inputs", [given for _, _, given in inputs])
+    engine = build_engine(Path(model.path), tree=TreeConfig(mode="tree"))
+    with engine.eval_mode(disable_auto_offload=True):
+        found = engine.infer_batch(data)["model_output"]["log_probs"].unbind()
+    compared = 0
+    for row, log_probs in zip(rows, found, strict=True):
+        first = len(row.prompt_ids)
+        for place, (mask, recorded) in enumerate(zip(row.response_mask, row.response_logprobs, strict=True)):
+            assert not mask or abs(float(log_probs[first + place - 1]) - recorded) < 2e-5
+            compared += mask
+    assert compared >= 3 * CLICKS
+
+
+def test_the_trainers_trees_share_the_screens_that_sessions_have_in_common(model: HFModelConfig) -> None:
+    same, other = play(model, Client(model), 1, 1), play(model, Client(model), 1, 2)
+    unique = []
+    for sessions in (same, other):
+        rows = [row for session in sessions for row in session]
+        for row in rows:
+            stored(model, row)
+        tokens = [
+            with_image_keys(torch.tensor(row.prompt_ids + row.response_ids).numpy(), row.extra_fields[IMAGE_SPANS])
+            for row in rows
+        ]
+        unique.append(Forest.from_rows(tokens).num_unique)
+        assert sum(len(row.extra_fields[IMAGE_SPANS]) for row in rows) == sum(
+            len(row.multi_modal_data["images"]) for row in rows
+        )
+    assert unique[0] < unique[1]
+
+
+def test_images_are_numbered_by_content(model: HFModelConfig) -> None:
+    images = SessionImages(model.processor)
+    screens = {seed: Screens(seed, 1).screenshot() for seed in range(20)}
+    place = "<|vision_start|><|image_pad|><|vision_end|>"
+    seen = {seed: images.encode(f"a{place}b", [one]) for seed, one in screens.items()}
+    assert len({tuple(ids) for ids in seen.values()}) == len({one.tobytes() for one in screens.values()}) == 4
+    assert Counter(token >= FIRST_NUMBER for token in seen[0])[True] == 4
+    ids, found = images.split([*seen[0], *seen[1]])
+    assert [one.tobytes() for one in found] == [screens[seed].tobytes() for seed in (0, 1)]
+    assert ids.count(model.processor.image_token_id) == 8 and max(ids) < len(model.tokenizer)
+    assert images.split(images.encode("text", [])) == (images.encode("text", []), [])
+    with pytest.raises(ValueError, match=r"has 0 image tokens, but its 1 images need 4"):
+        images.encode("no place", [screens[0]])
