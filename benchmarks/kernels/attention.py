@@ -71,6 +71,9 @@ class HeadLayout:
     kv_heads: int
     """Key and value heads."""
     head_size: int
+    """Head size of queries and keys."""
+    value_size: int | None = None
+    """Head size of values; None: that of keys."""
 
 
 HEAD_LAYOUTS = {
@@ -79,7 +82,10 @@ HEAD_LAYOUTS = {
     "qwen3-32b": HeadLayout(heads=64, kv_heads=8, head_size=128),
     "qwen3-30b-a3b": HeadLayout(heads=32, kv_heads=4, head_size=128),
     "llama-3.2-1b": HeadLayout(heads=32, kv_heads=8, head_size=64),
+    "deepseek-v2-lite": HeadLayout(heads=16, kv_heads=16, head_size=192, value_size=128),
+    "glm-4.7-flash": HeadLayout(heads=20, kv_heads=20, head_size=256),
     "tiny": HeadLayout(heads=4, kv_heads=2, head_size=16),
+    "tiny-latent": HeadLayout(heads=4, kv_heads=4, head_size=24, value_size=16),
 }
 
 
@@ -150,9 +156,8 @@ def sample(lengths: np.ndarray, most_tokens: int, most_rows: int) -> np.ndarray:
 def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: HeadLayout) -> str | None:
     """Why a contender cannot run, or None."""
     kind, impl = name.split()
-    if kind == "tree":
-        return unavailable_reason(impl, device=device, dtype=dtype, head_size=heads.head_size)
-    return packed_attention.unavailable_reason(impl, device, dtype)
+    reason_of = unavailable_reason if kind == "tree" else packed_attention.unavailable_reason
+    return reason_of(impl, device=device, dtype=dtype, head_size=heads.head_size, value_size=heads.value_size)
 
 
 def check(contender: Contender, heads: HeadLayout, dtype: torch.dtype) -> float:
@@ -175,8 +180,9 @@ def inputs_of(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Normal q [N, H, D], k and v as leaves, and a gradient of the output."""
     torch.manual_seed(0)
-    counts = (heads.heads, heads.kv_heads, heads.kv_heads, heads.heads)
-    q, k, v, grad = (torch.randn(tokens, count, heads.head_size, dtype=dtype, device=device) for count in counts)
+    size, value_size = heads.head_size, heads.value_size or heads.head_size
+    shapes = ((heads.heads, size), (heads.kv_heads, size), (heads.kv_heads, value_size), (heads.heads, value_size))
+    q, k, v, grad = (torch.randn(tokens, *shape, dtype=dtype, device=device) for shape in shapes)
     return [t.requires_grad_() for t in (q, k, v)], grad
 
 
@@ -235,7 +241,7 @@ def measure(
 
 def columns(contender: Contender, heads: HeadLayout, times: Mapping[str, Sequence[float]]) -> Columns:
     """Milliseconds over the rounds and TFLOP/s on visible pairs."""
-    flops = 4.0 * contender.pairs * heads.heads * heads.head_size
+    flops = 2.0 * contender.pairs * heads.heads * (heads.head_size + (heads.value_size or heads.head_size))
     found: Columns = {"measured_tokens": contender.tokens, "sample_scaled_by": contender.scale}
     for name, factor in (("forward", 1.0), ("total", 1 + BACKWARD_FACTOR)):
         spread = Spread.of(times[name])

@@ -7,7 +7,7 @@ import torch
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
-from tree_kernels.tree_attention.fa4.fa4_plan import rows_worth_copying
+from tree_kernels.tree_attention.fa4.fa4_plan import VALUE_SIZES, rows_worth_copying
 from tree_kernels.tree_attention.fa4.head_sections import SECTION
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +25,8 @@ SLACK = 1.25
 def _can_run(request: pytest.FixtureRequest) -> None:
     """Skips what the installed version refuses, such as a head size."""
     head_size = request.node.callspec.params.get("head_size", 128) if hasattr(request.node, "callspec") else 128
-    reason = unavailable_reason("fa4", device=torch.device("cuda"), dtype=torch.bfloat16, head_size=head_size)
+    sizes = {"head_size": head_size, "value_size": VALUE_SIZES[head_size]}
+    reason = unavailable_reason("fa4", device=torch.device("cuda"), dtype=torch.bfloat16, **sizes)
     if reason is not None:
         pytest.skip(reason)
 
@@ -55,13 +56,15 @@ def case_that_shares_little(
     return layout, inputs(len(ends), 0, ratio, head_size, torch.bfloat16)
 
 
-def inputs(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """q, k, v, past_k, past_v and the gradient of the output."""
+def inputs(
+    size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype, *, value_size: int | None = None
+) -> list[torch.Tensor]:
+    """q, k, v, past_k, past_v and the gradient of the output; values of their largest size unless one is given."""
     torch.manual_seed(size + past)
-    key_heads = 2
-    wide, narrow = (size, ratio * key_heads, head_size), (size, key_heads, head_size)
-    behind = (past, key_heads, head_size)
-    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in (wide, narrow, narrow, behind, behind, wide)]
+    key_heads, value_size = 2, value_size or VALUE_SIZES[head_size]
+    narrow = [(tokens, key_heads, width) for tokens in (size, past) for width in (head_size, value_size)]
+    shapes = [(size, ratio * key_heads, head_size), *narrow, (size, ratio * key_heads, value_size)]
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
 
 
 def run(layout: TreeLayout, tensors: list[torch.Tensor], impl: str, **options: Any) -> dict[str, torch.Tensor]:
@@ -96,12 +99,19 @@ def check_against_float64(layout: TreeLayout, tensors: list[torch.Tensor], **opt
         assert error <= max(SLACK * yardstick[name], roundings), (name, error, yardstick[name], layout, options)
 
 
-@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("head_size", [64, 128, 192, 256])
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_outputs_and_gradients_are_as_near_to_float64_as_the_portable_kernel(ratio: int, head_size: int) -> None:
     for place, size in enumerate(SIZES):
         past = PASTS[(place + RATIOS.index(ratio)) % len(PASTS)]
         check(size, past, ratio, head_size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("head_size", [128, 192])
+@pytest.mark.parametrize("value_size", [64, 112])
+def test_values_smaller_than_the_kernels_are_padded(value_size: int, head_size: int) -> None:
+    layout, _ = case(1000, 77, 1, head_size, torch.bfloat16)
+    check_against_float64(layout, inputs(1000, 77, 1, head_size, torch.bfloat16, value_size=value_size))
 
 
 @pytest.mark.parametrize("head_size", [64, 128])
@@ -119,7 +129,7 @@ def test_flash_attentions_own_kernels_keep_their_order() -> None:
     assert flash_bwd_sm90.SingleTileScheduler is tile_scheduler.SingleTileScheduler
 
 
-@pytest.mark.parametrize(("ratio", "head_size"), [(1, 64), (2, 128), (4, 256), (8, 128)])
+@pytest.mark.parametrize(("ratio", "head_size"), [(1, 64), (2, 128), (4, 256), (8, 128), (1, 192)])
 def test_rows_that_share_nothing_or_little_are_as_near_to_float64(ratio: int, head_size: int) -> None:
     for sizes in ROWS:
         check_against_float64(*case_of_rows(sizes, ratio, head_size))
@@ -168,7 +178,7 @@ def test_float16_is_as_near_to_float64_as_the_portable_kernel(past: int, head_si
         check(size, past, 2, head_size, torch.float16)
 
 
-@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize("head_size", [64, 128, 192])
 @pytest.mark.parametrize("window", [1, 33, 700])
 def test_a_window_counts_depth(window: int, head_size: int) -> None:
     for size, past, ratio in ((3, 1, 2), (129, 77, 4), (1000, 0, 8), (5000, 1234, 4)):

@@ -28,7 +28,9 @@ CUDA = torch.device("cuda")
     [
         ({"device": torch.device("cpu")}, "needs a CUDA device, received cpu"),
         ({"dtype": torch.float32}, "received torch.float32"),
-        ({"head_size": 96}, r"head size of \(64, 128, 256\), received 96"),
+        ({"head_size": 96}, r"head size of \(64, 128, 192, 256\), received 96"),
+        ({"value_size": 192}, "value size of at most 128 with a head size of 128, received 192"),
+        ({"head_size": 192}, "value size of at most 128 with a head size of 192, received 192"),
         ({"deterministic": True}, "deterministic=True"),
         ({"softcap": 30.0}, "soft cap's tanh to 11 bits, received softcap=30.0"),
         ({"needs_lse": True}, "log-sum-exp are unproven, received sinks or return_lse=True"),
@@ -110,7 +112,10 @@ def test_flash_attn_2_in_front_is_refused(site: Path, tmp_path_factory: pytest.T
 
 @pytest.mark.parametrize(
     "options",
-    [{"softcap": 30.0}, {"needs_lse": True}, {"deterministic": True}, {"head_size": 80}, {"dtype": torch.float32}],
+    [
+        *({"softcap": 30.0}, {"needs_lse": True}, {"deterministic": True}, {"head_size": 80}),
+        *({"head_size": 192}, {"value_size": 256}, {"dtype": torch.float32}),
+    ],
 )
 def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # By name the module is hidden behind the function of the same name as its package.
@@ -120,6 +125,7 @@ def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monke
     monkeypatch.setattr(module, "_device_reason", lambda device: None)
     arguments: dict[str, Any] = {"device": CUDA, "dtype": torch.bfloat16, "head_size": 128}
     assert chosen_implementation(**arguments) == "fa4"
+    assert chosen_implementation(**(arguments | {"head_size": 192, "value_size": 128})) == "fa4"
     assert chosen_implementation(**(arguments | options)) != "fa4"
 
 

@@ -19,6 +19,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"softcap": 2.0},
     {"sinks": True},
     {"head_size": 80},
+    {"head_size": 192, "value_size": 128, "past": 77},
 ]
 CASES = [
     *[("flex", torch.bfloat16, option) for option in OPTIONS],
@@ -41,12 +42,14 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 def test_attention_equals_the_float64_reference(impl: str, dtype: torch.dtype, option: dict[str, Any]) -> None:
     option = dict(option)
     past, head_size, sinks = option.pop("past", 0), option.pop("head_size", 64), option.pop("sinks", False)
+    value_size = option.pop("value_size", head_size)
     for size in (1, 65, 129, 1000):
         torch.manual_seed(size)
-        shapes = [(size, 4, head_size), *[(size, 2, head_size)] * 2, *[(past, 2, head_size)] * 2, (4,)]
+        narrow = [(tokens, 2, width) for tokens in (size, past) for width in (head_size, value_size)]
+        shapes = [(size, 4, head_size), *narrow, (4,)]
         rounded = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
         exact = [t.detach().double().requires_grad_() for t in rounded]
-        grad = torch.randn(size, 4, head_size, device="cuda", dtype=dtype)
+        grad = torch.randn(size, 4, value_size, device="cuda", dtype=dtype)
         layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)), past_length=past).to("cuda")
         results = []
         for leaves, chosen in ((rounded, impl), (exact, "reference")):

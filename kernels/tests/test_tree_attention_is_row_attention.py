@@ -18,19 +18,22 @@ EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past"
 TOLERANCE = 1e-10
 
 
-def problem(size: int, heads: tuple[int, int], head_size: int, past: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def problem(
+    size: int, heads: tuple[int, int], head_size: int, past: int, seed: int = 0, *, value_size: int | None = None
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
     q_heads, k_heads = heads
+    value_size = value_size or head_size
     return {
         "q": draw(size, q_heads, head_size),
         "k": draw(size, k_heads, head_size),
-        "v": draw(size, k_heads, head_size),
+        "v": draw(size, k_heads, value_size),
         "past_k": draw(past, k_heads, head_size),
-        "past_v": draw(past, k_heads, head_size),
+        "past_v": draw(past, k_heads, value_size),
         "sinks": draw(q_heads),
     }
 
@@ -56,6 +59,7 @@ def check(
     *,
     heads: tuple[int, int] = (2, 1),
     head_size: int = 8,
+    value_size: int | None = None,
     past: int = 0,
     window: int | None = None,
     softcap: float | None = None,
@@ -63,7 +67,7 @@ def check(
     scale: float | None = None,
     lse: bool = False,
 ) -> None:
-    leaves = problem(len(parent), heads, head_size, past)
+    leaves = problem(len(parent), heads, head_size, past, value_size=value_size)
     options: dict[str, Any] = {"window": window, "softcap": softcap, "scale": scale}
     if past:
         options |= {"past_k": leaves["past_k"], "past_v": leaves["past_v"]}
@@ -116,6 +120,12 @@ def test_every_grouping_of_heads(heads: tuple[int, int], softcap: float | None) 
 def test_every_head_size(head_size: int) -> None:
     check(SHAPES["bushy_trie"](65), head_size=head_size, past=3)
     check(SHAPES["bushy_trie"](65), head_size=head_size, sinks=True)
+
+
+@pytest.mark.parametrize(("head_size", "value_size"), [(24, 16), (8, 24)])
+def test_values_of_another_size_than_keys(head_size: int, value_size: int) -> None:
+    check(SHAPES["bushy_trie"](65), head_size=head_size, value_size=value_size, past=3)
+    check(SHAPES["forest"](129), head_size=head_size, value_size=value_size, heads=(4, 2), lse=True, **EVERYTHING)
 
 
 @pytest.mark.parametrize(("window", "past"), [(1, 0), (2, 40), (17, 1), (64, 40), (1000, 0)])

@@ -34,11 +34,12 @@ def call(**changes: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     [
         ({"q_NHD": torch.randn(4, 3, 8)}, "multiple of Hkv, received Hq=3, Hkv=2"),
         ({"q_NHD": torch.randn(1, 4, 4, 8)}, r"expected q \[N, Hq, D\]"),
-        ({"v_NHD": torch.randn(4, 2, 4)}, r"k, v \[N, Hkv, D\]"),
+        ({"v_NHD": torch.randn(4, 1, 8)}, r"k \[N, Hkv, D\] and v \[N, Hkv, E\]"),
         ({"q_NHD": torch.randn(5, 4, 8)}, "expected N tokens"),
         ({"q_NHD": torch.randn(4, 4, 8).double()}, "expected one dtype, received torch.float64, torch.float32"),
         ({"past_k": torch.randn(2, 2, 8)}, "past_k and past_v together"),
         ({"past_k": torch.randn(2, 2, 8), "past_v": torch.randn(3, 2, 8)}, "expected past_k and past_v"),
+        ({"past_k": torch.randn(0, 2, 8), "past_v": torch.randn(0, 2, 4)}, "expected past_k and past_v"),
         ({"past_k": torch.randn(2, 2, 8), "past_v": torch.randn(2, 2, 8)}, "expected a past of 0 tokens"),
         ({"window": 0}, "window >= 1, received 0"),
         ({"softcap": 0.0}, "softcap > 0"),

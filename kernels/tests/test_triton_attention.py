@@ -31,7 +31,7 @@ def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
 
 
 def problem(
-    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype
+    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype, *, value_size: int | None = None
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Leaves in `dtype`, and gradients of the output and of the log-sum-exp."""
     generator = torch.Generator().manual_seed(size)
@@ -41,10 +41,10 @@ def problem(
 
     q_heads, k_heads = heads
     shapes = {"q": (size, q_heads, head_size), "sinks": (q_heads,)}
-    shapes |= dict.fromkeys(("k", "v"), (size, k_heads, head_size))
-    shapes |= dict.fromkeys(("past_k", "past_v"), (past, k_heads, head_size))
+    for name, width in (("k", head_size), ("v", value_size or head_size)):
+        shapes |= {name: (size, k_heads, width), f"past_{name}": (past, k_heads, width)}
     leaves = {name: draw(*shape).requires_grad_() for name, shape in shapes.items()}
-    return leaves, draw(size, q_heads, head_size), draw(size, q_heads).float()
+    return leaves, draw(size, q_heads, value_size or head_size), draw(size, q_heads).float()
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -89,12 +89,13 @@ def check(
     *,
     heads: tuple[int, int] = (2, 1),
     head_size: int = 16,
+    value_size: int | None = None,
     past: int = 0,
     dtype: torch.dtype = torch.float32,
     tiles: Tiles | None = None,
     **options: Any,
 ) -> None:
-    leaves, grad, grad_lse = problem(len(parent), heads, head_size, past, dtype)
+    leaves, grad, grad_lse = problem(len(parent), heads, head_size, past, dtype, value_size=value_size)
     exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
     actual = outputs_and_gradients("triton", leaves, layout, grad, grad_lse, past=past, tiles=tiles, **options)
@@ -137,6 +138,15 @@ def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
 @pytest.mark.parametrize("head_size", [8, 80, 256])
 def test_every_head_size(head_size: int) -> None:
     check(SHAPES["bushy_trie"](33), head_size=head_size, past=3)
+
+
+@pytest.mark.parametrize(("head_size", "value_size"), [(48, 16), (24, 20), (16, 40)])
+def test_values_of_another_size_than_keys(head_size: int, value_size: int) -> None:
+    sizes: dict[str, Any] = {"head_size": head_size, "value_size": value_size}
+    check(SHAPES["bushy_trie"](33), past=3, **sizes)
+    check(SHAPES["star"](130), tiles=same_tiles(16, 16), **sizes)
+    two_kernels = replace(same_tiles(16, 16), key_gradients=same_tiles(16, 16).key_gradients * 2)
+    check(SHAPES["forest"](65), heads=(4, 2), tiles=two_kernels, **sizes, **EVERYTHING)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,18 @@ pytestmark = pytest.mark.gpu
 ERROR = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 SIZES = (1, 3, 63, 64, 65, 129, 1000)
 EVERYTHING: dict[str, Any] = {"past": 77, "window": 33, "softcap": 2.0, "sinks": True, "lse": True, "scale": 0.2}
+LATENT: dict[str, Any] = {"value_size": 128, "heads": (4, 4)}
+"""With keys of 192: DeepSeek's heads."""
 CASES: list[tuple[torch.dtype, int, dict[str, Any]]] = [
     *[(torch.bfloat16, head_size, {}) for head_size in (64, 128, 256)],
     (torch.bfloat16, 80, EVERYTHING),
     (torch.bfloat16, 128, EVERYTHING),
     (torch.bfloat16, 256, EVERYTHING),
     (torch.bfloat16, 128, {"heads": (7, 1), "past": 64}),
+    (torch.bfloat16, 192, LATENT),
+    (torch.bfloat16, 192, LATENT | EVERYTHING),
+    (torch.bfloat16, 64, {"value_size": 96, "past": 77}),
+    (torch.float32, 192, LATENT | {"past": 77}),
     (torch.float16, 64, {"heads": (8, 8)}),
     (torch.float16, 128, EVERYTHING),
     (torch.float32, 64, {}),
@@ -30,15 +36,16 @@ CASES: list[tuple[torch.dtype, int, dict[str, Any]]] = [
 
 
 def leaves_of(
-    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype
+    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype, *, value_size: int | None = None
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Inputs, and gradients of the output and of the log-sum-exp."""
     torch.manual_seed(size)
     q_heads, k_heads = heads
-    shapes = {"q": (size, q_heads, head_size), "k": (size, k_heads, head_size), "v": (size, k_heads, head_size)}
+    value_size = value_size or head_size
+    shapes = {"q": (size, q_heads, head_size), "k": (size, k_heads, head_size), "v": (size, k_heads, value_size)}
     if past:
-        shapes |= {"past_k": (past, k_heads, head_size), "past_v": (past, k_heads, head_size)}
-    shapes |= {"sinks": (q_heads,), "grad": (size, q_heads, head_size), "grad_lse": (size, q_heads)}
+        shapes |= {"past_k": (past, k_heads, head_size), "past_v": (past, k_heads, value_size)}
+    shapes |= {"sinks": (q_heads,), "grad": (size, q_heads, value_size), "grad_lse": (size, q_heads)}
     tensors = {name: torch.randn(shape, device="cuda").to(dtype) for name, shape in shapes.items()}
     grad, grad_lse = tensors.pop("grad"), tensors.pop("grad_lse").float()
     return {name: t.requires_grad_() for name, t in tensors.items()}, grad, grad_lse
@@ -83,10 +90,10 @@ def test_outputs_and_gradients_equal_the_float64_reference(
     dtype: torch.dtype, head_size: int, options: dict[str, Any]
 ) -> None:
     options = dict(options)
-    heads, past = options.pop("heads", (4, 2)), options.pop("past", 0)
+    heads, past, value_size = options.pop("heads", (4, 2)), options.pop("past", 0), options.pop("value_size", None)
     for size in SIZES:
         for shape in ("forest", "comb"):
-            leaves, grad, grad_lse = leaves_of(size, heads, head_size, past, dtype)
+            leaves, grad, grad_lse = leaves_of(size, heads, head_size, past, dtype, value_size=value_size)
             exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
             layout = layout_of(SHAPES[shape](size), past)
             actual = run("triton", leaves, layout, grad, grad_lse, **options)

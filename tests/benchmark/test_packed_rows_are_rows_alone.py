@@ -54,7 +54,7 @@ def test_a_row_packed_alone_is_the_plain_model() -> None:
     torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ("tiny-qwen3.5", "tiny-a3b"))
+@pytest.mark.parametrize("name", ("tiny-qwen3.5", "tiny-a3b", "tiny-v2-lite"))
 def test_packed_rows_of_hybrid_and_sparse_models_are_those_of_the_plain_model(name: str) -> None:
     batch = small_batch()
     model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)
@@ -66,7 +66,7 @@ def test_packed_rows_of_hybrid_and_sparse_models_are_those_of_the_plain_model(na
     torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ("tiny", "tiny-qwen3.5", "tiny-a3b"))
+@pytest.mark.parametrize("name", ("tiny", "tiny-qwen3.5", "tiny-a3b", "tiny-v2-lite"))
 def test_both_sides_ask_for_the_same_log_probs(name: str) -> None:
     batch = small_batch()
     model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)

@@ -22,7 +22,9 @@ pytestmark = [
 MAX_TOKENS = 8_000
 
 
-@pytest.mark.parametrize(("name", "layers"), (("qwen3.5-4b", 4), ("qwen3-30b-a3b", 2)))
+@pytest.mark.parametrize(
+    ("name", "layers"), (("qwen3.5-4b", 4), ("qwen3-30b-a3b", 2), ("deepseek-v2-lite", 2), ("glm-4.7-flash", 2))
+)
 def test_gradients_of_hybrid_and_sparse_models_are_no_further_off_than_those_of_packed_rows(
     name: str, layers: int
 ) -> None:

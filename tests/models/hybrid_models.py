@@ -1,6 +1,6 @@
 """Tiny models with Gated DeltaNet and attention layers, and stock transformers in float64 as their yardstick."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,15 +47,14 @@ def float64_throughout() -> Iterator[None]:
     def wider(value: object) -> object:
         return torch.float64 if value is torch.float32 else value
 
-    to, softmax = torch.Tensor.to, torch.nn.functional.softmax
+    def widened(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *a, **k: function(*map(wider, a), **{n: wider(v) for n, v in k.items()})
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        patch.setattr(
-            torch.Tensor, "to", lambda t, *a, **k: to(t, *map(wider, a), **{n: wider(v) for n, v in k.items()})
-        )
-        patch.setattr(
-            torch.nn.functional, "softmax", lambda *a, **k: softmax(*a, **{n: wider(v) for n, v in k.items()})
-        )
+        for owner, name in ((torch.Tensor, "to"), (torch.Tensor, "type"), (torch.Tensor, "softmax")):
+            patch.setattr(owner, name, widened(getattr(owner, name)))
+        patch.setattr(torch.nn.functional, "softmax", widened(torch.nn.functional.softmax))
         yield
 
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from latent_models import latent_configs
 from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
 from transformers import (
     AutoModelForCausalLM,
@@ -54,6 +55,19 @@ BIASED = Glm4MoeConfig(
     **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
 )
 """Balances its experts by a bias, without an auxiliary loss."""
+LATENT = latent_configs(num_hidden_layers=LAYERS, bos_token_id=1, eos_token_id=2)
+"""Multi-head latent attention."""
+REPLAYABLE = {
+    **FAMILIES,
+    "glm4_moe": BIASED,
+    **{family: LATENT[family] for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
+}
+"""Families whose routes can be replayed."""
+LAYERS_WITH_EXPERTS: dict[str, Sequence[int]] = {
+    **dict.fromkeys(FAMILIES, range(LAYERS)),
+    **dict.fromkeys(REPLAYABLE.keys() - FAMILIES, (1, 2)),
+    "qwen3_moe_dense_layer": (0, 2),
+}
 
 
 def build(
@@ -125,8 +139,10 @@ def stock_routers_forced(routes_TLK: np.ndarray, layers: Sequence[int]) -> Itera
     stock = torch.topk
     calls = iter(layers)
 
-    def forced(values: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
-        native = stock(values, k, dim=dim).indices
+    def forced(values: torch.Tensor, k: int, dim: int = -1, **how: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        native = stock(values, k, dim=dim, **how).indices
+        if values.shape[-1] < EXPERTS:
+            return values.gather(-1, native), native  # A choice of groups of experts.
         wanted = torch.from_numpy(routes_TLK[:, next(calls)]).long()
         index = torch.where((wanted < 0).any(-1, keepdim=True), native, wanted)
         return values.gather(-1, index), index

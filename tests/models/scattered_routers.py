@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from moe_models import FAMILIES, SHAPES, build, random_routes
+from moe_models import REPLAYABLE, SHAPES, build, random_routes
 
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE
@@ -53,7 +53,7 @@ def run(case: Case, groups: Sequence[int], share: Any) -> Outcome:
     """The rows of some data-parallel groups in one step; the loss of all groups is the sum over their rows."""
     named = [(group, index) for group in groups for index in range(len(SHAPES.get(case.shapes[group], [])))]
     token_ids = [SHAPES[case.shapes[group]][index] for group, index in named]
-    model = build(FAMILIES[case.family]).train()
+    model = build(REPLAYABLE[case.family]).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model)
     use_edge_head(model)

@@ -3,20 +3,22 @@
 import pytest
 import torch
 from float64_layers import float64_throughout
-from moe_models import BIASED, FAMILIES, SHAPES, assert_equal_gradients, build, gradients, weighted
+from moe_models import BIASED, FAMILIES, LATENT, SHAPES, assert_equal_gradients, build, gradients, weighted
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
-ALL = {**FAMILIES, "glm4_moe": BIASED}
+ALL = {**FAMILIES, "glm4_moe": BIASED, **LATENT}
+WITH_EXPERTS = [family for family in ALL if family != "youtu"]
 
 
 @pytest.mark.parametrize(
     ("family", "shape"),
     sorted(
-        {(family, list(SHAPES)[at % len(SHAPES)]) for at, family in enumerate(ALL)} | {("qwen3_moe", s) for s in SHAPES}
+        {(family, list(SHAPES)[at % len(SHAPES)]) for at, family in enumerate(ALL)}
+        | {(family, shape) for family in ("qwen3_moe", *LATENT) for shape in SHAPES}
     ),
 )
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:
@@ -28,7 +30,9 @@ def test_forest_equals_rows_alone(family: str, shape: str) -> None:
     assert_equal_gradients(got, expected)
 
 
-@pytest.mark.parametrize("family, experts", [(f, ("grouped_mm", "batched_mm")[at % 2]) for at, f in enumerate(ALL)])
+@pytest.mark.parametrize(
+    "family, experts", [(f, ("grouped_mm", "batched_mm")[at % 2]) for at, f in enumerate(WITH_EXPERTS)]
+)
 def test_every_experts_implementation(family: str, experts: str) -> None:
     rows = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"]
     reference = build(ALL[family])

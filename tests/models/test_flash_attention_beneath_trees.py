@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from latent_models import latent_configs
 from tiny_sizes import sizes
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, modeling_flash_attention_utils
 
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import use_tree_attention
@@ -22,6 +23,10 @@ from tree_rl.models.attention import skip_mask
 ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
 CALLS: list[list[int]] = []
 UNSET = dict.fromkeys(("pad_token_id", "initializer_range", "max_position_embeddings"))
+FAMILIES: dict[str, PretrainedConfig] = {
+    "qwen3": Qwen3Config(**sizes(vocab_size=32, hidden_size=16, intermediate_size=32, **UNSET)),
+    "values_of_another_size": latent_configs()["deepseek_v3"],
+}
 
 
 def varlen(
@@ -37,6 +42,7 @@ def varlen(
     causal: bool = False,
 ) -> Any:
     """flash_attn_varlen_func by torch; transformers inspects the signature."""
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1]
     assert causal and torch.equal(cu_seqlens_q, cu_seqlens_k) and dropout_p == 0.0
     CALLS.append(cu_seqlens_q.tolist())
     parts = []
@@ -47,9 +53,9 @@ def varlen(
     return torch.cat(parts)
 
 
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A tiny Qwen3 that believes in flash_attention_2."""
+@pytest.fixture(params=FAMILIES)
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny model that believes in flash_attention_2."""
     package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
     package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
     package.flash_attn_varlen_func = varlen  # type: ignore[attr-defined]
@@ -60,8 +66,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(modeling_flash_attention_utils, "is_flash_attn_2_available", lambda: True)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
     torch.manual_seed(0)
-    config = Qwen3Config(**sizes(vocab_size=32, hidden_size=16, intermediate_size=32, **UNSET))
-    built = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    built = AutoModelForCausalLM.from_config(FAMILIES[request.param], attn_implementation="sdpa").eval()
     CALLS.clear()
     return built
 

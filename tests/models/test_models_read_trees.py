@@ -4,12 +4,7 @@ import pytest
 import torch
 from dense_models import FAMILIES, SIZES, assert_reads_trees, build, some_rows
 from float64_layers import float64_throughout
-from transformers import (
-    DeepseekV3Config,
-    LlamaConfig,
-    MixtralConfig,
-    Qwen3MoeConfig,
-)
+from transformers import LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.rows_alone import branch_log_probs
@@ -53,14 +48,6 @@ def test_router_auxiliary_loss_is_refused_by_name() -> None:
     sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     with pytest.raises(UnsupportedModelError, match=r"output_router_logits=False, and tree\.router_aux_loss_coef"):
         check_model(build(Qwen3MoeConfig(**sizes, output_router_logits=True)))
-
-
-def test_latent_attention_is_refused_by_name() -> None:
-    sizes = {**{key: value for key, value in SIZES.items() if key != "head_dim"}, "num_key_value_heads": 4}
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
-    with pytest.raises(UnsupportedModelError, match="keys of 16 and values of 8 dimensions"):
-        check_model(build(DeepseekV3Config(**sizes, **latent, **experts, moe_intermediate_size=16)))
 
 
 def test_router_noise_is_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from moe_models import BIASED, FAMILIES, SIZES, build
+from moe_models import BIASED, FAMILIES, LATENT, SIZES, build
 from recurrent_models import RECURRENT
 from transformers import AfmoeConfig, PretrainedConfig, Qwen3Config
 
@@ -12,6 +12,7 @@ AFMOE = AfmoeConfig(**SIZES, num_experts=4, moe_intermediate_size=16, num_dense_
 CONFIGS: dict[str, PretrainedConfig] = {
     **FAMILIES,
     **RECURRENT,
+    **LATENT,
     "glm4_moe": BIASED,
     "afmoe": AFMOE,
     "qwen3": Qwen3Config(**{k: v for k, v in SIZES.items() if k != "num_experts_per_tok"}),

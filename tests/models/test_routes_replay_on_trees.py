@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from moe_models import (
-    BIASED,
-    FAMILIES,
     LAYERS,
+    LAYERS_WITH_EXPERTS,
     PER_TOKEN,
+    REPLAYABLE,
     SHAPES,
+    SIZES,
     assert_equal_gradients,
     build,
     gradients,
@@ -16,7 +17,7 @@ from moe_models import (
     stock_routers_forced,
     weighted,
 )
-from transformers import LlamaConfig
+from transformers import Dots1Config, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens
@@ -37,7 +38,7 @@ ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["sing
 
 
 def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
-    model = build(FAMILIES[family])
+    model = build(REPLAYABLE[family])
     use_tree_attention(model)
     return model, RouterHooks(model)
 
@@ -54,16 +55,15 @@ def forest_log_probs(model: torch.nn.Module, forest: Forest, trace: RouterTrace)
 
 def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:
     """Each row alone through stock code with its top-k replaced."""
-    model = build(FAMILIES[family])
-    layers = [0, 2] if family == "qwen3_moe_dense_layer" else range(LAYERS)
+    model = build(REPLAYABLE[family])
     pieces = []
     for row, routes_TLK in zip(rows, routes, strict=True):
-        with stock_routers_forced(routes_TLK, layers):
+        with stock_routers_forced(routes_TLK, LAYERS_WITH_EXPERTS[family]):
             pieces.append(branch_log_probs(model, [row]))
     return model, torch.cat(pieces)
 
 
-@pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
+@pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(REPLAYABLE)])
 def test_replay_equals_rows_alone(family: str, checkpointing: bool) -> None:
     routes = random_routes(ROWS, seed=1)
     stock, log_probs_F = row_log_probs(family, ROWS, routes)
@@ -78,7 +78,7 @@ def test_replay_equals_rows_alone(family: str, checkpointing: bool) -> None:
     assert_equal_gradients(gradients(model, weighted(got_F)), expected)
 
 
-@pytest.mark.parametrize("family, capacity", (("qwen3_moe", 1), ("gpt_oss", 11)))
+@pytest.mark.parametrize("family, capacity", (("qwen3_moe", 1), ("gpt_oss", 11), ("deepseek_v3", 3)))
 def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> None:
     routes = random_routes(ROWS, seed=2)
     stock, log_probs_F = row_log_probs(family, ROWS, routes)
@@ -102,7 +102,7 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     assert_equal_gradients(got, expected)
     recorded = [np.sort(routing.chosen[forest.row_index[row]].numpy()) for row in range(len(ROWS))]
     for got_TLK, forced_TLK in zip(recorded, routes, strict=True):
-        assert np.array_equal(got_TLK, np.sort(forced_TLK))
+        assert np.array_equal(got_TLK, np.sort(forced_TLK[:, LAYERS_WITH_EXPERTS[family]]))
 
 
 @pytest.mark.parametrize("shape", ("comb", "single_tokens"))
@@ -120,7 +120,7 @@ def test_tokens_without_a_record_are_routed_by_the_model(shape: str) -> None:
     assert_equal_gradients(gradients(model, weighted(got_F)), gradients(stock, weighted(log_probs_F)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", REPLAYABLE)
 def test_what_a_forest_records_is_what_its_rows_choose_and_replays_to_itself(family: str) -> None:
     model, hooks = prepared(family)
     forest = Forest.from_rows(ROWS)
@@ -148,8 +148,9 @@ def test_record_of_a_dense_layer_says_native() -> None:
     assert (trace.routes(hooks.num_layers)[:, 1] == NATIVE).all()
 
 
-def test_forwards_without_a_trace_or_after_the_hooks_are_removed_are_not_touched() -> None:
-    model, hooks = prepared("qwen3_moe")
+@pytest.mark.parametrize("family", ("qwen3_moe", "deepseek_v3"))
+def test_forwards_without_a_trace_or_after_the_hooks_are_removed_are_not_touched(family: str) -> None:
+    model, hooks = prepared(family)
     ids = torch.tensor([ROWS[0]])
     before = model(input_ids=ids).logits
     forced = torch.from_numpy(random_routes(ROWS[:1], seed=4)[0])
@@ -173,12 +174,13 @@ def test_routes_of_other_tokens_are_refused() -> None:
 
 
 def test_routers_whose_scores_are_unknown_record_but_do_not_replay() -> None:
-    model = build(BIASED)
+    experts = {"n_routed_experts": 5, "n_shared_experts": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    model = build(Dots1Config(**SIZES, **experts))
     RouterHooks(model)
     trace = RouterTrace()
     model(input_ids=torch.tensor([[3, 4]]), router_trace=trace)
     assert trace.chosen().shape == (2, LAYERS - 1, PER_TOKEN)
-    with pytest.raises(UnsupportedModelError, match="routes cannot be replayed through Glm4MoeDecoderLayer"):
+    with pytest.raises(UnsupportedModelError, match="routes cannot be replayed through Dots1DecoderLayer"):
         model(input_ids=torch.tensor([[3, 4]]), router_trace=RouterTrace(trace.routes(LAYERS)))
 
 

@@ -23,6 +23,7 @@ CASES = {
     4: [
         Case(family="qwen3_next", shapes=("comb",), replays=True),
         Case(family="mixtral", shapes=("single_tokens",)),
+        Case(family="deepseek_v3", shapes=("comb",), coef=None, replays=True),
         Case(family="qwen3_moe", shapes=("identical_and_strict_prefix",), max_tokens=5, replays=True),
         Case(family="qwen3_moe", shapes=("branches",), coef=0.0, knows_load=True),
     ],

@@ -51,8 +51,10 @@ def stock_routers_told(routes: Routes) -> Iterator[None]:
     stock = torch.topk
     answers = chain.from_iterable(np.moveaxis(routes_TLK, 1, 0) for routes_TLK in routes)
 
-    def told(values: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
-        native = stock(values, k, dim=dim).indices
+    def told(values: torch.Tensor, k: int, dim: int = -1, **how: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        native = stock(values, k, dim=dim, **how).indices
+        if values.shape[-1] != EXPERTS:
+            return values.gather(-1, native), native  # A choice of groups of experts.
         wanted = torch.from_numpy(np.ascontiguousarray(next(answers))).long()
         index = torch.where((wanted == wanted[:, :1]).all(-1, keepdim=True), native, wanted)
         return values.gather(-1, index), index

@@ -30,7 +30,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "capacity"), (("strict_prefix", 9), ("branches", 1000)))
-def test_rollout_routes_are_repeated_as_by_rows_alone(path: Path, name: str, capacity: int) -> None:
+@pytest.mark.parametrize("family", ("qwen3_moe", "deepseek_v3"))
+def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: str, name: str, capacity: int) -> None:
+    path = save_model(tmp_path, CONFIGS[family])
     stock = build_engine(path, tree=None)
     tree = build_engine(path, tree=TreeConfig(max_tokens=capacity), **replaying("R3"))
     rows, routes = SHAPES[name], recorded_routes(SHAPES[name])

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from latent_models import latent_configs
 from tiny_sizes import sizes
 from transformers import (
     AutoModelForCausalLM,
@@ -32,6 +33,7 @@ CONFIGS = {
     ),
     "gemma2_softcap": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
     "gpt_oss_sinks": GptOssConfig(**SIZES, sliding_window=6, num_local_experts=4, num_experts_per_tok=2),
+    "latent_attention": latent_configs(vocab_size=97, eos_token_id=1, bos_token_id=2)["deepseek_v3"],
 }
 
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 def bench_update(
     model: Annotated[
-        str, typer.Option(help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b.")
+        str,
+        typer.Option(
+            help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b, deepseek-v2-lite, "
+            "glm-4.7-flash, nemotron-h-8b."
+        ),
     ] = "0.6b",
     layers: Annotated[
         int | None, typer.Option(min=1, help="Decoder layers. Default: as many as the model has.")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tree_rl.cost.hybrid_layers import WITH_ATTENTION, attention_head_size, hybrid_kinds, hybrid_parameters
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.tree.report.overlap import Overlap
@@ -20,6 +21,7 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 """Attention layers in a config's `layer_types`; all others are recurrent."""
 FORWARD_AND_BACKWARD = 3
 """Operations of forward and backward over those of the forward: a backward has one product per operand's gradient."""
+MOE_WIDTH = "moe_intermediate_size"
 LEAST_GAIN = 1.02
 """Least flat cost over tree cost for which a group runs as a tree; a smaller gain would not pay for planning."""
 
@@ -64,6 +66,18 @@ class CostModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LatentRanks:
+    """Projections of multi-head latent attention, through vectors narrower than all heads."""
+
+    query: int | None
+    """Width of the queries' latent vector; None projects queries directly."""
+    key_value: int
+    """Width of the latent vector of keys and values."""
+    rotary: int
+    """Part of a key's head size that has rotary positions; all heads share it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
     """The sizes of a decoder that decide its cost."""
 
@@ -71,11 +85,12 @@ class ModelShape:
     """Width of the residual stream."""
     layers: int
     intermediate: int
-    """Width of the gated MLP; with experts, the width of one times experts per token, plus the shared expert's."""
+    """Mean width of a layer's gated MLP; with experts, of those that one token visits, shared ones included."""
     heads: int
     """Number of query heads."""
     kv_heads: int
     head_dim: int
+    """Head size of queries and keys."""
     vocab: int
     """Vocabulary size of the language-model head."""
     attention_layers: int | None = None
@@ -83,9 +98,18 @@ class ModelShape:
     projections count like those of attention."""
     active_experts: int = 0
     """Experts per token in each layer; 0 without experts."""
+    value_dim: int | None = None
+    """Head size of values; None: that of keys."""
+    latent: LatentRanks | None = None
+    """Multi-head latent attention; None: every head has projections of its own."""
+    layer_parameters: int | None = None
+    """Parameters of all layers that one token multiplies with, where layers have unequal parts; None: every layer has
+    attention's projections and a gated MLP."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
+            if name == "latent":
+                continue
             value, least = getattr(self, name), 0 if name in ("attention_layers", "active_experts") else 1
             if value is not None and value < least:
                 raise ValueError(f"ModelShape.{name}: expected at least {least}, received {value}")
@@ -97,10 +121,17 @@ class ModelShape:
         Raises:
             ValueError: names the sizes that are missing.
         """
+        kinds = hybrid_kinds(config)
+        if kinds is not None:
+            config = {**config, "num_hidden_layers": len(kinds), "head_dim": attention_head_size(config)}
+            if "moe" not in kinds:
+                config |= {"num_experts_per_tok": 0, "moe_shared_expert_intermediate_size": 0, "n_shared_experts": 0}
         # A model with experts in every layer may have no `intermediate_size`.
         per_token = config.get("num_experts_per_tok") or 0
-        width = "moe_intermediate_size" if per_token and config.get("moe_intermediate_size") else "intermediate_size"
-        needed = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
+        width = _width_of_expert(config)
+        needed: tuple[str, ...] = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
+        if config.get("kv_lora_rank"):
+            needed += ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         missing = [name for name in needed if not config.get(name)]
         if missing:
             name = config.get("model_type") or "this model"
@@ -108,24 +139,18 @@ class ModelShape:
                 f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none: it names them "
                 "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
             )
-        heads = config["num_attention_heads"]
-        shared = config.get("shared_expert_intermediate_size") or 0
-        widths = config[width]
-        # Gemma 3n has a width for each layer.
-        mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
-        intermediate = mean_width * max(per_token, 1) + shared
-        layer_types = config.get("layer_types") or ()
-        with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
+        layer_types = kinds or config.get("layer_types") or ()
+        with_attention = sum(kind in ATTENTION_LAYERS | WITH_ATTENTION for kind in layer_types)
         return cls(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
-            intermediate=intermediate,
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=mean_mlp_width(config, per_token),
+            heads=config["num_attention_heads"],
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
-            active_experts=per_token if width == "moe_intermediate_size" else 0,
+            active_experts=per_token if width == MOE_WIDTH else 0,
+            layer_parameters=None if kinds is None else hybrid_parameters(config, kinds, experts=per_token),
+            **(_latent_heads(config) if config.get("kv_lora_rank") else _heads(config)),
         )
 
     @property
@@ -134,17 +159,38 @@ class ModelShape:
         return self.layers if self.attention_layers is None else self.attention_layers
 
     @property
+    def value_size(self) -> int:
+        """Head size of values."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def key_value_width(self) -> int:
+        """Numbers in one token's keys and values of one layer."""
+        return self.kv_heads * (self.head_dim + self.value_size)
+
+    @property
     def attention_parameters(self) -> int:
         """Parameters of one layer's query, key, value and output projections."""
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        queries, outputs = self.heads * self.head_dim, self.heads * self.value_size
+        if self.latent is None:
+            return self.hidden * (queries + outputs + self.key_value_width)
+        rank, rotary = self.latent.key_value, self.latent.rotary
+        from_latent = self.heads * (self.head_dim - rotary) + outputs
+        of_queries = self.hidden * queries
+        if self.latent.query is not None:
+            of_queries = self.latent.query * (self.hidden + queries)
+        return of_queries + self.hidden * (rank + rotary) + rank * from_latent + self.hidden * outputs
 
     @property
     def cost(self) -> CostModel:
         """Cost of a step in floating point operations, forward and backward."""
-        parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
+        parameters = self.layer_parameters
+        if parameters is None:
+            parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
+        pair = 2.0 * self.num_attention_layers * self.heads * (self.head_dim + self.value_size)
         return CostModel(
             per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
-            per_pair=FORWARD_AND_BACKWARD * 4.0 * self.num_attention_layers * self.heads * self.head_dim,
+            per_pair=FORWARD_AND_BACKWARD * pair,
             per_head_token=FORWARD_AND_BACKWARD * 2.0 * self.hidden * self.vocab,
         )
 
@@ -162,3 +208,43 @@ class ModelShape:
         """Largest speed-up counted in operations, attention and head included; 1 without tokens."""
         tree = self.tree_flops(overlap)
         return self.flat_flops(overlap) / tree if tree else 1.0
+
+
+def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:
+    """Mean width of a layer's MLP in a config.json, if this many routed experts count, plus the shared ones."""
+    width = _width_of_expert(config)
+    widths = config[width]
+    # Gemma 3n has a width for each layer.
+    mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
+    named = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
+    shared = named or mean_width * (config.get("n_shared_experts") or 0)
+    sparse, layers = mean_width * max(experts, 1) + shared, config["num_hidden_layers"]
+    kinds = config.get("mlp_layer_types") or ()
+    dense = min(kinds.count("dense") if kinds else config.get("first_k_dense_replace") or 0, layers)
+    if width != MOE_WIDTH or not dense:
+        return int(sparse)
+    return round((dense * config["intermediate_size"] + (layers - dense) * sparse) / layers)
+
+
+def _width_of_expert(config: Mapping[str, Any]) -> str:
+    """Key of the width of an expert, or of the MLP of a model without experts."""
+    return MOE_WIDTH if config.get("num_experts_per_tok") and config.get(MOE_WIDTH) else "intermediate_size"
+
+
+def _heads(config: Mapping[str, Any]) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    return {
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+    }
+
+
+def _latent_heads(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of multi-head latent attention, where `head_dim` is that of the rotary part and every head has keys."""
+    rotary = config["qk_rope_head_dim"]
+    return {
+        "kv_heads": config["num_attention_heads"],
+        "head_dim": config["qk_nope_head_dim"] + rotary,
+        "value_dim": config["v_head_dim"],
+        "latent": LatentRanks(query=config.get("q_lora_rank"), key_value=config["kv_lora_rank"], rotary=rotary),
+    }

@@ -112,7 +112,7 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     odd_layers = sorted(set(layer_types) - readable)
     if odd_layers:
         reasons.append(f"layer types {odd_layers} carry state along the sequence; readable are {sorted(readable)}")
-    reasons += _recurrence_reasons(model) + _head_size_reasons(model)
+    reasons += _recurrence_reasons(model)
     own_masks = [f"{key}={settings[key]} is {what}" for key, what in OWN_MASKS.items() if settings.get(key)]
     if any(getattr(module, "is_causal", True) is False for module in model.modules()):
         own_masks.append("it attends in both directions")
@@ -175,15 +175,6 @@ def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
     if convolutions:
         reasons.append(f"convolution over the sequence in {convolutions[0]}")
     return reasons
-
-
-def _head_size_reasons(model: PreTrainedModel) -> list[str]:
-    """Multi-head latent attention, whose keys and values have different sizes."""
-    for name, module in model.named_modules():
-        if hasattr(module, "qk_head_dim") and hasattr(module, "v_head_dim") and module.qk_head_dim != module.v_head_dim:
-            sizes = f"keys of {module.qk_head_dim} and values of {module.v_head_dim} dimensions"
-            return [f"{name} has {sizes} (multi-head latent attention); tree attention takes one head size"]
-    return []
 
 
 def _rope_reasons(settings: dict[str, object]) -> list[str]:

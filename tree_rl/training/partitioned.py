@@ -281,5 +281,11 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
     wanted_F = call.rows.wanted_F[call.rows.flat_positions(batch.rows)]
-    edges = plan_edges(batch.forest, wanted_F, call.rows.temperature_B[list(batch.rows)], context.device)
+    edges = plan_edges(
+        batch.forest,
+        wanted_F,
+        call.rows.temperature_B[list(batch.rows)],
+        context.device,
+        candidates_FK=call.rows.candidates(batch.rows),
+    )
     return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

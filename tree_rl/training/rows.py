@@ -42,6 +42,9 @@ class Rows:
     """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: routers choose."""
     images: RowImages | None = None
     """Images of the rows; None if all rows are text."""
+    candidates_FK: np.ndarray | None = None
+    """int [F, K], token ids whose log-probs the loss reads at each wanted position besides the next token's, such as
+    a teacher's likeliest; None: it reads none."""
 
     @classmethod
     def of(
@@ -108,6 +111,10 @@ class Rows:
     def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
         """int64 flat positions of the given rows, one row after the other."""
         return positions_of_rows(self.offsets, rows)
+
+    def candidates(self, rows: Sequence[int]) -> np.ndarray | None:
+        """int [f, K] candidates of the given rows, one row after the other; None without candidates."""
+        return None if self.candidates_FK is None else self.candidates_FK[self.flat_positions(rows)]
 
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
         """Keys for `Forest.from_rows`: tokens merge only where routes and images agree, with `by_group` within groups.

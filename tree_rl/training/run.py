@@ -167,11 +167,14 @@ def run_whole(
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            wanted_F = call.rows.wanted_F[call.rows.flat_positions(rows)]
+            wanted_F, candidates_FK = call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.candidates(rows)
+            temperature_B = call.rows.temperature_B[rows]
             outputs = tree_log_probs(
                 context.module,
                 inputs,
-                lambda: plan_edges(forest, wanted_F, call.rows.temperature_B[rows], context.device, ranks=ranks),
+                lambda: plan_edges(
+                    forest, wanted_F, temperature_B, context.device, ranks=ranks, candidates_FK=candidates_FK
+                ),
                 extras=beside_log_probs(call.outputs),
             )
         loss = torch.tensor(1.0, device=context.device)

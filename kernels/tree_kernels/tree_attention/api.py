@@ -1,7 +1,7 @@
 """tree_attention: softmax attention of a forest's unique tokens, each over itself and its ancestors.
 
 Token i sees token j iff j <= i < subtree_end[j], and the whole past. See kernels/README.md.
-Legend: N unique tokens, P past tokens, M = P + N keys, H heads, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H heads, D head size of queries and keys, E of values.
 """
 
 from typing import Any
@@ -30,13 +30,15 @@ def unavailable_reason(
     device: torch.device,
     dtype: torch.dtype,
     head_size: int,
+    value_size: int | None = None,
     softcap: float | None = None,
     needs_lse: bool = False,
     deterministic: bool = False,
 ) -> str | None:
     """Why `impl` cannot run on this device, dtype and head size with these options, or None if it can.
 
-    Arguments as in `tree_attention`; `needs_lse` is True if sinks are given or the log-sum-exp is returned.
+    Arguments as in `tree_attention`; `value_size` None is that of the keys; `needs_lse` is True if sinks are given or
+    the log-sum-exp is returned.
 
     Raises:
         ValueError: there is no implementation of that name.
@@ -44,12 +46,14 @@ def unavailable_reason(
     check_implementation(impl, IMPLEMENTATIONS)
     if impl == "fa4":
         return fa4_unavailable_reason(
-            device, dtype, head_size, softcap=softcap, needs_lse=needs_lse, deterministic=deterministic
-        )
+            device, dtype, head_size, value_size=value_size, softcap=softcap, needs_lse=needs_lse,
+            deterministic=deterministic,
+        )  # fmt: skip
+    largest = max(head_size, value_size or 0)
     if impl == "flex":
-        return flex_unavailable_reason(device, dtype, head_size, deterministic=deterministic)
+        return flex_unavailable_reason(device, dtype, largest, deterministic=deterministic)
     if impl == "triton":
-        return triton_unavailable_reason(device, dtype, head_size)
+        return triton_unavailable_reason(device, dtype, largest)
     return None
 
 
@@ -58,6 +62,7 @@ def chosen_implementation(
     device: torch.device,
     dtype: torch.dtype,
     head_size: int,
+    value_size: int | None = None,
     softcap: float | None = None,
     needs_lse: bool = False,
     deterministic: bool = False,
@@ -74,8 +79,8 @@ def chosen_implementation(
         order = on_hopper if measured_on(device) else BEST_KNOWN_FIRST
     for impl in order:
         reason = unavailable_reason(
-            impl, device=device, dtype=dtype, head_size=head_size, softcap=softcap, needs_lse=needs_lse,
-            deterministic=deterministic,
+            impl, device=device, dtype=dtype, head_size=head_size, value_size=value_size, softcap=softcap,
+            needs_lse=needs_lse, deterministic=deterministic,
         )  # fmt: skip
         if reason is None:
             return impl
@@ -103,10 +108,10 @@ def tree_attention(
     Args:
         q_NHD: [N, Hq, D], DFS order.
         k_NHD: [N, Hkv, D]; Hq is a multiple of Hkv.
-        v_NHD: [N, Hkv, D].
+        v_NHD: [N, Hkv, E]; E is D, or another size as in multi-head latent attention.
         layout: the forest, or its `subtree_end` [N].
         past_k: [P, Hkv, D] keys of the ancestors of the whole forest, visible to every token.
-        past_v: [P, Hkv, D].
+        past_v: [P, Hkv, E].
         scale: factor on the scores; None: D ** -0.5.
         window: a token at depth d sees only keys of depth > d - window; the past has depths 0 .. P-1.
         softcap: c in c * tanh(score / c), applied to the scaled score.
@@ -116,7 +121,7 @@ def tree_attention(
         return_lse: also return the log of the softmax denominator.
 
     Returns:
-        output [N, Hq, D] in q's dtype; with `return_lse` also [N, Hq] in float32 (float64 for float64 input),
+        output [N, Hq, E] in q's dtype; with `return_lse` also [N, Hq] in float32 (float64 for float64 input),
         natural logarithm, sinks included, differentiable.
 
     Raises:
@@ -131,7 +136,12 @@ def tree_attention(
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
     wanted: dict[str, Any] = {"device": q_NHD.device, "dtype": q_NHD.dtype, "head_size": q_NHD.shape[-1]}
-    wanted |= {"softcap": softcap, "needs_lse": return_lse or sinks is not None, "deterministic": deterministic}
+    wanted |= {
+        "value_size": v_NHD.shape[-1],
+        "softcap": softcap,
+        "needs_lse": return_lse or sinks is not None,
+        "deterministic": deterministic,
+    }
     if impl == "auto":
         impl = chosen_implementation(**wanted, partial_share=_share_to_choose_by(layout, window))
     elif reason := unavailable_reason(impl, **wanted):
@@ -181,15 +191,15 @@ def _check(
     past_k: torch.Tensor | None,
     past_v: torch.Tensor | None,
 ) -> None:
-    if q.dim() != 3 or k.dim() != 3 or v.shape != k.shape:
+    if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or v.shape[:2] != k.shape[:2]:
         raise ValueError(
-            f"{OP}: expected q [N, Hq, D] and k, v [N, Hkv, D], received q {tuple(q.shape)}, k {tuple(k.shape)}, "
-            f"v {tuple(v.shape)}"
+            f"{OP}: expected q [N, Hq, D], k [N, Hkv, D] and v [N, Hkv, E], received q {tuple(q.shape)}, "
+            f"k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
     num_tokens, heads, size = q.shape
     if k.shape[0] != num_tokens or k.shape[2] != size or layout.num_tokens != num_tokens:
         raise ValueError(
-            f"{OP}: expected N tokens and one head size everywhere, received q {tuple(q.shape)}, k {tuple(k.shape)}, "
+            f"{OP}: expected N tokens and one head size of q and k, received q {tuple(q.shape)}, k {tuple(k.shape)}, "
             f"layout of {layout.num_tokens} tokens"
         )
     check_heads(OP, heads, k.shape[1], ("Hq", "Hkv"))
@@ -198,11 +208,10 @@ def _check(
     past_length = 0
     if past_k is not None and past_v is not None:
         past_length = past_k.shape[0]
-        expected = (past_length, *k.shape[1:])
-        if past_k.shape != expected or past_v.shape != expected:
-            raise ValueError(
-                f"{OP}: expected past_k and past_v {expected}, received {tuple(past_k.shape)} and {tuple(past_v.shape)}"
-            )
+        expected = (past_length, *k.shape[1:]), (past_length, *v.shape[1:])
+        received = tuple(past_k.shape), tuple(past_v.shape)
+        if received != expected:
+            raise ValueError(f"{OP}: expected past_k and past_v {expected}, received {received}")
     if past_length != layout.past_length:
         raise ValueError(
             f"{OP}: expected a past of {layout.past_length} tokens (the layout's past_length), received {past_length}"

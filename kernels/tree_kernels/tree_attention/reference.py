@@ -1,6 +1,7 @@
 """The definition of tree attention: a masked softmax over an explicit [N, P + N] mask.
 
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, G query heads per key head, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, G query heads per key head, D head size of
+queries and keys, E of values.
 """
 
 import torch
@@ -37,13 +38,13 @@ def reference_attention(
     Args:
         q_NHD: [N, Hq, D].
         k_MHD: [P + N, Hkv, D], past first.
-        v_MHD: [P + N, Hkv, D].
+        v_MHD: [P + N, Hkv, E].
         sinks_H: [Hq] logits that join the denominator, or None.
         layout: the forest.
         rule: scale, window, soft cap.
 
     Returns:
-        output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
+        output [N, Hq, E] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
     """
     dtype = accumulation_dtype(q_NHD.dtype)
     group = q_NHD.shape[1] // k_MHD.shape[1]

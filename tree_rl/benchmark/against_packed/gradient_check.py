@@ -49,7 +49,8 @@ def _routed_by_token(model: Any) -> Iterator[None]:
         return
     config = model.config
     draw = torch.Generator().manual_seed(0)
-    order = torch.rand(config.vocab_size, config.num_hidden_layers, config.num_experts, generator=draw)
+    experts = getattr(config, "num_local_experts", None) or config.n_routed_experts
+    order = torch.rand(config.vocab_size, config.num_hidden_layers, experts, generator=draw)
     table = order.topk(config.num_experts_per_tok).indices.to(torch.int16).to(model.device)
 
     def route(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

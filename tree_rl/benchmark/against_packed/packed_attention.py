@@ -1,6 +1,6 @@
 """Causal attention of rows laid end to end, by the fastest kernel there is for them.
 
-Legend: B rows, F packed tokens, H heads, D head size, L tokens of a row.
+Legend: B rows, F packed tokens, H heads, D head size of queries and keys, E of values, L tokens of a row.
 """
 
 import functools
@@ -26,6 +26,8 @@ torch ships it) and `flex` run all rows at once, the others row by row."""
 BACKENDS = {"cudnn": [SDPBackend.CUDNN_ATTENTION], "flash": [SDPBackend.FLASH_ATTENTION]}
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_FLASH4_HEAD = 128
+FLASH4_LATENT = (192, 128)
+"""Head sizes of keys and of values that flash-attn-4 also runs."""
 BEYOND_ONE_TILE = 193
 """Least row length that flash-attn-4 is told: for rows of a single tile it would compile other kernels."""
 
@@ -49,9 +51,14 @@ class PackedLayout:
 
 
 def unavailable_reason(
-    impl: str, device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD
+    impl: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int = LARGEST_FLASH4_HEAD,
+    value_size: int | None = None,
 ) -> str | None:
-    """Why an implementation cannot run, or None if it can."""
+    """Why an implementation cannot run, or None if it can; `value_size` None is that of the keys."""
+    sizes = (head_size, value_size or head_size)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{OP}: expected one of {('auto', *IMPLEMENTATIONS)}, received {impl!r}")
     if impl == "sdpa":
@@ -60,20 +67,25 @@ def unavailable_reason(
         return f"it needs a CUDA device, received {device}"
     if impl != "flex" and dtype not in HALF:
         return f"it needs one of {HALF}, received {dtype}"
+    if impl != "fa4" and sizes[0] != sizes[1]:
+        return f"it was run with keys and values of one size, received {sizes[0]} and {sizes[1]}"
     if impl == "fa2":
         return _varlen_import_error()
     if impl != "fa4":
         return None
-    if head_size > LARGEST_FLASH4_HEAD:
+    if max(sizes) > LARGEST_FLASH4_HEAD and sizes != FLASH4_LATENT:
         return f"it was run with heads of up to {LARGEST_FLASH4_HEAD}, received {head_size}"
     if torch.cuda.get_device_capability(device)[0] < 9:
         return f"it needs Hopper or later, received {torch.cuda.get_device_name(device)}"
     return _flash4_import_error()
 
 
-def chosen_implementation(device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD) -> str:
-    """What "auto" runs."""
-    return next(impl for impl in IMPLEMENTATIONS if unavailable_reason(impl, device, dtype, head_size) is None)
+def chosen_implementation(
+    device: torch.device, dtype: torch.dtype, head_size: int = LARGEST_FLASH4_HEAD, value_size: int | None = None
+) -> str:
+    """What "auto" runs; arguments as in `unavailable_reason`."""
+    place = (device, dtype, head_size, value_size)
+    return next(impl for impl in IMPLEMENTATIONS if unavailable_reason(impl, *place) is None)
 
 
 def packed_attention(
@@ -85,14 +97,14 @@ def packed_attention(
     scale: float | None = None,
     impl: str = "auto",
 ) -> torch.Tensor:
-    """Causal attention inside each row: [F, Hq, D] from queries [F, Hq, D], keys and values [F, Hkv, D].
+    """Causal attention inside each row: [F, Hq, E] from queries [F, Hq, D], keys [F, Hkv, D], values [F, Hkv, E].
 
     `scale` multiplies the scores; None takes D ** -0.5. `impl` is "auto" or one of `IMPLEMENTATIONS`.
 
     Raises:
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
-    place = (q_FHD.device, q_FHD.dtype, q_FHD.shape[-1])
+    place = (q_FHD.device, q_FHD.dtype, q_FHD.shape[-1], v_FHD.shape[-1])
     impl = chosen_implementation(*place) if impl == "auto" else impl
     reason = unavailable_reason(impl, *place)
     if reason is not None:

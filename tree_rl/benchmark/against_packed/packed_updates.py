@@ -16,7 +16,7 @@ from tree_rl.benchmark.against_packed.random_model import (
     PACKED_LINEAR_ATTENTION,
     build_model,
     build_optimizer,
-    delta_rule_implementation,
+    recurrence_implementation,
 )
 from tree_rl.benchmark.against_packed.update import PACKED, Planner, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import Batch
@@ -137,30 +137,29 @@ def _check_packed_attention(options: BenchOptions) -> None:
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
         raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
-    head_size = options.size.shape.head_dim
-    if asked != "auto" and (
-        reason := packed_attention.unavailable_reason(asked, options.device, options.dtype, head_size)
-    ):
+    shape = options.size.shape
+    place = (options.device, options.dtype, shape.head_dim, shape.value_size)
+    if asked != "auto" and (reason := packed_attention.unavailable_reason(asked, *place)):
         raise InputError(f"--packed-attention {asked}: {reason}; name another, or auto")
 
 
 def _setting(options: BenchOptions) -> Columns:
     """Columns that say what ran; "auto" is written as what it chose."""
-    size, place = options.size, (options.device, options.dtype)
+    size = options.size
+    place: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
+    sizes = place | {"head_size": size.shape.head_dim, "value_size": size.shape.value_size}
     tree, packed = options.tree_attention, options.packed_attention
     if tree == "auto":
-        tree = tree_kernels.chosen_implementation(
-            device=options.device, dtype=options.dtype, head_size=size.shape.head_dim
-        )
+        tree = tree_kernels.chosen_implementation(**sizes)
         tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
-        packed = packed_attention.chosen_implementation(*place, size.shape.head_dim)
-    linear = "linear_key_head_dim" in size.more
+        packed = packed_attention.chosen_implementation(**sizes)
+    linear = recurrence_implementation(size, **place)
     return {
         **options.setting(),
         "tree_attention": tree,
         "packed_attention": packed,
-        "tree_linear_attention": delta_rule_implementation(size, *place) if linear else "",
+        "tree_linear_attention": linear,
         "packed_linear_attention": PACKED_LINEAR_ATTENTION if linear else "",
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),

@@ -171,8 +171,8 @@ class StepModel:
         if self.sharing == 1:
             return 0.0
         shape = self.shape
-        heads = 2 * shape.heads + 2 * max(shape.kv_heads, self.sharing)
-        held = GATHERED * heads * shape.head_dim * tokens / self.sharing
+        heads = shape.heads + max(shape.kv_heads, self.sharing)
+        held = GATHERED * heads * (shape.head_dim + shape.value_size) * tokens / self.sharing
         # Queries, keys, values and the output take one all-to-all each.
         return shape.num_attention_layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
 

@@ -85,7 +85,7 @@ class MemoryModel:
     @property
     def relayed_gradients(self) -> float:
         """Gradients of the keys and values of all layers, accumulated in at least float32."""
-        sums = 2 * max(FLOAT32, self.value_bytes) * self._key_width
+        sums = max(FLOAT32, self.value_bytes) * (self._key_width + self._value_width)
         return self.shape.num_attention_layers * sums / self.sequence_ranks
 
     @property
@@ -179,7 +179,7 @@ class MemoryModel:
             mlp = own * (self._mlp_input(is_tiled) + 2 * gradient)
             mlp += min(tile_tokens, own) * (self._mlp_saves + self._mlp_gradients)
             weights = 3.0 * (FLOAT32 + self.value_bytes) * self.shape.hidden * self.shape.intermediate
-        keys: float = max(FLOAT32, self.value_bytes) * 2 * self._key_width
+        keys: float = max(FLOAT32, self.value_bytes) * (self._key_width + self._value_width)
         keys += self._all_keys_and_values if self.value_bytes < FLOAT32 else 0
         if self.attention_block:
             # Key and value gradients of one block, and its mask.
@@ -223,9 +223,17 @@ class MemoryModel:
         return math.lcm(self.shape.kv_heads, self.sequence_ranks) * self.shape.head_dim
 
     @cached_property
+    def _value_width(self) -> int:
+        return self._key_width // self.shape.head_dim * self.shape.value_size
+
+    @cached_property
+    def _output_width(self) -> int:
+        return self.shape.heads * self.shape.value_size
+
+    @cached_property
     def _all_keys_and_values(self) -> float:
         """Keys and values of one layer, for all heads."""
-        return 2 * self.value_bytes * self._key_width
+        return self.value_bytes * (self._key_width + self._value_width)
 
     @cached_property
     def _keeps_norm_input(self) -> bool:
@@ -246,10 +254,22 @@ class MemoryModel:
         if self.head_norms:
             own_input = e * (query + key) if self._keeps_norm_input else 0
             projected = own_input + self._norm(query + key)
-        outputs = e * key + e * query + FLOAT32 * self.shape.heads
+        outputs = e * (self._value_width + self._output_width) + FLOAT32 * self.shape.heads
         # The exchange returns the output as a new tensor.
-        exchanged = e * query if self.sequence_ranks > 1 else 0
-        return self._norm(self.shape.hidden, is_tiled) + projected + outputs + exchanged
+        exchanged = e * self._output_width if self.sequence_ranks > 1 else 0
+        return self._norm(self.shape.hidden, is_tiled) + projected + self._latent_saves + outputs + exchanged
+
+    @cached_property
+    def _latent_saves(self) -> float:
+        """Saved tensors of latent attention: latent vectors, their norms, the projection that holds the values."""
+        latent = self.shape.latent
+        if latent is None:
+            return 0.0
+        projected = latent.key_value + latent.rotary + self.shape.heads * (self.shape.head_dim - latent.rotary)
+        norms = self._norm(latent.key_value)
+        if latent.query is not None:
+            projected, norms = projected + latent.query, norms + self._norm(latent.query)
+        return self.value_bytes * projected + norms
 
     @cached_property
     def _width_bytes(self) -> float:
@@ -281,7 +301,7 @@ def assumed_memory_model(shape: ModelShape) -> MemoryModel:
     """Memory model for the usual setup: bf16, checkpointing, no Liger, flash-attn-4, an 80 GiB GPU."""
     return MemoryModel(
         shape=shape,
-        head_norms=True,
+        head_norms=shape.latent is None,
         logits_bytes=80 * GIB / 64,
         chunk_tensors=TRITON_CHUNK_TENSORS,
         sums_query_gradients=True,

@@ -44,6 +44,18 @@ def _gpt_oss_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tenso
     return torch.softmax(logits_NE.gather(1, chosen_NK), dim=1, dtype=logits_NE.dtype)
 
 
+def _scaled_softmax_scores(block: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    scores_NK = torch.softmax(logits_NE, dim=-1, dtype=torch.float32).gather(1, chosen_NK)
+    return scores_NK * block.routed_scaling_factor
+
+
+def _sigmoid_scores(block: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
+    scores_NK = logits_NE.sigmoid().gather(1, chosen_NK)
+    if block.norm_topk_prob:
+        scores_NK = scores_NK / (scores_NK.sum(dim=-1, keepdim=True) + 1e-20)
+    return scores_NK * block.routed_scaling_factor
+
+
 SCORES: dict[str, Scores] = {
     "Qwen2MoeTopKRouter": _softmax_scores,
     "Qwen3MoeTopKRouter": _softmax_scores,
@@ -54,6 +66,13 @@ SCORES: dict[str, Scores] = {
     "GptOssTopKRouter": _gpt_oss_scores,
 }
 """Weights of experts' outputs for transformers' softmax top-k routers, which return (logits, scores, experts)."""
+BLOCK_SCORES: dict[str, Scores] = {
+    "DeepseekV2Moe": _scaled_softmax_scores,
+    "DeepseekV3MoE": _sigmoid_scores,
+    "Glm4MoeMoE": _sigmoid_scores,
+    "Glm4MoeLiteMoE": _sigmoid_scores,
+}
+"""The same for blocks that choose experts themselves, in `route_tokens_to_experts`."""
 
 
 class RouterTrace:
@@ -149,9 +168,10 @@ class RouterHooks:
         self.experts_per_token = 0
         """K of routers that can replay routes; 0 if none can."""
         self.unknown_router: str | None = None
-        """Decoder layer class whose router is not in SCORES: recording works, replay does not."""
+        """Decoder layer class whose router is in neither table of scores: recording works, replay does not."""
         self._traces: dict[int, RouterTrace | None] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._blocks: list[nn.Module] = []
         stack = language_model(model)
         decoder_layers = [(name, m) for name, m in stack.named_modules() if isinstance(m, GradientCheckpointingLayer)]
         self.num_layers = len(decoder_layers)
@@ -170,7 +190,9 @@ class RouterHooks:
         """Remove all hooks from the model."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        for block in self._blocks:
+            del vars(block)["route_tokens_to_experts"]
+        self._handles, self._blocks = [], []
 
     def _hook(self, layer: int, decoder_layer: nn.Module, experts: Any) -> None:
         self.layers += (layer,)
@@ -182,9 +204,16 @@ class RouterHooks:
             experts.register_forward_pre_hook(partial(self._record, layer)),
         ]
         routers: list[Any] = [m for m in decoder_layer.modules() if type(m).__name__ in SCORES]
+        blocks: list[Any] = [m for m in decoder_layer.modules() if type(m).__name__ in BLOCK_SCORES]
         if routers:
             self.experts_per_token = int(routers[0].top_k)
             handles.append(routers[0].register_forward_hook(partial(self._route, layer)))
+        elif blocks:
+            self.experts_per_token = int(blocks[0].top_k)
+            scores = BLOCK_SCORES[type(blocks[0]).__name__]
+            # Set on the instance, so that the class and its other models do not change.
+            vars(blocks[0])["route_tokens_to_experts"] = partial(self._route_in_block, layer, blocks[0], scores)
+            self._blocks.append(blocks[0])
         else:
             self.unknown_router = type(decoder_layer).__name__
         self._handles += handles
@@ -195,7 +224,8 @@ class RouterHooks:
         if trace is not None and trace.replays:
             if self.unknown_router is not None:
                 raise UnsupportedModelError(
-                    f"routes cannot be replayed through {self.unknown_router}; routers that can: {', '.join(SCORES)}"
+                    f"routes cannot be replayed through {self.unknown_router}; routers that can: "
+                    f"{', '.join((*SCORES, *BLOCK_SCORES))}"
                 )
             trace.check_layers(self.num_layers)
         self._traces[layer] = trace
@@ -214,6 +244,17 @@ class RouterHooks:
             return None
         chosen_NK = trace.replayed(layer, native_NK)
         return logits_NE, SCORES[type(router).__name__](router, logits_NE, chosen_NK), chosen_NK
+
+    def _route_in_block(
+        self, layer: int, block: Any, scores: Scores, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts [N, K] of the tokens and the weights of their outputs."""
+        native_NK, weights_NK = type(block).route_tokens_to_experts(block, logits)
+        trace = self._traces[layer]
+        if trace is None or not trace.replays:
+            return native_NK, weights_NK
+        chosen_NK = trace.replayed(layer, native_NK)
+        return chosen_NK, scores(block, logits.flatten(0, -2), chosen_NK)
 
     def _record(self, layer: int, experts: nn.Module, args: tuple[Any, ...]) -> None:
         trace = self._traces[layer]

@@ -32,7 +32,9 @@ def read_memory_model(
     layers = [layer for layer in modules if isinstance(layer, GradientCheckpointingLayer)]
     runs_triton = chosen_implementation(device=device, dtype=dtype) == "triton"
     is_chunked = any(isinstance(head, EdgeHead) for head in modules)
-    attention = tree_attention_implementation(device=device, dtype=dtype, head_size=shape.head_dim)
+    attention = tree_attention_implementation(
+        device=device, dtype=dtype, head_size=shape.head_dim, value_size=shape.value_size
+    )
     chunk = FLOAT32 * shape.vocab * default_chunk_rows(device, shape.vocab) if is_chunked else math.inf
     return MemoryModel(
         shape=shape,

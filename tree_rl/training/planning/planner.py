@@ -144,7 +144,8 @@ class Planner:
         raise error
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
-        if call.is_separable or not call.trains:
+        # An inference does not compute candidates.
+        if call.is_separable or not call.trains or call.rows.candidates_FK is not None:
             return None
         known = self._knowledge.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)

@@ -1,7 +1,7 @@
 """Attention for decoding that treats all query heads of one key-value head as additional queries.
 
 So it never repeats keys and values; with a mask, `transformers` copies the whole cache in each step for that.
-Shapes: R rows, H query heads, G key-value heads, Q queries, K keys, D head size.
+Shapes: R rows, H query heads, G key-value heads, Q queries, K keys, D head size, E that of values.
 """
 
 from typing import Any
@@ -25,12 +25,13 @@ def grouped_sdpa(
 
     Args:
         query: [R, H, Q, D].
-        key: [R, G, K, D]; `value` too.
+        key: [R, G, K, D].
+        value: [R, G, K, E].
         attention_mask: bool [R, 1, Q, K].
         scaling: None means 1 / sqrt(D).
 
     Returns:
-        Output [R, Q, H, D], and None for the weights.
+        Output [R, Q, H, E], and None for the weights.
     """
     rows, heads, queries, head_size = query.shape
     groups = key.shape[1]
@@ -42,8 +43,8 @@ def grouped_sdpa(
         attn_mask=attention_mask if queries == 1 else attention_mask.repeat(1, 1, repeats, 1),
         scale=scaling,
     )
-    out = out.view(rows, groups, repeats, queries, head_size).permute(0, 3, 1, 2, 4)
-    return out.reshape(rows, queries, heads, head_size), None
+    out = out.unflatten(2, (repeats, queries)).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows, queries, heads, -1), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(GROUPED_SDPA, grouped_sdpa)

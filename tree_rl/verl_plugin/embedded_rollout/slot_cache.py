@@ -11,6 +11,8 @@ import torch
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
+from tree_rl.cost.cost_model import ModelShape
+
 
 class SlotCache(Cache):
     """A `transformers` cache of `num_slots` slots for T = `capacity_tokens` each; a forward uses a range of slots.
@@ -115,9 +117,8 @@ class SlotCache(Cache):
 
 def num_slots_within(budget_bytes: int, config: PretrainedConfig, *, capacity_tokens: int, dtype: torch.dtype) -> int:
     """Number of slots of `capacity_tokens` that fit into `budget_bytes`; raises a ValueError if none fits."""
-    heads = config.num_key_value_heads or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bytes_per_token = 2 * config.num_hidden_layers * heads * head_size * dtype.itemsize
+    shape = ModelShape.from_config(config.to_dict())
+    bytes_per_token = config.num_hidden_layers * shape.key_value_width * dtype.itemsize
     slots = budget_bytes // (bytes_per_token * (capacity_tokens + 1))
     if slots < 1:
         raise ValueError(

@@ -39,6 +39,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
+from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
@@ -110,7 +111,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             self._plain_module,
             self.tree_config,
             dtype=self._autocast_dtype,
-            head_size=shape.head_dim,
+            shape=shape,
             deterministic=self.engine_config.full_determinism,
         )
         if torch.distributed.get_rank() == 0:
@@ -200,7 +201,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
         images = Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT
-        refuse_if_unsupported(data, "", Of.BATCH, images, *(ignores if self.replay is None else ()))
+        refuse_if_unsupported(data, "", images, *(ignores if self.replay is None else ()))
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
@@ -221,8 +222,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
-            # verl's forward would slice rows over the ranks of a sequence-parallel group.
-            run_rows_flat=verl_rows.run_flat if self.sequence_parallel_group is None else None,
+            # verl's forward would slice rows over the ranks of a sequence-parallel group. Without trees, rows of a pair
+            # could run apart, and a teacher's candidates need all logits.
+            run_rows_flat=None
+            if self.sequence_parallel_group is not None
+            or isinstance(loss_function, PairLoss)
+            or rows.candidates_FK is not None
+            else verl_rows.run_flat,
             trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,

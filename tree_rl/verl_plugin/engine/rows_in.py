@@ -22,6 +22,8 @@ from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 PATH_WEIGHT_SCALE = "path_weight_scale"
 """Key of the factor on the path weights in the batch."""
+USES_TOP_K = "distillation_use_topk"
+"""Flag of an update whose loss reads the log-probs of the teacher's likeliest tokens."""
 LEAST_TEMPERATURE = 1e-8
 """Smallest temperature: verl's engines divide logits by no less."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
@@ -95,7 +97,8 @@ def read_rows(
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
             positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
             weight outside (0, 1] (`custom`: below 0), images that do not fit the row, or a temperature that is not
-            above 0; names the row. Or the batch lacks the column of `custom`, or of `session` outside SFT.
+            above 0; names the row. Or the batch lacks the column of `custom`, or of `session` outside SFT, or the
+            teacher's columns; or ids of the teacher are outside the vocabulary.
     """
     labels = _labels(data)
     offsets, token_ids_F = jagged(data["input_ids"])
@@ -115,6 +118,7 @@ def read_rows(
     # Only response_mask contains rejections; SFT has no such column.
     is_read = path_weighting == "token_unique" and "response_mask" in data
     kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
+    uses_top_k = tu.get_non_tensor_data(data=data, key=USES_TOP_K, default=False)
     return Rows(
         token_ids_F=token_ids_F,
         offsets=offsets,
@@ -127,6 +131,7 @@ def read_rows(
         images=None
         if image_config is None
         else _images(data, image_config, np.split(token_ids_F, offsets[1:-1]), labels),
+        candidates_FK=_teacher_ids(data, offsets, wanted_F, labels, vocab_size) if uses_top_k else None,
     )
 
 
@@ -147,6 +152,22 @@ def _images(data: TensorDict, config: Any, token_ids: list[np.ndarray], labels: 
         merge_size=merge_size(config),
         labels=labels,
     )
+
+
+def _teacher_ids(
+    data: TensorDict, offsets: np.ndarray, wanted_F: np.ndarray, labels: list[str], vocab_size: int
+) -> np.ndarray | None:
+    """int [F, K], the teacher's likeliest next tokens at each position; None on a rank without rows."""
+    if not labels:
+        return None
+    if "teacher_ids" not in data:
+        raise RowError(f"{USES_TOP_K}=True: expected columns teacher_ids and teacher_logprobs, received neither")
+    teacher_offsets, ids_FK = jagged(data["teacher_ids"])
+    _refuse(np.diff(teacher_offsets) != np.diff(offsets), labels, "has another number of teacher_ids than tokens")
+    outside_F = wanted_F & ((ids_FK < 0) | (ids_FK >= vocab_size)).any(1)
+    for row, flat in _first(outside_F, offsets):
+        raise RowError(f"{labels[row]}: teacher_ids {ids_FK[flat].tolist()} leave the vocabulary of {vocab_size}")
+    return ids_FK
 
 
 def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:

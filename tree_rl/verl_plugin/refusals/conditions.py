@@ -18,7 +18,7 @@ from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
-from tree_rl.verl_plugin.compat import PrecisionType, get_distillation_loss_settings
+from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -142,12 +142,6 @@ def unusable_options(options: Any, config: Any) -> Words | None:
     except ValueError as error:
         return {"reason": f"adv_estimator={name}: {error}"}
     return None
-
-
-def distils_top_k(loss: Any, config: Any) -> bool:
-    """True if the distillation loss reads logits of other tokens than the trained ones."""
-    asked = loss is not None and option(config, "distillation.enabled", False)
-    return bool(asked and get_distillation_loss_settings(loss).use_topk)
 
 
 def records_in_vain(records: Any, config: Any) -> bool:

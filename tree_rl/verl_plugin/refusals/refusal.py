@@ -39,7 +39,6 @@ class Of(Enum):
     PACKING = ("an engine's `tree` options; `leaks`: packed rows of its model see each other", MODEL)
     GENERATION = ("`name` of the rollout engine; `recurrent`: the model's layers carry a state", MODEL)
     ADAPTERS = ("a built model, adapters attached", MODEL)
-    BATCH = ("verl's batch", BATCH)
     BATCH_OF_TEXT = ("a batch for a model whose rows are text", BATCH)
     BATCH_WITH_IMAGES = ("a batch for a model whose rows may have images", BATCH)
     BATCH_WITHOUT_REPLAY = ("a batch for an engine that repeats no routes", BATCH)

@@ -2,7 +2,8 @@
 
 Invisible blocks are skipped, and fully visible blocks need no mask. If little or nothing is shared, FA4's causal
 kernels run over the rows instead (`leaf_rows`). The compiled kernels work for every length.
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size of queries and keys, E
+of values.
 """
 
 import functools
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan, rows_worth_copying
+from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, VALUE_SIZES, Fa4Plan, fa4_plan, rows_worth_copying
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths
 from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.triton_support import HOPPER
 
 PACKAGE = "flash-attn-4"
-VERSIONS = {"4.0.0b36": (64, 128, 256), "4.0.0b19": (64, 128)}
+VERSIONS = {"4.0.0b36": (64, 128, 192, 256), "4.0.0b19": (64, 128)}
 """Tested versions and the head sizes that pass: the newest, and the one that installs together with vLLM 0.24. Other
 versions may lack functions that we call."""
 ENTRY = "flash_attn/cute/interface.py"
@@ -36,6 +37,7 @@ def fa4_unavailable_reason(
     dtype: torch.dtype,
     head_size: int,
     *,
+    value_size: int | None = None,
     softcap: float | None = None,
     needs_lse: bool = False,
     deterministic: bool = False,
@@ -47,6 +49,9 @@ def fa4_unavailable_reason(
         return f"{PACKAGE} needs one of {DTYPES}, received {dtype}"
     if head_size not in FORWARD_BLOCKS:
         return f"{PACKAGE} needs a head size of {tuple(FORWARD_BLOCKS)}, received {head_size}"
+    if (value_size or head_size) > VALUE_SIZES[head_size]:
+        sizes = f"head size of {head_size}, received {value_size or head_size}"
+        return f"{PACKAGE} needs a value size of at most {VALUE_SIZES[head_size]} with a {sizes}"
     if deterministic:
         return f"{PACKAGE} sums dQ in the order in which blocks finish, received deterministic=True"
     if softcap is not None:
@@ -63,13 +68,21 @@ def fa4_attention_of_tree(
     layout: TreeLayout,
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """Output [N, H, D] in q's dtype; keys and values [P + N, K, D] have the past first; `rule` has no softcap.
+    """Output [N, H, E] in q's dtype; keys and values [P + N, K, D or E] have the past first; `rule` has no softcap.
 
     Gradients accumulate in float32, except that FA4 rounds the gradients of copied keys and values row by row.
     """
     num_tokens, heads, head_size = q_NHD.shape
+    value_size = v_MKD.shape[-1]
     if num_tokens == 0:
-        return q_NHD.clone()
+        return q_NHD.new_zeros(0, heads, value_size) + q_NHD.sum() * 0
+    missing = VALUE_SIZES[head_size] - value_size
+    if missing:
+        padded = torch.nn.functional.pad(v_MKD, (0, missing))
+        return fa4_attention_of_tree(q_NHD, k_MKD, padded, layout, rule)[..., :value_size]
+    if value_size != head_size and k_MKD.shape[1] != heads:
+        # The backward of FA4 shares key heads only where all sizes are equal.
+        k_MKD, v_MKD = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k_MKD, v_MKD))
     rows = rows_worth_copying(layout, rule.window)
     if rows is not None:
         if rows.copies is not None:

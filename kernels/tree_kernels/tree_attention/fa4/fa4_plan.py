@@ -15,11 +15,13 @@ from tree_kernels.tree_layout import TreeLayout, kept
 
 SHORTEST = 193
 """Shorter inputs are padded to this many tokens, because FA4 compiles other kernels for a single block."""
-FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 256: (128, 64)}
+FORWARD_BLOCKS = {64: (192, 128), 128: (128, 128), 192: (128, 128), 256: (128, 64)}
 """Tokens per query block and per key block, by head size; FA4's tiles."""
-BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 256: (64, 64)}
+BACKWARD_BLOCKS = {64: (128, 128), 128: (64, 128), 192: (64, 96), 256: (64, 64)}
 """Tokens per query block and per key block of the backward. From head size 128 on, lists of 128 queries would also
 work, but are 0 to 2 % slower (docs/log.md)."""
+VALUE_SIZES = {64: 64, 128: 128, 192: 128, 256: 256}
+"""Head size of values, by that of queries and keys; smaller values are padded."""
 MOST_KEYS = 1.3
 """Most keys of all paths, over unique tokens, for which leaf rows with copied keys are used.
 
@@ -88,11 +90,16 @@ def fa4_plan(layout: TreeLayout, *, head_size: int, heads: int, window: int | No
         padding=padding,
         forward=for_heads(by_query, heads, forward_block),
         backward=for_heads(by_key, heads, backward_block),
-        ends=key_ends(padded),
-        key_depths=None if window is None else key_depths(padded),
+        ends=_whole_blocks(key_ends(padded), backward_block[1]),
+        key_depths=None if window is None else _whole_blocks(key_depths(padded), backward_block[1]),
         query_depths=None if window is None else pad(padded.depth, (0, depth_padding)).contiguous(),
         window=window,
     )
+
+
+def _whole_blocks(keys: torch.Tensor, block: int) -> torch.Tensor:
+    """A vector over keys, padded with zeros to whole blocks; `KEY_PADDING` is a multiple of all sizes but 96."""
+    return keys if len(keys) % block == 0 else pad(keys, (0, -len(keys) % block))
 
 
 def for_heads(lists: BlockLists, heads: int, block_size: tuple[int, int]) -> HeadBlockLists:

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tree_kernels.tree_attention.fa4.autograd import DTYPES, package_reason, version_reason
-from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, Fa4Plan, fa4_plan
+from tree_kernels.tree_attention.fa4.fa4_plan import FORWARD_BLOCKS, VALUE_SIZES, Fa4Plan, fa4_plan
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
 from tree_kernels.tree_layout import TreeLayout
 
@@ -126,8 +126,12 @@ def _compile(head_size: int, ratio: int, dtype: torch.dtype, window: bool) -> No
                 )
                 for vector in offsets
             ]
-        q, out, grad_out = (torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda") for _ in range(3))
-        k, v = (torch.empty(TOKENS, 2, head_size, dtype=dtype, device="cuda") for _ in range(2))
+        value_size = VALUE_SIZES[head_size]
+        heads = 2 if value_size == head_size else 2 * ratio
+        q = torch.empty(TOKENS, 2 * ratio, head_size, dtype=dtype, device="cuda")
+        k = torch.empty(TOKENS, heads, head_size, dtype=dtype, device="cuda")
+        v = torch.empty(TOKENS, heads, value_size, dtype=dtype, device="cuda")
+        out, grad_out = (torch.empty(TOKENS, 2 * ratio, value_size, dtype=dtype, device="cuda") for _ in range(2))
         lse = torch.empty(2 * ratio, TOKENS, device="cuda")
         for plan in plans:
             calls.forward(q, k, v, plan, 1.0)

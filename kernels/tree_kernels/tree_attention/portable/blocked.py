@@ -2,7 +2,8 @@
 
 A block of consecutive DFS tokens reads the past, the ancestors of its first token and itself, so the cost is that of
 the visible pairs plus half a block per token. Legend: N unique tokens, P past tokens, B tokens of a block, M keys of a
-block, H query heads, K key heads, R = H / K * B rows of a key head, D head size.
+block, H query heads, K key heads, R = H / K * B rows of a key head, D head size (values may have
+another).
 """
 
 from typing import Any
@@ -86,7 +87,7 @@ class _FusedBlocks(torch.autograd.Function):
         blocks: tuple[QueryBlock, ...],
         rule: ScoreRule,
     ) -> torch.Tensor:
-        out_NHD = torch.empty_like(q_NHD, memory_format=torch.contiguous_format)
+        out_NHD = q_NHD.new_empty(*q_NHD.shape[:2], v_MKD.shape[-1])
         for block in blocks:
             out_NHD[block.start : block.stop] = _fused_block(
                 q_NHD[block.start : block.stop], block.gather(k_MKD), block.gather(v_MKD), block, rule
@@ -153,7 +154,7 @@ class _ExplicitBlocks(torch.autograd.Function):
         rule: ScoreRule,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype, key_heads = accumulation_dtype(q_NHD.dtype), k_MKD.shape[1]
-        out_NHD = torch.empty(q_NHD.shape, dtype=dtype, device=q_NHD.device)
+        out_NHD = torch.empty(*q_NHD.shape[:2], v_MKD.shape[-1], dtype=dtype, device=q_NHD.device)
         lse_NH = torch.empty(q_NHD.shape[:2], dtype=dtype, device=q_NHD.device)
         for block in blocks:
             rows = slice(block.start, block.stop)

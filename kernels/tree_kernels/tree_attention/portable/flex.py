@@ -1,6 +1,6 @@
 """Tree attention with torch's FlexAttention: CUDA only, block-sparse, compiled once per set of options.
 
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, D head size (values may have another).
 """
 
 import functools
@@ -47,9 +47,11 @@ def flex_attention_of_tree(
 
     N and P are padded to whole blocks, and padding queries are dropped.
     """
-    num_tokens, _, size_D = q_NHD.shape
+    num_tokens, heads, _ = q_NHD.shape
+    value_size = v_MHD.shape[-1]
     if num_tokens == 0:
-        return q_NHD.clone(), q_NHD.new_zeros(q_NHD.shape[:2], dtype=torch.float32)
+        nothing = q_NHD.new_zeros(0, heads, value_size) + q_NHD.sum() * 0
+        return nothing, q_NHD.new_zeros(q_NHD.shape[:2], dtype=torch.float32)
     out_1HND, aux = _compiled_flex()(
         _padded(q_NHD),
         _padded(k_MHD),
@@ -60,7 +62,7 @@ def flex_attention_of_tree(
         enable_gqa=q_NHD.shape[1] != k_MHD.shape[1],
         return_aux=AuxRequest(lse=True),
     )
-    out_NHD = out_1HND[0, :, :num_tokens, :size_D].transpose(0, 1)
+    out_NHD = out_1HND[0, :, :num_tokens, :value_size].transpose(0, 1)
     lse_NH = aux.lse[0, :, :num_tokens].transpose(0, 1)
     if sinks_H is not None:
         plain_lse_NH, lse_NH = lse_NH, torch.logaddexp(lse_NH, sinks_H.float())

@@ -1,6 +1,7 @@
 """Tree attention with our Triton kernels: any length without recompilation, deterministic forward and backward.
 
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size (values may have
+another).
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ def triton_attention(
     *,
     tiles: Tiles | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, Hq, D] in q's dtype and log-sum-exp float32 [N, Hq], sinks included.
+    """Output [N, Hq, E] in q's dtype and log-sum-exp float32 [N, Hq], sinks included.
 
     Arguments as in `reference_attention`; `tiles` None chooses by head size, dtype and architecture.
     """
@@ -40,9 +41,9 @@ def triton_attention(
         q_NHD = -q_NHD if rule.scale < 0 else q_NHD * 0
         rule = replace(rule, scale=-rule.scale if rule.scale < 0 else 1.0)
     if q_NHD.shape[0] == 0:
-        nothing = q_NHD + (k_MKD.sum() + v_MKD.sum()) * 0
-        return nothing, nothing.sum(-1).float()
-    tiles = tiles or tiles_for(q_NHD.shape[-1], q_NHD.dtype, q_NHD.device)
+        nothing = q_NHD.sum(-1, keepdim=True) + (k_MKD.sum() + v_MKD.sum()) * 0
+        return nothing.expand(-1, -1, v_MKD.shape[-1]), nothing.sum(-1).float()
+    tiles = tiles or tiles_for(max(q_NHD.shape[-1], v_MKD.shape[-1]), q_NHD.dtype, q_NHD.device)
     return _TritonAttention.apply(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, tiles)
 
 

@@ -1,7 +1,8 @@
 """The forward kernel: one program per tile of queries, online softmax over the key blocks that the tile sees.
 
 A block's product with the values is issued in the iteration of the next block, so that it overlaps with that block's
-softmax. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C keys of a tile, D padded head size.
+softmax. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C keys of a tile, D padded head size
+(that of values in v_CD and acc_RD).
 """
 
 import triton
@@ -109,8 +110,10 @@ def forward_kernel(
     PRECISION: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PADDED_VALUE_SIZE: tl.constexpr,
 ) -> None:
-    """Output [N, Hq, D] and log-sum-exp [Hq, row_stride] (natural, sinks included).
+    """Output [N, Hq, E] and log-sum-exp [Hq, row_stride] (natural, sinks included).
 
     Grid: (query tiles, query heads / PACK); PACK is GROUP or 1. Late tiles have the most ancestors and start first.
     """
@@ -127,7 +130,7 @@ def forward_kernel(
     full_count, full_list = tl.load(full_count_pointer + tile), full_index_pointer + tile * list_stride
     partial_count, partial_list = tl.load(partial_count_pointer + tile), partial_index_pointer + tile * list_stride
 
-    acc_RD = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
+    acc_RD = tl.zeros([ROWS, PADDED_VALUE_SIZE], tl.float32)
     top_R = tl.full([ROWS], LOWEST, tl.float32)
     total_R = tl.zeros([ROWS], tl.float32)
     # Initially a visible block with weights of 0 is pending.
@@ -157,7 +160,7 @@ def forward_kernel(
         top_R = new_top_R
     # Padding rows may have a total of 0; 1 keeps their unused quotient finite.
     total_R = tl.where(exists_R, total_R, 1.0)
-    out_offset_R = token_R.to(tl.int64) * out_stride_token + head_R * HEAD_SIZE
-    store_rows(out_pointer, out_offset_R, acc_RD / total_R[:, None], exists_R, HEAD_SIZE, PADDED_SIZE)
+    out_offset_R = token_R.to(tl.int64) * out_stride_token + head_R * VALUE_SIZE
+    store_rows(out_pointer, out_offset_R, acc_RD / total_R[:, None], exists_R, VALUE_SIZE, PADDED_VALUE_SIZE)
     lse_R = (top_R + tl.math.log2(total_R)) / LOG2_E
     tl.store(lse_pointer + head_R.to(tl.int64) * row_stride + token_R, lse_R, mask=exists_R)

@@ -3,7 +3,8 @@
 A key block's gradient stays in registers over all query heads of its key head. Blocks that many queries see are cut
 into pieces, whose sums are added in a fixed order without atomics, so results are deterministic.
 Scores are computed transposed, as K Q^T, because Triton 3.4 to 3.7.0 miscompiles the transpose of an accumulator as a
-product's operand on Hopper. Legend: N queries, M keys, R queries of a tile, C keys of a tile, D padded head size.
+product's operand on Hopper. Legend: N queries, M keys, R queries of a tile, C keys of a tile, D padded head size
+(that of values in v_CD, grad_v_CD and grad_RD).
 """
 
 import triton
@@ -104,6 +105,7 @@ def key_gradient_kernel(
     v_stride_token: tl.tensor,
     v_stride_head: tl.tensor,
     grad_k_stride_token: tl.tensor,
+    grad_v_stride_token: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
     list_stride: tl.tensor,
@@ -124,8 +126,12 @@ def key_gradient_kernel(
     PRECISION: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PADDED_VALUE_SIZE: tl.constexpr,
+    SUM_SIZE: tl.constexpr,
 ) -> None:
-    """Gradients [M, Hkv, D] of keys and values, or partial sums [Hkv, slots, 2, C, D] for blocks cut into pieces.
+    """Gradients [M, Hkv, D] of keys and [M, Hkv, E] of values, or partial sums [Hkv, slots, 2, C, SUM_SIZE] for blocks
+    cut into pieces.
 
     Grid: (pieces, key heads). Early keys have the most descendants and start first.
     """
@@ -140,7 +146,7 @@ def key_gradient_kernel(
     k_offset_C = key_row_C * k_stride_token + key_head * k_stride_head
     v_offset_C = key_row_C * v_stride_token + key_head * v_stride_head
     k_CD = load_rows(k_pointer, k_offset_C, exists_C, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
-    v_CD = load_rows(v_pointer, v_offset_C, exists_C, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
+    v_CD = load_rows(v_pointer, v_offset_C, exists_C, VALUE_SIZE, PADDED_VALUE_SIZE, IN_REGISTERS)
     key_end_C = tl.load(key_end_pointer + key_C, mask=exists_C, other=0)
     key_depth_C = key_C
     if WINDOWED:
@@ -150,7 +156,7 @@ def key_gradient_kernel(
     full_list, partial_list = full_index_pointer + block * list_stride, partial_index_pointer + block * list_stride
 
     grad_k_CD = tl.zeros([KEYS, PADDED_SIZE], tl.float32)
-    grad_v_CD = tl.zeros([KEYS, PADDED_SIZE], tl.float32)
+    grad_v_CD = tl.zeros([KEYS, PADDED_VALUE_SIZE], tl.float32)
     for member in range(GROUP):
         head = tl.program_id(1) * GROUP + member
         lse_of_head = lse_pointer + head * tl.multiple_of(row_stride, 128)
@@ -168,18 +174,19 @@ def key_gradient_kernel(
                 scale_log2, cap_log2, window, ROWS, True, OF_KEYS, OF_VALUES, CAPPED, WINDOWED, PRECISION,
             )  # fmt: skip
     if slot < 0:
-        grad_offset_C = key_row_C * grad_k_stride_token + key_head * HEAD_SIZE
+        grad_k_offset_C = key_row_C * grad_k_stride_token + key_head * HEAD_SIZE
+        grad_v_offset_C = key_row_C * grad_v_stride_token + key_head * VALUE_SIZE
         if OF_KEYS:
-            store_rows(grad_k_pointer, grad_offset_C, grad_k_CD * scale, exists_C, HEAD_SIZE, PADDED_SIZE)
+            store_rows(grad_k_pointer, grad_k_offset_C, grad_k_CD * scale, exists_C, HEAD_SIZE, PADDED_SIZE)
         if OF_VALUES:
-            store_rows(grad_v_pointer, grad_offset_C, grad_v_CD, exists_C, HEAD_SIZE, PADDED_SIZE)
+            store_rows(grad_v_pointer, grad_v_offset_C, grad_v_CD, exists_C, VALUE_SIZE, PADDED_VALUE_SIZE)
     else:
-        sum_offset_C = ((key_head * num_slots + slot) * 2 * KEYS + tl.arange(0, KEYS)) * PADDED_SIZE
+        sum_offset_C = ((key_head * num_slots + slot) * 2 * KEYS + tl.arange(0, KEYS)) * SUM_SIZE
         if OF_KEYS:
             store_rows(piece_sum_pointer, sum_offset_C, grad_k_CD * scale, key_C >= 0, PADDED_SIZE, PADDED_SIZE)
         if OF_VALUES:
-            sum_offset_C += KEYS * PADDED_SIZE
-            store_rows(piece_sum_pointer, sum_offset_C, grad_v_CD, key_C >= 0, PADDED_SIZE, PADDED_SIZE)
+            sum_offset_C += KEYS * SUM_SIZE
+            store_rows(piece_sum_pointer, sum_offset_C, grad_v_CD, key_C >= 0, PADDED_VALUE_SIZE, PADDED_VALUE_SIZE)
 
 
 @triton.jit(do_not_specialize=["num_keys", "num_slots"])
@@ -190,6 +197,7 @@ def sum_pieces_kernel(
     first_slot_pointer: tl.tensor,
     slot_count_pointer: tl.tensor,
     grad_k_stride_token: tl.tensor,
+    grad_v_stride_token: tl.tensor,
     num_keys: tl.tensor,
     num_slots: tl.tensor,
     ROWS: tl.constexpr,
@@ -198,6 +206,9 @@ def sum_pieces_kernel(
     OF_VALUES: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PADDED_VALUE_SIZE: tl.constexpr,
+    SUM_SIZE: tl.constexpr,
 ) -> None:
     """Sum the pieces of each cut block in order. Grid: (ROWS of the keys, key heads)."""
     key_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -207,18 +218,22 @@ def sum_pieces_kernel(
     if count == 0:
         return
     first_row = (key_head * num_slots + tl.load(first_slot_pointer + block)) * 2 * KEYS
-    sum_offset_R = (first_row + key_R % KEYS) * PADDED_SIZE
+    sum_offset_R = (first_row + key_R % KEYS) * SUM_SIZE
     grad_k_RD = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
-    grad_v_RD = tl.zeros([ROWS, PADDED_SIZE], tl.float32)
+    grad_v_RD = tl.zeros([ROWS, PADDED_VALUE_SIZE], tl.float32)
     for _ in range(count):
         if OF_KEYS:
             grad_k_RD += load_rows(piece_sum_pointer, sum_offset_R, key_R >= 0, PADDED_SIZE, PADDED_SIZE, False)
-        sum_offset_R += KEYS * PADDED_SIZE
+        sum_offset_R += KEYS * SUM_SIZE
         if OF_VALUES:
-            grad_v_RD += load_rows(piece_sum_pointer, sum_offset_R, key_R >= 0, PADDED_SIZE, PADDED_SIZE, False)
-        sum_offset_R += KEYS * PADDED_SIZE
-    grad_offset_R = key_R.to(tl.int64) * grad_k_stride_token + key_head * HEAD_SIZE
+            grad_v_RD += load_rows(
+                piece_sum_pointer, sum_offset_R, key_R >= 0, PADDED_VALUE_SIZE, PADDED_VALUE_SIZE, False
+            )
+        sum_offset_R += KEYS * SUM_SIZE
+    row_R = key_R.to(tl.int64)
     if OF_KEYS:
-        store_rows(grad_k_pointer, grad_offset_R, grad_k_RD, key_R < num_keys, HEAD_SIZE, PADDED_SIZE)
+        grad_k_offset_R = row_R * grad_k_stride_token + key_head * HEAD_SIZE
+        store_rows(grad_k_pointer, grad_k_offset_R, grad_k_RD, key_R < num_keys, HEAD_SIZE, PADDED_SIZE)
     if OF_VALUES:
-        store_rows(grad_v_pointer, grad_offset_R, grad_v_RD, key_R < num_keys, HEAD_SIZE, PADDED_SIZE)
+        grad_v_offset_R = row_R * grad_v_stride_token + key_head * VALUE_SIZE
+        store_rows(grad_v_pointer, grad_v_offset_R, grad_v_RD, key_R < num_keys, VALUE_SIZE, PADDED_VALUE_SIZE)

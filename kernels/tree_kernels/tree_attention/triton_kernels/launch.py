@@ -1,6 +1,7 @@
 """Launches the Triton kernels with their grids, lists, strides and constants.
 
-Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size.
+Legend: N unique tokens, P past tokens, M = P + N keys, H query heads, K key heads, D head size of queries and keys, E
+of values.
 """
 
 import math
@@ -37,9 +38,9 @@ def forward(
     rule: ScoreRule,
     tile: Tile,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, Hq, D] and log-sum-exp [Hq, N padded with zeros]."""
+    """Output [N, Hq, E] and log-sum-exp [Hq, N padded with zeros]."""
     num_tokens, heads, _ = q_NHD.shape
-    out_NHD = torch.empty(q_NHD.shape, dtype=q_NHD.dtype, device=q_NHD.device)
+    out_NHD = torch.empty((num_tokens, heads, v_MKD.shape[2]), dtype=q_NHD.dtype, device=q_NHD.device)
     lse_HN = q_NHD.new_zeros((heads, num_tokens + -num_tokens % ROW_MULTIPLE), dtype=torch.float32)
     pack, tokens, lists = _query_tiles(tile, heads // k_MKD.shape[1], layout, rule)
     with launch_device(q_NHD.device):
@@ -49,7 +50,7 @@ def forward(
             *q_NHD.stride()[:2], out_NHD.stride(0), num_tokens, k_MKD.shape[0], lists.full_index.shape[1],
             lse_HN.stride(0), rule.window or 0, *_log2_factors(rule), GROUP=heads // k_MKD.shape[1], PACK=pack,
             ROWS=tile.rows, TOKENS=tokens, KEYS=tile.keys, SINKS=sinks_H is not None,
-            **_options(rule, q_NHD, tile),
+            **_options(rule, q_NHD, v_MKD, tile),
         )  # fmt: skip
     return out_NHD, lse_HN
 
@@ -77,9 +78,9 @@ class BackwardInputs:
     k_MKD: torch.Tensor
     """[P + N, Hkv, D]."""
     v_MKD: torch.Tensor
-    """[P + N, Hkv, D]."""
+    """[P + N, Hkv, E]."""
     grad_NHD: torch.Tensor
-    """[N, Hq, D], gradient of the output."""
+    """[N, Hq, E], gradient of the output."""
     lse_HN: torch.Tensor
     """float32 [Hq, N padded]."""
     row_term_HN: torch.Tensor
@@ -101,15 +102,16 @@ def query_gradient(given: BackwardInputs, tile: Tile) -> torch.Tensor:
             lists.partial_count, lists.partial_index, *q_NHD.stride()[:2], *grad_NHD.stride()[:2],
             grad_q_NHD.stride(0), num_tokens, k_MKD.shape[0], lists.full_index.shape[1], lse_HN.stride(0),
             rule.window or 0, rule.scale, *_log2_factors(rule), GROUP=heads // k_MKD.shape[1], PACK=pack,
-            ROWS=tile.rows, TOKENS=tokens, KEYS=tile.keys, **_options(rule, q_NHD, tile),
+            ROWS=tile.rows, TOKENS=tokens, KEYS=tile.keys,
+            **_options(rule, q_NHD, given.v_MKD, tile),
         )  # fmt: skip
     return grad_q_NHD
 
 
 def key_gradients(given: BackwardInputs, tiles: tuple[Tile, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients [P + N, Hkv, D] of keys and values, by one kernel with one tile, or by one kernel each with two."""
-    k_MKD = given.k_MKD
-    grads = k_MKD.new_empty(k_MKD.shape), k_MKD.new_empty(k_MKD.shape)
+    """Gradients [P + N, Hkv, D or E] of keys and values, by one kernel with one tile, or by one each with two."""
+    k_MKD, v_MKD = given.k_MKD, given.v_MKD
+    grads = k_MKD.new_empty(k_MKD.shape), v_MKD.new_empty(v_MKD.shape)
     together = len(tiles) == 1
     with launch_device(k_MKD.device):
         _launch_key_gradients(given, grads, tiles[0], of_keys=True, of_values=together)
@@ -122,26 +124,26 @@ def _launch_key_gradients(
     given: BackwardInputs, grads: tuple[torch.Tensor, torch.Tensor], tile: Tile, *, of_keys: bool, of_values: bool
 ) -> None:
     q_NHD, k_MKD, v_MKD, lse_HN, rule = given.q_NHD, given.k_MKD, given.v_MKD, given.lse_HN, given.rule
-    num_tokens, heads, size = q_NHD.shape
+    num_tokens, heads, _ = q_NHD.shape
     num_keys, key_heads, _ = k_MKD.shape
+    sizes = _sizes(k_MKD, v_MKD)
+    sum_size = max(sizes["PADDED_SIZE"], sizes["PADDED_VALUE_SIZE"])
     lists = block_lists(given.layout, query_block=tile.rows, key_block=tile.keys, by="key", window=rule.window)
     pieces = key_pieces(given.layout, lists, key_heads=key_heads, programs=_programs(q_NHD.device))
-    sums = torch.empty(
-        (key_heads, pieces.num_slots, 2, tile.keys, padded_size(size)), dtype=torch.float32, device=q_NHD.device
-    )
+    sums = torch.empty((key_heads, pieces.num_slots, 2, tile.keys, sum_size), dtype=torch.float32, device=q_NHD.device)
     key_gradient_kernel[(pieces.block.shape[0], key_heads)](
         _blocks(q_NHD, tile.rows), k_MKD, v_MKD, _blocks(given.grad_NHD, tile.rows), lse_HN, given.row_term_HN, *grads,
         sums, key_ends(given.layout), key_depths(given.layout), lists.full_count, lists.full_index,
         lists.partial_index, pieces.block, pieces.first_item, pieces.stop_item, pieces.slot, *k_MKD.stride()[:2],
-        *v_MKD.stride()[:2], grads[0].stride(0), num_tokens, num_keys, lists.full_index.shape[1],
+        *v_MKD.stride()[:2], grads[0].stride(0), grads[1].stride(0), num_tokens, num_keys, lists.full_index.shape[1],
         lse_HN.stride(0), pieces.num_slots, rule.window or 0, rule.scale, *_log2_factors(rule),
         GROUP=heads // key_heads, ROWS=tile.rows, KEYS=tile.keys, OF_KEYS=of_keys, OF_VALUES=of_values,
-        **_options(rule, q_NHD, tile),
+        SUM_SIZE=sum_size, **_options(rule, q_NHD, v_MKD, tile),
     )  # fmt: skip
     rows = min(SUM_ROWS, tile.keys)
     sum_pieces_kernel[(lists.full_count.shape[0] * tile.keys // rows, key_heads)](
-        sums, *grads, pieces.first_slot, pieces.slot_count, grads[0].stride(0), num_keys, pieces.num_slots, ROWS=rows,
-        KEYS=tile.keys, OF_KEYS=of_keys, OF_VALUES=of_values, HEAD_SIZE=size, PADDED_SIZE=padded_size(size),
+        sums, *grads, pieces.first_slot, pieces.slot_count, grads[0].stride(0), grads[1].stride(0), num_keys,
+        pieces.num_slots, ROWS=rows, KEYS=tile.keys, OF_KEYS=of_keys, OF_VALUES=of_values, SUM_SIZE=sum_size, **sizes,
     )  # fmt: skip
 
 
@@ -186,14 +188,24 @@ def _log2_factors(rule: ScoreRule) -> tuple[float, float]:
     return 2 * rule.scale / rule.softcap * LOG2_E, rule.softcap * LOG2_E
 
 
-def _options(rule: ScoreRule, q_NHD: torch.Tensor, tile: Tile) -> dict[str, Any]:
+def _sizes(k_MKD: torch.Tensor, v_MKD: torch.Tensor) -> dict[str, int]:
+    """Head sizes of keys and of values, and those of their tiles."""
+    size, value_size = k_MKD.shape[2], v_MKD.shape[2]
+    return {
+        "HEAD_SIZE": size,
+        "PADDED_SIZE": padded_size(size),
+        "VALUE_SIZE": value_size,
+        "PADDED_VALUE_SIZE": padded_size(value_size),
+    }
+
+
+def _options(rule: ScoreRule, q_NHD: torch.Tensor, v_MKD: torch.Tensor, tile: Tile) -> dict[str, Any]:
     return {
         "CAPPED": rule.softcap is not None,
         "WINDOWED": rule.window is not None,
         "PRECISION": tile.precision,
         "IN_REGISTERS": tile.in_registers,
-        "HEAD_SIZE": q_NHD.shape[2],
-        "PADDED_SIZE": padded_size(q_NHD.shape[2]),
+        **_sizes(q_NHD, v_MKD),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -1,7 +1,7 @@
 """The backward kernel of queries, and the row term that all backward kernels read.
 
 Weights are recomputed from the log-sum-exp. Legend: N queries, M keys, R rows of a tile (pairs of token and head), C
-keys of a tile, D padded head size.
+keys of a tile, D padded head size (that of values in v_CD and grad_RD).
 """
 
 import triton
@@ -134,6 +134,8 @@ def query_gradient_kernel(
     PRECISION: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    PADDED_VALUE_SIZE: tl.constexpr,
 ) -> None:
     """Gradient [N, Hq, D] of the queries. Grid and tiles as in the forward kernel."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -144,7 +146,7 @@ def query_gradient_kernel(
     q_offset_R = row_R * q_stride_token + head_row_R * q_stride_head
     grad_offset_R = row_R * grad_stride_token + head_row_R * grad_stride_head
     q_RD = load_rows(q_pointer, q_offset_R, exists_R, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
-    grad_RD = load_rows(grad_pointer, grad_offset_R, exists_R, HEAD_SIZE, PADDED_SIZE, IN_REGISTERS)
+    grad_RD = load_rows(grad_pointer, grad_offset_R, exists_R, VALUE_SIZE, PADDED_VALUE_SIZE, IN_REGISTERS)
     lse_log2_R = tl.load(lse_pointer + head_row_R * row_stride + token_R, mask=exists_R, other=0.0) * LOG2_E
     row_term_R = tl.load(row_term_pointer + head_row_R * row_stride + token_R, mask=exists_R, other=0.0)
     query_R = token_R + (num_keys - num_queries)
