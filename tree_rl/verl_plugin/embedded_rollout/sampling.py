@@ -118,7 +118,7 @@ def sample(
     processed_RV = logits_RV
     if any(s != 1.0 for s in scale):
         processed_RV = logits_RV / torch.tensor(scale, device=logits_RV.device).unsqueeze(1)
-    drawn_share_R = 0.0
+    drawn_share_R: torch.Tensor | float = 0.0
     if never:
         total_R = processed_RV.logsumexp(dim=-1)
         processed_RV = processed_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), float("-inf"))
