@@ -1,0 +1,131 @@
+"""Curves of arms over several seeds, with 95 % bands, and a table: for each CSV a PNG beside it.
+
+python benchmarks/learning_seeds_figures.py docs/benchmarks/learning_seeds.csv
+
+Bands and intervals are Student's t over seeds; differences are taken seed by seed.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from tree_rl.benchmark.figure import plt, save_figure
+
+LAST = 5
+"""Steps whose mean reward the table shows."""
+AXES = {
+    "step": "step",
+    "generated_tokens": "generated tokens, thousands",
+    "unique_tokens": "tokens through the update, thousands",
+    "step_s": "seconds",
+}
+"""Columns -> labels. All but the step are summed over the steps so far."""
+POINTS = 60
+"""Places at which curves over sums are compared, since runs have no steps in common there."""
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided, for 1 to 9 degrees of freedom."""
+LOOKS = {
+    "tree": ("#0b6e4f", "GRPO, all branches"),
+    "longest": ("#c8553d", "GRPO, longest path"),
+    "gigpo": ("#3b6fb6", "gigpo"),
+    "tree_grpo": ("#8a5aa8", "tree_grpo, branches at turns"),
+    "treerl": ("#b58a2b", "treerl, branches at turns"),
+    "entropy": ("#4a5a8a", "GRPO, branches by entropy"),
+}
+BASELINE = "tree"
+
+
+def half_width(values: np.ndarray) -> np.ndarray:
+    """Half of the 95 % interval of the mean over the first axis (seeds); NaN for one seed."""
+    count = len(values)
+    if count < 2:
+        return np.full(values.shape[1:], np.nan)
+    return T_95[count - 2] * values.std(axis=0, ddof=1) / np.sqrt(count)
+
+
+def smoothed(reward: np.ndarray) -> np.ndarray:
+    """Mean of the last three steps at each step."""
+    return np.array([reward[max(0, end - 3) : end].mean() for end in range(1, len(reward) + 1)])
+
+
+def spent(run: pd.DataFrame, column: str) -> np.ndarray:
+    """Position of every step of a run on an axis."""
+    position: np.ndarray = run["step"].to_numpy(float) if column == "step" else run[column].cumsum().to_numpy(float)
+    return position
+
+
+def runs_of(table: pd.DataFrame) -> dict[str, dict[int, pd.DataFrame]]:
+    """Arm -> seed -> its steps in order, for the arms of `LOOKS`."""
+    found: dict[str, dict[int, pd.DataFrame]] = {}
+    for (arm, seed), run in table.groupby(["arm", "seed"]):
+        if arm in LOOKS:
+            found.setdefault(str(arm), {})[int(seed)] = run.sort_values("step")
+    return {arm: found[arm] for arm in LOOKS if arm in found}
+
+
+def reward_at(run: pd.DataFrame, column: str, budget: float) -> float:
+    """Mean reward of the last five steps that end within a budget of an axis."""
+    within = run["reward"].to_numpy()[spent(run, column) <= budget * (1 + 1e-9)]
+    return float(within[-LAST:].mean())
+
+
+def draw(runs: dict[str, dict[int, pd.DataFrame]], path: Path) -> None:
+    """Write a PNG: mean and band of every arm, over each axis as far as all its seeds reach."""
+    figure, panels = plt.subplots(1, len(AXES), figsize=(4.6 * len(AXES), 4), sharey=True)
+    for panel, (column, label) in zip(panels, AXES.items(), strict=True):
+        scale = 1000.0 if column.endswith("tokens") else 1.0
+        for arm, by_seed in runs.items():
+            places = [spent(run, column) for run in by_seed.values()]
+            start, end = max(place[0] for place in places), min(place[-1] for place in places)
+            grid = np.linspace(start, end, POINTS) if column != "step" else np.arange(start, end + 1)
+            curves = np.array(
+                [
+                    np.interp(grid, place, smoothed(run["reward"].to_numpy()))
+                    for place, run in zip(places, by_seed.values(), strict=True)
+                ]
+            )
+            colour, name = LOOKS[arm]
+            middle, half = curves.mean(axis=0), half_width(curves)
+            panel.plot(grid / scale, middle, color=colour, label=f"{name} ({len(by_seed)} seeds)")
+            panel.fill_between(grid / scale, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
+        panel.set(xlabel=label, ylim=(0, 1))
+    panels[0].set_ylabel("mean reward, mean of three steps")
+    save_figure(figure, path)
+
+
+def print_table(runs: dict[str, dict[int, pd.DataFrame]]) -> None:
+    """Print rewards of every arm at equal steps, tokens and seconds, and differences to GRPO on all branches.
+
+    An axis is compared where the run that spent least on it ends.
+    """
+    budgets = {
+        column: min(spent(run, column)[-1] for by_seed in runs.values() for run in by_seed.values()) for column in AXES
+    }
+    print(f"budgets: {', '.join(f'{column} {budget:,.0f}' for column, budget in budgets.items())}")
+    print(f"| arm | seeds | first five steps | {' | '.join(f'equal {column}' for column in AXES)} |")
+    print("|---" * (3 + len(AXES)) + "|")
+    for arm, by_seed in runs.items():
+        first = np.mean([run["reward"].iloc[:LAST].mean() for run in by_seed.values()])
+        cells = [_cell(runs, arm, column, budget) for column, budget in budgets.items()]
+        print(f"| {arm} | {len(by_seed)} | {first:.3f} | {' | '.join(cells)} |")
+
+
+def _cell(runs: dict[str, dict[int, pd.DataFrame]], arm: str, column: str, budget: float) -> str:
+    """An arm's reward at a budget with its interval, and the difference to the baseline on common seeds."""
+    rewards = {seed: reward_at(run, column, budget) for seed, run in runs[arm].items()}
+    values = np.array(list(rewards.values()))
+    text = f"{values.mean():.3f} ± {half_width(values):.3f}"
+    common = sorted(set(rewards) & set(runs.get(BASELINE, {})))
+    if arm == BASELINE or not common:
+        return text
+    gap = np.array([rewards[seed] - reward_at(runs[BASELINE][seed], column, budget) for seed in common])
+    return f"{text} ({gap.mean():+.3f} ± {half_width(gap):.3f})"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        found = runs_of(pd.read_csv(name))
+        draw(found, Path(name).with_suffix(".png"))
+        print_table(found)
