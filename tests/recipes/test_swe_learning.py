@@ -11,11 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import swe_learning
 from quickstart.progress import PhaseFailedError
-from swe_learning_figures import Drawn, measured, rows_folder
+from swe_learning_figures import Drawn, measured
+from swe_learning_overrides import rows_folder
 
 
 def arguments_of(folder: Path, *arms: str, per_gpu: int = 1) -> argparse.Namespace:
-    names = {"at_once": True, "gpus": ["4", "5"], "seed": 3, "deadline": 1e6, "started": 0.0, "rollout": "vllm"}
+    names = {"at_once": True, "gpus": ["4", "5"], "seeds": [3], "sessions": 2, "deadline": 1e6, "started": 0.0, "rollout": "vllm"}
     sizes = {"arms": list(arms), "arms_per_gpu": per_gpu, "device": "gpu"}
     return argparse.Namespace(output=folder, csv=folder / "figures.csv", **names, **sizes)
 
@@ -25,7 +26,9 @@ def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkey
     placed: dict[str, tuple[int, str | None]] = {}
     together, ended = threading.Barrier(4, timeout=20.0), threading.Event()
 
-    def run_arm(arguments: argparse.Namespace, name: str, place: tuple[int, str | None], model: str) -> None:
+    def run_arm(
+        arguments: argparse.Namespace, name: str, seed: int, place: tuple[int, str | None], model: str
+    ) -> None:
         placed[name] = place
         if name == "tree_float32":
             ended.set()
@@ -52,14 +55,14 @@ def test_rows_are_counted_as_they_are_written_and_compared_within_a_precision(tm
     }
     arguments = arguments_of(tmp_path, *drawn)
     for arm, steps in drawn.items():
-        rows_folder(arguments, arm).mkdir()
+        rows_folder(arguments, arm, 3).mkdir()
         rows = [{"step": s, "prompt_ids": [0], "response_ids": [token]} for s in steps for token in steps[s]]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (rows_folder(arguments, arm) / "train-0.jsonl").write_text(lines)
+        (rows_folder(arguments, arm, 3) / "train-0.jsonl").write_text(lines)
         metrics = [{"step": step, "data": {"tree/session_score/mean": 0.5}} for step in steps]
-        (tmp_path / f"{arm}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+        (tmp_path / f"{arm}_3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     counter = Drawn()
-    file = rows_folder(arguments, "tree") / "train-0.jsonl"
+    file = rows_folder(arguments, "tree", 3) / "train-0.jsonl"
     whole = file.read_text()
     file.write_text(whole[:-20])
     assert counter.rows(file.parent)[1].total() == 2, "a row that is still being written waits"
