@@ -40,7 +40,7 @@ CREDIT: Mapping[str, Sequence[str]] = {
     "gigpo": ["algorithm.adv_estimator=gigpo", "+algorithm.credit.states=observation"],
     "tree_grpo": ["algorithm.adv_estimator=tree_grpo", *branching("turns", expansions=1)],
     "treerl": ["algorithm.adv_estimator=treerl", *branching("turns", expansions=1)],
-    "entropy": [*TREE, *branching("entropy")],
+    "entropy": [*TREE, *branching("entropy", branches=2)],
 }
 """Estimators and policies of branching, for any agent behind the gateway."""
 BRANCHING = ("tree_grpo", "treerl", "entropy")
