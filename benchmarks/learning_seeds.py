@@ -28,7 +28,7 @@ from tree_rl.benchmark.results import write_csv  # noqa: E402
 from tree_rl.inspection.files.run_log import read_steps  # noqa: E402
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent  # noqa: E402
 
-LIMIT_SECONDS = 1800.0
+LIMIT_SECONDS = 7200.0
 FIGURES: Mapping[str, str] = {
     "generated_tokens": "rollout/generated_tokens",
     "unique_tokens": "tree/unique_tokens",
@@ -94,6 +94,7 @@ def overrides_of(
         *(f"+{AGENT}.{key}={_as_hydra(value)}" for key, value in as_gateway_agent(short).items()),
         f"+{AGENT}.seed={seed}",
         f"{ROLLOUT}.custom.tree_dump_dir={rows}",
+        f"trainer.default_local_dir={rows.parent / 'checkpoints'}",
         f"trainer.total_training_steps={steps}",
         *CREDIT[arm],
     ]
@@ -105,44 +106,48 @@ def _as_hydra(value: Any) -> str:
     return json.dumps(value)
 
 
-def run_arm(arguments: argparse.Namespace, arm: str, seed: int, model: Path) -> None:
-    """One run of main_ppo, unless it has ended before."""
-    folder = run_folder(arguments, arm, seed)
-    if (folder / "made_by.json").exists():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    metrics = folder / "steps.jsonl"
-    overrides = overrides_of(
-        arm,
-        start=arguments.output / "start",
-        model=model,
-        rows=folder / "rows",
-        seed=seed,
-        steps=arguments.steps,
-        prompts=arguments.prompts,
-        sessions=arguments.sessions,
-    )
-    config = ["--config-path", str(REPOSITORY / "recipes" / "quickstart"), "--config-name", "grpo"]
-    environment = {
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "recipes"), os.environ.get("PYTHONPATH", "")]),
-        "TORCH_COMPILE_DISABLE": "1",
-        "OMP_WAIT_POLICY": "passive",
-    }
+def run_job(arguments: argparse.Namespace, number: int, runs: Sequence[tuple[str, int]], model: Path) -> None:
+    """Runs one after another, each from the same weights."""
+    listed = []
     made_by = provenance(commit=arguments.commit, packages=("torch", "transformers", "verl"))
+    for arm, seed in runs:
+        folder = run_folder(arguments, arm, seed)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        overrides = overrides_of(
+            arm,
+            start=arguments.output / "start",
+            model=model,
+            rows=folder / "rows",
+            seed=seed,
+            steps=arguments.steps,
+            prompts=arguments.prompts,
+            sessions=arguments.sessions,
+        )
+        config = ["--config-path", str(REPOSITORY / "recipes" / "quickstart"), "--config-name", "grpo"]
+        about = {**made_by, "cores": os.cpu_count()}
+        listed.append({"folder": str(folder), "arguments": [*config, *overrides], "made_by": about})
+    file = arguments.output / f"job_{number}.json"
+    file.write_text(json.dumps(listed))
+    path = [*(str(REPOSITORY / name) for name in ("", "recipes", "benchmarks")), os.environ.get("PYTHONPATH", "")]
     run_phase(
         Phase(
-            name=folder.name,
-            command=[sys.executable, "-m", "tree_rl.train", *config, *overrides],
-            log=folder / "run.log",
+            name=f"job {number}",
+            command=[sys.executable, "-m", "learning_seeds_job", str(file)],
+            log=file.with_suffix(".log"),
             limit_seconds=LIMIT_SECONDS,
-            metrics=metrics,
-            every=5,
-            environment=environment,
+            environment={
+                "PYTHONPATH": os.pathsep.join(path),
+                "TORCH_COMPILE_DISABLE": "1",
+                "OMP_WAIT_POLICY": "passive",
+            },
         )
     )
-    (folder / "made_by.json").write_text(json.dumps({**made_by, "cores": os.cpu_count()}))
+
+
+def has_ended(arguments: argparse.Namespace, arm: str, seed: int) -> bool:
+    """Whether a run has made all its steps."""
+    return (run_folder(arguments, arm, seed) / "made_by.json").exists()
 
 
 def run_folder(arguments: argparse.Namespace, arm: str, seed: int) -> Path:
@@ -158,9 +163,9 @@ def measured(arguments: argparse.Namespace, runs: Sequence[tuple[str, int]]) -> 
     """
     lines, drawn = [], Drawn()
     for arm, seed in runs:
-        folder = run_folder(arguments, arm, seed)
-        if not (folder / "made_by.json").exists():
+        if not has_ended(arguments, arm, seed):
             continue
+        folder = run_folder(arguments, arm, seed)
         made_by = json.loads((folder / "made_by.json").read_text())
         rows, first = drawn.rows(folder / "rows"), first_sessions(arm, arguments.sessions)
         for step, figures in read_steps(folder / "steps.jsonl"):
@@ -182,7 +187,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=8, help="per step")
     parser.add_argument("--sessions", type=int, default=8, help="per prompt")
-    parser.add_argument("--at-once", type=int, default=2, help="runs")
+    parser.add_argument("--at-once", type=int, default=2, help="jobs")
     parser.add_argument("--start-seed", type=int, default=0, help="of the warm start")
     parser.add_argument("--commit", default=None, help="to write beside figures; asked of git if left out")
     parser.add_argument("--output", type=Path, default=Path("outputs/learning_seeds"))
@@ -192,17 +197,20 @@ def main() -> None:
     model = warm_start(arguments.output / "start", arguments.start_seed)
     runs = [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
 
-    def run(place: tuple[str, int]) -> bool:
+    waiting = [run for run in runs if not has_ended(arguments, *run)]
+    jobs = [waiting[number :: arguments.at_once] for number in range(min(arguments.at_once, len(waiting)))]
+
+    def run(number: int) -> bool:
         try:
-            run_arm(arguments, *place, model)
+            run_job(arguments, number, jobs[number], model)
         except PhaseFailedError as error:
-            say(f"{place[0]}_{place[1]}", str(error))
+            say(f"job {number}", str(error))
             return False
-        write_csv(arguments.csv, measured(arguments, runs))
         return True
 
-    with ThreadPoolExecutor(arguments.at_once) as threads:
-        ended = list(threads.map(run, runs))
+    with ThreadPoolExecutor(max(1, len(jobs))) as threads:
+        ended = list(threads.map(run, range(len(jobs))))
+    write_csv(arguments.csv, measured(arguments, runs))
     raise SystemExit(0 if all(ended) else 1)
 
 

@@ -1,10 +1,11 @@
-"""Learning curves of `recipes/swe_grpo`: trees, verl's own rows, longest paths, from one warm start and one seed.
+"""Learning curves of `recipes/swe_grpo` from one warm start: trees, verl's own rows, longest paths, estimators.
 
 Agents reason before every turn and drop the reasoning from their history, so every turn of a session is a row. On a GPU
 vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES, which `--arms-per-gpu` arms share. The CSV
-grows with every step.
+grows with every step. A run that an earlier call ended is not run again; `--arms` without a name only warms up.
 
 PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once
+PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --arms tree longest gigpo --seeds 0 1 2
 
 In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
 shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 can.
@@ -13,6 +14,7 @@ shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 ca
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +26,22 @@ from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
+from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from swe_learning_figures import Drawn, measured  # noqa: E402
-from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, first_sessions, overrides_of, run_name  # noqa: E402
+from swe_learning_overrides import (  # noqa: E402
+    ARMS,
+    ROLLOUTS,
+    environment_of_arm,
+    first_sessions,
+    overrides_of,
+    rows_folder,
+    run_name,
+)
 
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
@@ -176,6 +187,12 @@ def own_cores(arguments: argparse.Namespace, gpu: str | None) -> list[str]:
     return [str(core) for core in every[number * share : (number + 1) * share]]
 
 
+def has_ended(arguments: argparse.Namespace, arm: str, seed: int) -> bool:
+    """Whether an earlier call made all steps of a run."""
+    steps = read_steps(arguments.output / f"{run_name(arm, seed)}.jsonl")
+    return bool(steps) and steps[-1][0] >= arguments.steps
+
+
 def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int, str | None], model: str) -> None:
     """One run of the recipe from a model, in a cluster of its own: number of the cluster, and GPU."""
     number, gpu = place
@@ -207,6 +224,7 @@ def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int
         "ROLLOUT_N": str(first_sessions(arm, arguments.sessions)),
         "MAX_TOKENS": str(arguments.max_tokens),
     }
+    shutil.rmtree(rows_folder(arguments, arm, seed), ignore_errors=True)
     log, limit = folder / f"{name}.log", left(arguments, share=1.0)
     try:
         run_phase(
@@ -250,7 +268,8 @@ def parse() -> argparse.Namespace:
 def train(arguments: argparse.Namespace, model: str, made_by: Mapping[str, str]) -> bool:
     """Run the arms from a model; whether all came to their end. `made_by` are columns of the CSV."""
     drawn, runs = Drawn(), [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
-    workers = min(len(runs), len(arguments.gpus) * arguments.arms_per_gpu) if arguments.at_once else 1
+    runs = [run for run in runs if not has_ended(arguments, *run)]
+    workers = max(1, min(len(runs), len(arguments.gpus) * arguments.arms_per_gpu)) if arguments.at_once else 1
     free: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
     for place in enumerate((arguments.gpus * arguments.arms_per_gpu)[:workers]):
         free.put(place)

@@ -29,7 +29,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def arguments_of(folder: Path, *arms: str, per_gpu: int = 1) -> argparse.Namespace:
     names = {"at_once": True, "gpus": ["4", "5"], "seeds": [3], "deadline": 1e6, "started": 0.0, "rollout": "vllm"}
-    sizes = {"arms": list(arms), "arms_per_gpu": per_gpu, "device": "gpu", "sessions": 2}
+    sizes = {"arms": list(arms), "arms_per_gpu": per_gpu, "device": "gpu", "sessions": 2, "steps": 2}
     return argparse.Namespace(output=folder, csv=folder / "figures.csv", **names, **sizes)
 
 
@@ -72,7 +72,8 @@ def test_arms_of_the_quickstarts_task_compose(tmp_path: Path, arm: str) -> None:
 
 
 def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = arguments_of(tmp_path, "tree", "flat", "flat_again", "longest", "tree_float32", per_gpu=2)
+    arguments = arguments_of(tmp_path, "gigpo", "tree", "flat", "flat_again", "longest", "tree_float32", per_gpu=2)
+    (tmp_path / "gigpo_3.jsonl").write_text(json.dumps({"step": 2, "data": {}}) + "\n")
     placed: dict[str, tuple[int, str | None]] = {}
     together, ended = threading.Barrier(4, timeout=20.0), threading.Event()
 
@@ -89,8 +90,9 @@ def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkey
     monkeypatch.setattr(swe_learning, "run_arm", run_arm)
     monkeypatch.setattr(swe_learning.time, "sleep", lambda seconds: None)
     assert not swe_learning.train(arguments, "model", {}), "an arm failed"
-    assert sorted(placed[name] for name in arguments.arms[:4]) == [(0, "4"), (1, "5"), (2, "4"), (3, "5")]
+    assert sorted(placed[name] for name in arguments.arms[1:5]) == [(0, "4"), (1, "5"), (2, "4"), (3, "5")]
     assert placed["tree_float32"] == placed["flat"]
+    assert "gigpo" not in placed, "it has all its steps"
 
 
 def test_rows_are_counted_as_they_are_written_and_compared_within_a_precision(tmp_path: Path) -> None:
