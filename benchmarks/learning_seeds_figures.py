@@ -116,12 +116,17 @@ def _cell(runs: dict[str, dict[int, pd.DataFrame]], arm: str, column: str, budge
     """An arm's reward at a budget with its interval, and the difference to the baseline on common seeds."""
     rewards = {seed: reward_at(run, column, budget) for seed, run in runs[arm].items()}
     values = np.array(list(rewards.values()))
-    text = f"{values.mean():.3f} ± {half_width(values):.3f}"
+    text = _mean_and_interval(values, ".3f")
     common = sorted(set(rewards) & set(runs.get(BASELINE, {})))
     if arm == BASELINE or not common:
         return text
     gap = np.array([rewards[seed] - reward_at(runs[BASELINE][seed], column, budget) for seed in common])
-    return f"{text} ({gap.mean():+.3f} ± {half_width(gap):.3f})"
+    return f"{text} ({_mean_and_interval(gap, '+.3f')})"
+
+
+def _mean_and_interval(values: np.ndarray, form: str) -> str:
+    """Of one seed the value alone."""
+    return f"{values.mean():{form}}" + (f" ± {half_width(values):.3f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -76,9 +76,15 @@ class RunsInTurn(TaskRunnerV1.__ray_actor_class__):
         trainer._init_dataloader()
         trainer._init_dump_executor()
         trainer.replay_buffer = trainer._build_replay_buffer()
-        trainer.actor_rollout_wg.init_model()
+        ray.get([worker.__ray_call__.remote(_load_start) for worker in trainer.actor_rollout_wg.workers])
         trainer._load_checkpoint()
         trainer.on_init_end()
+
+
+def _load_start(process: Any) -> None:
+    """Build weights, optimizer and schedule anew, in the trainer's process."""
+    for role in process.worker_dict.values():
+        role.actor.reset()
 
 
 def main() -> None:
