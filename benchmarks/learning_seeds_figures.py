@@ -22,6 +22,7 @@ AXES = {
     "step_s": "seconds",
 }
 """Columns -> labels. All but the step are summed over the steps so far."""
+ENDS = (slice(LAST), slice(-LAST, None))
 POINTS = 60
 """Places at which curves over sums are compared, since runs have no steps in common there."""
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -96,35 +97,31 @@ def draw(runs: dict[str, dict[int, pd.DataFrame]], path: Path) -> None:
 
 
 def print_table(runs: dict[str, dict[int, pd.DataFrame]]) -> None:
-    """Print rewards of every arm at equal steps, tokens and seconds, and differences to GRPO on all branches.
+    """Print the rewards of every arm beside those of GRPO on all branches, at equal steps, tokens and seconds.
 
-    An axis is compared where the run that spent least on it ends.
+    An axis is compared on common seeds, where the run that spends least on it ends.
     """
-    budgets = {
-        column: min(spent(run, column)[-1] for by_seed in runs.values() for run in by_seed.values()) for column in AXES
-    }
-    print(f"budgets: {', '.join(f'{column} {budget:,.0f}' for column, budget in budgets.items())}")
-    print(f"| arm | seeds | first five steps | {' | '.join(f'equal {column}' for column in AXES)} |")
-    print("|---" * (3 + len(AXES)) + "|")
+    print("| arm | seeds | at equal | all branches | arm | difference |")
+    print("|---|---|---|---|---|---|")
     for arm, by_seed in runs.items():
-        first = np.mean([run["reward"].iloc[:LAST].mean() for run in by_seed.values()])
-        cells = [_cell(runs, arm, column, budget) for column, budget in budgets.items()]
-        print(f"| {arm} | {len(by_seed)} | {first:.3f} | {' | '.join(cells)} |")
+        common = sorted(set(by_seed) & set(runs[BASELINE]))
+        if arm == BASELINE or not common:
+            continue
+        pairs = [(runs[BASELINE][seed], by_seed[seed]) for seed in common]
+        for column in AXES:
+            budget = min(spent(run, column)[-1] for pair in pairs for run in pair)
+            base, mine = (
+                np.array([reward_at(run, column, budget) for run in arms]) for arms in zip(*pairs, strict=True)
+            )
+            cells = [mean_and_interval(base, ".3f"), mean_and_interval(mine, ".3f")]
+            cells.append(mean_and_interval(mine - base, "+.3f"))
+            print(f"| {arm} | {len(common)} | {column}, {budget:,.0f} | {' | '.join(cells)} |")
+    for arm, by_seed in runs.items():
+        ends = (np.array([run["reward"].to_numpy()[part].mean() for run in by_seed.values()]) for part in ENDS)
+        print(f"{arm}: first and last five steps", *(mean_and_interval(rewards, ".3f") for rewards in ends))
 
 
-def _cell(runs: dict[str, dict[int, pd.DataFrame]], arm: str, column: str, budget: float) -> str:
-    """An arm's reward at a budget with its interval, and the difference to the baseline on common seeds."""
-    rewards = {seed: reward_at(run, column, budget) for seed, run in runs[arm].items()}
-    values = np.array(list(rewards.values()))
-    text = _mean_and_interval(values, ".3f")
-    common = sorted(set(rewards) & set(runs.get(BASELINE, {})))
-    if arm == BASELINE or not common:
-        return text
-    gap = np.array([rewards[seed] - reward_at(runs[BASELINE][seed], column, budget) for seed in common])
-    return f"{text} ({_mean_and_interval(gap, '+.3f')})"
-
-
-def _mean_and_interval(values: np.ndarray, form: str) -> str:
+def mean_and_interval(values: np.ndarray, form: str) -> str:
     """Of one seed the value alone."""
     return f"{values.mean():{form}}" + (f" ± {half_width(values):.3f}" if len(values) > 1 else "")
 
