@@ -74,8 +74,8 @@ def reward_at(run: pd.DataFrame, column: str, budget: float) -> float:
 
 def draw(runs: dict[str, dict[int, pd.DataFrame]], path: Path) -> None:
     """Write a PNG: mean and band of every arm, over each axis as far as all its seeds reach."""
-    figure, panels = plt.subplots(1, len(AXES), figsize=(4.6 * len(AXES), 4), sharey=True)
-    for panel, (column, label) in zip(panels, AXES.items(), strict=True):
+    figure, panels = plt.subplots(2, 2, figsize=(13, 10), sharey=True)
+    for panel, (column, label) in zip(panels.flat, AXES.items(), strict=True):
         scale = 1000.0 if column.endswith("tokens") else 1.0
         for arm, by_seed in runs.items():
             places = [spent(run, column) for run in by_seed.values()]
@@ -89,10 +89,11 @@ def draw(runs: dict[str, dict[int, pd.DataFrame]], path: Path) -> None:
             )
             colour, name = LOOKS[arm]
             middle, half = curves.mean(axis=0), half_width(curves)
-            panel.plot(grid / scale, middle, color=colour, label=f"{name} ({len(by_seed)} seeds)")
+            panel.plot(grid / scale, middle, color=colour, label=f"{name}, seeds: {len(by_seed)}")
             panel.fill_between(grid / scale, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
         panel.set(xlabel=label, ylim=(0, 1))
-    panels[0].set_ylabel("mean reward, mean of three steps")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("mean reward, mean of three steps")
     save_figure(figure, path)
 
 
