@@ -153,7 +153,7 @@ def gpus_of_arms(arguments: argparse.Namespace) -> list[list[int]]:
 
 
 def sessions_begun(stamps: Path, step: int) -> bool:
-    """Whether a session of the step has ended, so that the step before it is known whole."""
+    """Whether a session of the step has started, so that the step before it is known whole."""
     return any(f'"step": {step}, "started"' in path.read_text() for path in stamps.glob("*.jsonl"))
 
 

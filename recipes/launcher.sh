@@ -48,6 +48,18 @@ model_path() {
     realpath -q "$MODEL_PATH" || echo "$MODEL_PATH"
 }
 
+# Where torchrun's processes run: scripts/cluster/launch.sh sets NNODES, NODE_RANK and HEAD_NODE.
+torchrun_args() {
+    WHERE=(--standalone)
+    if ((NNODES > 1)); then
+        if [[ -z $MODEL_PATH || -z $TRAIN_FILE ]]; then
+            echo "run_qwen3_fsdp2.sh: on $NNODES nodes set MODEL_PATH and TRAIN_FILE to a disk that they share" >&2
+            exit 2
+        fi
+        WHERE=(--nnodes="$NNODES" --node-rank="$NODE_RANK" --master-addr="$HEAD_NODE" --master-port="${MASTER_PORT:-29400}")
+    fi
+}
+
 critic_args() {
     CRITIC=(
         critic.model.path="$(model_path)"

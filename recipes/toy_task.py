@@ -1,4 +1,4 @@
-"""A task that a random model can learn in minutes: answer in digits. Data for RL and SFT, and the reward.
+"""A task that a random model can learn in minutes: answer in digits. Data for RL, SFT and DPO, and the reward.
 
 Usage: python recipes/toy_task.py DIRECTORY [--prompts 256] [--conversations 64]
 """
@@ -45,8 +45,17 @@ def conversation_rows(index: int, generator: random.Random, turns: int = 4) -> l
     return rows
 
 
+def preference_rows(prompt: dict[str, Any], generator: random.Random, pairs: int = 4) -> list[dict[str, Any]]:
+    """Pairs of one prompt: an answer in digits is chosen, one in words rejected."""
+    number = int(prompt["reward_model"]["ground_truth"])
+    digits = "".join(str(number + step) for step in range(4))
+    words = [" ".join(generator.choices(["one", "two", "three", "and", "so", "on"], k=4)) for _ in range(pairs)]
+    answers = [[{"role": "assistant", "content": text}] for text in (digits, *words)]
+    return [{"prompt": prompt["prompt"], "chosen": answers[0], "rejected": other} for other in answers[1:]]
+
+
 def main() -> None:
-    """Write train.parquet, test.parquet and sft.parquet."""
+    """Write train.parquet, test.parquet, sft.parquet and dpo.parquet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--prompts", type=int, default=256)
@@ -59,6 +68,8 @@ def main() -> None:
     pd.DataFrame(prompts[:16]).to_parquet(arguments.directory / "test.parquet")
     rows = [row for index in range(arguments.conversations) for row in conversation_rows(index, generator)]
     pd.DataFrame(rows).to_parquet(arguments.directory / "sft.parquet")
+    pairs = [pair for prompt in prompts[:64] for pair in preference_rows(prompt, generator)]
+    pd.DataFrame(pairs).to_parquet(arguments.directory / "dpo.parquet")
 
 
 if __name__ == "__main__":

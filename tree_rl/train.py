@@ -1,8 +1,17 @@
-"""Reinforcement learning on trees: `python -m tree_rl.train <arguments of verl.trainer.main_ppo>`."""
+"""Reinforcement learning on trees: `python -m tree_rl.train <arguments of verl.trainer.main_ppo>`.
+
+`python -m tree_rl.train dpo <arguments>`, or the same by torchrun, trains on preference pairs.
+"""
 
 import sys
 
-from tree_rl.verl_plugin.launch.train import main
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # One of them alone: verl's SFT trainer changes the environment when it is imported.
+    if sys.argv[1:2] == ["dpo"]:
+        from tree_rl.verl_plugin.launch.dpo import main as train_on_pairs
+
+        train_on_pairs(sys.argv[2:])
+    else:
+        from tree_rl.verl_plugin.launch.train import main
+
+        main(sys.argv[1:])

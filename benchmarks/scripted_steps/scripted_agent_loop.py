@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +33,12 @@ def stamp(**figures: Any) -> None:
         file.write(json.dumps(figures) + "\n")
 
 
+@cache
+def known_script(**arguments: Any) -> Script:
+    """`script_with_overlap` once a process: it takes a second, and all sessions of a worker share one event loop."""
+    return script_with_overlap(**arguments)
+
+
 class ScriptedAgentLoop(AgentLoopBase):
     """Plays the session that prompt and sample name.
 
@@ -45,11 +51,7 @@ class ScriptedAgentLoop(AgentLoopBase):
 
     def __init__(self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, **rest: Any) -> None:
         super().__init__(**rest)
-        self._script_arguments, self._vocab, self._tool_seconds = dict(script), vocab, tool_seconds
-
-    @cached_property
-    def _script(self) -> Script:
-        return script_with_overlap(**self._script_arguments)
+        self._script, self._vocab, self._tool_seconds = known_script(**script), vocab, tool_seconds
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """One session.
@@ -58,7 +60,7 @@ class ScriptedAgentLoop(AgentLoopBase):
             ValueError: the server generated more or fewer tokens than the script says.
         """
         group, session = int(kwargs["extra_info"]["index"]), int(kwargs["session_id"])
-        started = time.time()
+        stamp(step=int(kwargs["global_steps"]), started=time.time())
         backend, name = VerlBackend(self.server_manager, end_token_ids=frozenset()), uuid4().hex
         calls: list[ModelCall] = []
         play = session_calls(self._script.groups[group][session], (group, session), self._vocab)
@@ -91,7 +93,7 @@ class ScriptedAgentLoop(AgentLoopBase):
         reward = (7 * group + 3 * session) % 5 / 4
         outputs = rows_to_outputs(tuple(calls), reward=reward, figures={}, metrics=AgentLoopMetrics())
         generated = sum(len(call.response_ids) for call in calls)
-        stamp(step=int(kwargs["global_steps"]), started=started, ended=time.time(), generated=generated)
+        stamp(step=int(kwargs["global_steps"]), ended=time.time(), generated=generated)
         return outputs
 
 

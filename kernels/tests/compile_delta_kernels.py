@@ -66,7 +66,7 @@ def shared_memory_of(kernel: Any, launch: Launch, dtype: torch.dtype, capability
 
 def main(capability: int, dtype: torch.dtype, size: int = 128) -> None:
     launches = launches_for(dtype, size, size, SHARED_MEMORY[capability])
-    constants = {"HEADS": 32, "GROUP": 2, "K": size, "V": size, "C": TILE_TOKENS, "SIDES": True}
+    constants = {"HEADS": 32, "GROUP": 2, "K": size, "V": size, "C": TILE_TOKENS, "SIDES": True, "CORRECTS": True}
     constants["R"] = launches.inverse_block_rows
     shared = {
         name: shared_memory_of(kernel, launch, dtype, capability, constants)

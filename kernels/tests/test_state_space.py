@@ -8,6 +8,7 @@ from delta_rows import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrence_rows import Leaves, check_recurrence, relative_error
+from state_space_leaves import NAMES, leaves_of
 from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_state_space
@@ -15,28 +16,6 @@ from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 IMPLEMENTATIONS = ("reference", "chunked")
-NAMES = ("x", "b", "c", "g", "dt", "state")
-
-
-def leaves_of(
-    size: int,
-    *,
-    groups: int = 2,
-    heads: int = 4,
-    state: int = 8,
-    head_size: int = 6,
-    decay: tuple[float, float] = (0.001, 2.0),
-    seed: int = 0,
-) -> dict[str, torch.Tensor]:
-    """float64 leaves; -g is drawn log-uniformly between the two decays."""
-    draw = torch.Generator().manual_seed(1000 * size + seed)
-    shapes = ((size, heads, head_size), (size, groups, state), (size, groups, state), (size, heads), (size, heads))
-    values = [torch.randn(shape, dtype=torch.float64, generator=draw) for shape in shapes]
-    low, high = decay
-    values[3] = -low * (high / low) ** torch.rand(shapes[3], dtype=torch.float64, generator=draw)
-    values[4] = torch.rand(shapes[4], dtype=torch.float64, generator=draw)
-    values.append(torch.randn(heads, state, head_size, dtype=torch.float64, generator=draw))
-    return dict(zip(NAMES, values, strict=True))
 
 
 def rows_alone(leaves: dict[str, torch.Tensor], paths: list[list[int]]) -> tuple[list[torch.Tensor], dict[int, Any]]:
@@ -149,7 +128,7 @@ def test_no_tokens_is_no_output_with_a_graph() -> None:
         ({"x_NHP": torch.randn(4, 4, 6).half()}, "one floating point dtype"),
         ({"initial_state": torch.zeros(4, 8, 5)}, r"initial_state \(4, 8, 6\)"),
         ({"return_states_at": (4,)}, r"tokens in \[0, 4\), received 4"),
-        ({"impl": "triton"}, "expected one of"),
+        ({"impl": "flex"}, "expected one of"),
     ],
 )
 def test_misfits_are_named(changes: dict[str, Any], complaint: str) -> None:

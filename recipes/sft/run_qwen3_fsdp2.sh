@@ -14,14 +14,7 @@ OUTPUT=${OUTPUT:-outputs/sft}
 
 # shellcheck source=recipes/launcher.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../launcher.sh"
-WHERE=(--standalone)
-if ((NNODES > 1)); then # scripts/cluster/launch.sh sets NNODES, NODE_RANK and HEAD_NODE
-    if [[ -z $MODEL_PATH || -z $TRAIN_FILE ]]; then
-        echo "run_qwen3_fsdp2.sh: on $NNODES nodes set MODEL_PATH and TRAIN_FILE to a disk that they share" >&2
-        exit 2
-    fi
-    WHERE=(--nnodes="$NNODES" --node-rank="$NODE_RANK" --master-addr="$HEAD_NODE" --master-port="${MASTER_PORT:-29400}")
-fi
+torchrun_args
 need_model tiny_model.py
 need_toy_data sft.parquet
 trainer_args sft checkpoint

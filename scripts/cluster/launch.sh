@@ -21,7 +21,7 @@ export RAY_RUNTIME_ENV_HOOK=tree_rl.verl_plugin.launch.carried_environment.carry
 "$PYTHON" -c 'from tree_rl.cli import main; main()' doctor --cluster --nodes "$NNODES" --wait-seconds "$WAIT_SECONDS"
 
 case "${cluster_command[*]}" in
-*recipes/sft/* | *tree_rl.sft* | *verl.trainer.sft_trainer*)
+*recipes/sft/* | *recipes/dpo/* | *tree_rl.sft* | *"tree_rl.train dpo"* | *verl.trainer.sft_trainer*)
     # torch.distributed.run wants a process on every node.
     cluster_command=("$PYTHON" -m tree_rl.verl_plugin.launch.on_every_node "$NNODES" -- "${cluster_command[@]}")
     ;;

@@ -108,14 +108,17 @@ def test_packed_rows_are_compared_where_verl_is_absent() -> None:
     assert done.returncode == 0 and "speed-up" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("model, layers", (("tiny-qwen3.5", "4"), ("tiny-a3b", "1"), ("tiny-v2-lite", "2")))
+@pytest.mark.parametrize(
+    "model, layers",
+    (("tiny-qwen3.5", "4"), ("tiny-a3b", "1"), ("tiny-v2-lite", "2"), ("tiny-nemotron-h", "3")),
+)
 def test_hybrid_and_sparse_models_are_updated(tmp_path: Path, model: str, layers: str) -> None:
     sizes = ["--row-tokens", "64", "--por", "0.6", "--repeats", "1", "--out", str(tmp_path)]
     bench("--model", model, "--layers", layers, *sizes)
     (row,) = rows_of(tmp_path / f"update_{model}_agents.csv")
     assert float(row["tree_gradient_error"]) < 1e-5
     assert row["layers"] == layers and row["model"].endswith(model)
-    ran = ("chunked", "tree kernels, rows apart") if "3.5" in model else ("", "")
+    ran = ("chunked", "tree kernels, rows apart") if model in ("tiny-qwen3.5", "tiny-nemotron-h") else ("", "")
     assert (row["tree_linear_attention"], row["packed_linear_attention"]) == ran
 
 
@@ -127,6 +130,7 @@ def test_hybrid_and_sparse_models_are_updated(tmp_path: Path, model: str, layers
         ("8b", 8.2),
         ("deepseek-v2-lite", 15.7),
         ("glm-4.7-flash", 29.9),
+        ("nemotron-h-8b", 8.1),
     ),
 )
 def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
@@ -136,8 +140,9 @@ def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
     assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == billions
     read = ModelShape.from_config(model.config.to_dict())
     assert read == size.shape
-    fewer = size.with_layers(4)
-    assert fewer.shape.cost.per_pair == pytest.approx(size.shape.cost.per_pair * 4 / size.shape.layers)
+    fewer = size.with_layers(size.shape.layers // 2)
+    share = (size.shape.layers // 2) / size.shape.layers
+    assert fewer.shape.cost.per_pair == pytest.approx(size.shape.cost.per_pair * share)
     assert ModelShape.from_config(CONFIGS[size.family](**fewer.config()).to_dict()) == fewer.shape
 
 

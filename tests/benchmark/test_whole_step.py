@@ -55,7 +55,8 @@ def write_run(folder: Path) -> None:
     lines, metrics, looks = [], [], []
     for step in (1, 2, 3):
         begin = 10.0 * step
-        lines += [{"step": step, "started": begin + late, "ended": begin + 3, "generated": 20} for late in (0, 1)]
+        lines += [{"step": step, "started": begin + late} for late in (0, 1)]
+        lines += [{"step": step, "ended": begin + 3, "generated": 20} for _ in range(2)]
         lines.append({"step": step, "asked": begin + 0.5, "taken": begin + 4, "rows": 5, "flat_tokens": 70})
         timers = {"gen": 3.75, "old_log_prob": 1.0, "update_actor": 2.0, "update_weights": 0.5}
         metrics.append({"step": step, "data": {f"timing_s/{name}": value for name, value in timers.items()}})

@@ -42,7 +42,7 @@ def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        *(("8b", 8.19), ("32b", 32.76), ("qwen3-30b-a3b", 30.53)),
+        *(("8b", 8.19), ("32b", 32.76), ("qwen3-30b-a3b", 30.53), ("nemotron-h-8b", 8.10)),
         *(("deepseek-v2-lite", 15.71), ("glm-4.7-flash", 29.94)),
     ],
 )

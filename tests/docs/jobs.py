@@ -13,6 +13,7 @@ from shell_blocks import ROOT, Command
 
 from tree_rl.rollout.agents import harnesses
 from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.dpo import PROGRAM as DPO
 from tree_rl.verl_plugin.launch.train import PROGRAM, checked
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import TABLE
@@ -71,7 +72,9 @@ def programs() -> Sequence[str]:
 def check_recipe(command: Command, folder: Path) -> None:
     """Raises a ValueError or Hydra's error for an override that the recipe's config does not take."""
     for arguments in jobs_of(command, folder):
-        if "tree_rl.sft" in arguments:
+        if "dpo" in arguments:
+            read_job(arguments[arguments.index("dpo") + 1 :], DPO)
+        elif "tree_rl.sft" in arguments:
             overrides = arguments[arguments.index("--config-name") + 2 :]
             compose_recipe("sft", "tree_sft", overrides)
         else:

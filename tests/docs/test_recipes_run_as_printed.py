@@ -11,9 +11,9 @@ from shell_blocks import ROOT, Command
 COMMANDS = [command for command in treated(RECIPE) if not command.variables and len(command.words) == 2]
 
 
-def test_three_recipes_are_printed() -> None:
+def test_four_recipes_are_printed() -> None:
     assert {command.document for command in COMMANDS} >= {
-        f"recipes/{name}/README.md" for name in ("grpo", "ppo", "sft")
+        f"recipes/{name}/README.md" for name in ("grpo", "ppo", "sft", "dpo")
     }
 
 

@@ -28,7 +28,7 @@ Result = tuple[torch.Tensor, Gradients]
 
 def gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
     weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
-    parameters = dict(model.named_parameters())
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss = (log_probs_F * weight_F.to(log_probs_F.dtype)).sum()
     return log_probs_F.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
 

@@ -1,10 +1,19 @@
-"""Tiny models whose recurrent layers are short convolutions (LFM2) or Mamba 2 (Bamba, Granite 4)."""
+"""Tiny models whose recurrent layers are short convolutions (LFM2) or Mamba 2 (all others)."""
 
 from typing import Any
 
 from tiny_sizes import MAMBA as ONE_GROUP
 from tiny_sizes import sizes
-from transformers import BambaConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, PretrainedConfig
+from transformers import (
+    BambaConfig,
+    FalconH1Config,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    NemotronHConfig,
+    PretrainedConfig,
+    Zamba2Config,
+)
 
 SIZES: dict[str, Any] = sizes(max_position_embeddings=512, initializer_range=0.1, num_hidden_layers=None, head_dim=None)
 MAMBA = ONE_GROUP | {"mamba_n_groups": 2, "mamba_d_conv": 4}
@@ -13,6 +22,25 @@ CONV = {
     "conv_L_cache": 3,
     "layer_types": ["conv", "full_attention", "conv", "conv"],
     "block_auto_adjust_ff_dim": False,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.7, 1.3],
+    "key_multiplier": 0.8,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+}
+NEMOTRON_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "moe_shared_expert_intermediate_size": 24,
+    "moe_latent_size": 20,
+    "routed_scaling_factor": 1.5,
 }
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**SIZES, **CONV),
@@ -29,5 +57,34 @@ RECURRENT: dict[str, PretrainedConfig] = {
         num_experts_per_tok=2,
         shared_intermediate_size=24,
         position_embedding_type="rope",
+    ),
+    "nemotron_h": NemotronHConfig(
+        **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"},
+        **NEMOTRON_EXPERTS,
+        head_dim=8,
+        layers_block_type=["mamba", "moe", "attention", "mlp", "mamba", "moe"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=256,
+    ),
+    "falcon_h1": FalconH1Config(
+        **SIZES, **MAMBA, **MULTIPLIERS, num_hidden_layers=2, mamba_d_ssm=64, mamba_rms_norm=True
+    ),
+    "falcon_h1_gate_only": FalconH1Config(**SIZES, **MAMBA, **MULTIPLIERS, num_hidden_layers=2, mamba_d_ssm=64),
+    "zamba2": Zamba2Config(
+        **SIZES | {"num_key_value_heads": 4},
+        num_hidden_layers=5,
+        layers_block_type=["hybrid", "mamba", "mamba", "hybrid", "hybrid"],
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        adapter_rank=4,
+        use_mem_rope=True,
+        n_mamba_heads=4,
+        mamba_d_state=8,
+        mamba_ngroups=2,
+        chunk_size=256,
+        time_step_min=0.05,
     ),
 }

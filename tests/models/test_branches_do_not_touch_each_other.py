@@ -26,13 +26,16 @@ MODELS: dict[str, tuple[PretrainedConfig, str]] = {
     "qwen3_5": (HYBRIDS["qwen3_5"], "sdpa"),
     "lfm2": (RECURRENT["lfm2"], "sdpa"),
     "bamba": (RECURRENT["bamba"], "sdpa"),
+    "falcon_h1": (RECURRENT["falcon_h1"], "sdpa"),
+    "zamba2": (RECURRENT["zamba2"], "sdpa"),
+    "nemotron_h_moe": (RECURRENT["nemotron_h"], "sdpa"),
     "qwen3_moe": (FAMILIES["qwen3_moe"], "sdpa"),
     "gpt_oss": (FAMILIES["gpt_oss"], "eager"),
     "qwen3_next_moe": (HYBRIDS["qwen3_next"], "sdpa"),
 }
 
 
-EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next_moe")
+EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next_moe", "nemotron_h_moe")
 
 
 def rows(seed: int) -> list[np.ndarray]:

@@ -226,7 +226,7 @@ def with_another_head(model: Any) -> Any:
     [
         (lambda model: with_forward(model, lambda logits: logits - 1), "by more than a factor or a soft cap"),
         (lambda model: with_forward(model, lambda logits: 3 * torch.tanh(logits / 3)), "by more than a factor"),
-        (lambda model: with_forward(model, lambda logits: logits.float()), "converts the head's output"),
+        (lambda model: with_forward(model, lambda logits: logits.half()), "converts the head's output"),
         (lambda model: with_forward(model, lambda logits: logits[..., :-1]), "changes the shape"),
         (lambda model: with_forward(model, lambda logits: logits.no_such_thing), "could not be probed"),
         (ignoring_logits_to_keep, "where one token was asked for"),
@@ -240,6 +240,14 @@ def test_a_model_that_is_not_understood_keeps_its_logits(change: Any, reason: st
     assert answer is not None and reason in answer
     assert not any(isinstance(module, EdgeHead) for module in model.modules())
     assert "forward" not in vars(model.base_model) and "forward" not in vars(model.get_output_embeddings())
+
+
+def test_a_model_that_casts_its_logits_gets_values() -> None:
+    model = build(FAMILIES["llama"])
+    use_tree_attention(model)
+    expected = evaluate(model)
+    assert use_edge_head(with_forward(model, lambda logits: logits.float())) is None
+    assert_same(evaluate(model), expected)
 
 
 def test_lora_on_the_head_trains_through_its_logits() -> None:

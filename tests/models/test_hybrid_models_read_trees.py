@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
-from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, stock_rows_in_float64, tree
+from peft import LoraConfig, get_peft_model
+from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, gradients, stock_rows_in_float64, tree
 from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
@@ -28,7 +30,9 @@ def test_forest_in_float64_equals_rows_alone(family: str) -> None:
     assert_same(got, stock_rows_in_float64(family, 65), 1e-10)
 
 
-@pytest.mark.parametrize("family", ("qwen3_5_moe", "lfm2_moe", "granite_4"))
+@pytest.mark.parametrize(
+    "family", ("qwen3_5_moe", "lfm2_moe", "granite_4", "nemotron_h", "falcon_h1", "falcon_h1_gate_only", "zamba2")
+)
 def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> None:
     got = tree(family, 65, torch.float32, checkpointing=True)
     assert_same(got, stock_rows_in_float64(family, 65), FLOAT32_TOLERANCE)
@@ -39,14 +43,34 @@ def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> 
     (
         *(("qwen3_next", prefix) for prefix in (1, 3, 64)),
         *(pytest.param("qwen3_5", prefix, marks=pytest.mark.slow) for prefix in PREFIXES),
-        *((family, prefix) for family in ("lfm2", "bamba") for prefix in (1, 3)),
+        *((family, prefix) for family in ("lfm2", "bamba", "nemotron_h", "falcon_h1", "zamba2") for prefix in (1, 3)),
     ),
 )
 def test_every_prefix_length(family: str, prefix: int) -> None:
     assert_same(tree(family, prefix, torch.float32), stock_rows_in_float64(family, prefix), FLOAT32_TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ("qwen3_next", "lfm2", "bamba"))
+@pytest.mark.parametrize("family", ("bamba", "nemotron_h", "falcon_h1", "zamba2"))
+def test_adapters_in_float64_equal_rows_alone(family: str) -> None:
+    rows = rows_with_prefix(20)
+
+    def adapted(model: Any) -> Any:
+        torch.manual_seed(1)
+        # PEFT refuses out_proj in Mamba layers.
+        targets = ["in_proj", "q_proj", "v_proj", "up_proj", "gate_up_proj", "down_proj"]
+        return get_peft_model(model, LoraConfig(target_modules=targets, init_lora_weights=False)).double()
+
+    with float64_throughout():
+        stock, on_trees = (build(CONFIGS[family], torch.float64) for _ in range(2))
+        use_tree_attention(on_trees)
+        stock, on_trees = adapted(stock), adapted(on_trees)
+        expected = gradients(stock, branch_log_probs(stock, rows))
+        got = gradients(on_trees, forest_log_probs(on_trees, Forest.from_rows(rows)))
+    assert any(float(gradient.norm()) for name, gradient in expected[1].items() if "in_proj.lora_A" in name)
+    assert_same(got, expected, 1e-10)
+
+
+@pytest.mark.parametrize("family", ("qwen3_next", "lfm2", "bamba", "nemotron_h", "falcon_h1", "zamba2"))
 def test_flat_calls_run_transformers_own_code(family: str) -> None:
     model = build(CONFIGS[family], torch.float32)
     ids = torch.from_numpy(rows_with_prefix(20)[1])[None]

@@ -28,6 +28,7 @@ TWO_LAYERS = Qwen3NextConfig(
     (
         *(("qwen3_next", capacity) for capacity in (3, 5, 17, 10_000)),
         *(("lfm2", 3), ("lfm2", 17), ("granite_4", 3), ("granite_4", 17)),
+        *((family, capacity) for family in ("nemotron_h", "falcon_h1", "zamba2") for capacity in (3, 16)),
     ),
 )
 def test_every_budget_in_float64(family: str, capacity: int) -> None:
@@ -41,11 +42,13 @@ def test_every_budget_in_float64(family: str, capacity: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40)))
+@pytest.mark.parametrize(
+    ("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40), ("nemotron_h", 3), ("falcon_h1", 16), ("zamba2", 16))
+)
 def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
     rows = rows_with_prefix(30)
     with float64_throughout():
-        model = build(HYBRIDS[family], torch.float64)
+        model = build(CONFIGS[family], torch.float64)
         expected = row_gradients(model, rows)
         use_tree_attention(model)
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -43,6 +43,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("bamba", {"attn_layer_indices": [1]}),
     "one_group": ("bamba", {"attn_layer_indices": [1], "mamba_n_groups": 1}),
     "granite_4": ("granite_4", {"layer_types": ["mamba", "attention"], "mamba_n_groups": 4}),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "mlp"]}),
+    "falcon_h1": ("falcon_h1", {"mamba_n_groups": 1}),
+    "zamba2": ("zamba2", {"layers_block_type": ["hybrid", "mamba"]}),
 }
 KINDS = ("qwen3_5", "lfm2", "bamba")
 FORESTS = ("one_token", "two_tokens", "no_common_root", "identical_and_strict_prefix", "long_trunk")
@@ -137,6 +140,8 @@ def test_scattered_models_are_those_of_one_rank(tmp_path: Path) -> None:
         ),
         ("lfm2", 3, r"=3 does not divide num_attention_heads=4, hidden_size=32 of lfm2; set .* to 1 or 2 or 4$"),
         ("bamba", 8, r"=8 does not divide num_attention_heads=4, mamba_n_heads=4 of bamba"),
+        ("nemotron_h", 8, r"=8 does not divide num_attention_heads=4, mamba_num_heads=4 of nemotron_h"),
+        ("zamba2", 8, r"=8 does not divide num_attention_heads=4, n_mamba_heads=4 of zamba2"),
     ),
 )
 def test_sizes_that_heads_do_not_allow_are_refused(family: str, size: int, message: str) -> None:

@@ -369,3 +369,11 @@ def test_a_job_that_forces_json_on_the_embedded_engine_is_refused_before_it_star
     HFRolloutOptions.from_rollout(config("instruct"))
     with pytest.raises(ValueError, match=r"gateway\.json_output=enforce: rollout\.name=hf cannot force JSON; choose"):
         HFRolloutOptions.from_rollout(config("enforce"))
+
+
+def test_a_sample_with_an_image_is_refused_instead_of_losing_it(model_path: Path) -> None:
+    content = [{"type": "image", "image": "screen.png"}, {"type": "text", "text": "the forest"}]
+    sample = {**SAMPLE, "raw_prompt": [{"role": "user", "content": content}]}
+    loop = build_loop(model_path, {"agent": AGENT, "failed_reward": 0.0})
+    with pytest.raises(ValueError, match="the sample has image content, and the gateway hands text to the model"):
+        asyncio.run(loop.run(dict(SAMPLING), **sample))

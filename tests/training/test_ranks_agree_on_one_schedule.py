@@ -4,30 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tree_rl.training.ranks.lock_step import merge_ops
+from tree_rl.training.ranks.lock_step import FORWARD_OF, merge_ops
 
 
 @st.composite
 def legal_ops(draw: st.DrawFn) -> str:
-    """Partitions depth first: every backward after its forward."""
+    """Partitions depth first, every backward after its forward; then perhaps a forest with images."""
     ops, balance = "", 0
     for _ in range(draw(st.integers(0, 12))):
         forward = balance == 0 or draw(st.booleans())
         ops += "F" if forward else "B"
         balance += 1 if forward else -1
-    return ops + "B" * balance
+    return ops + "B" * balance + draw(st.sampled_from(("", "VFBW", "VFFBBWVFBW")))
 
 
 def follow(merged: str, ops: str) -> int:
     """Run one rank along the merged sequence; returns its number of dummies."""
-    at, dummy_graphs, dummies = 0, 0, 0
+    at, dummies = 0, 0
+    dummy_graphs = {"F": 0, "V": 0}
     for op in merged:
         if at < len(ops) and ops[at] == op:
             at += 1
             continue
         dummies += 1
-        dummy_graphs += 1 if op == "F" else -1
-        assert dummy_graphs >= 0, "a dummy backward without a dummy forward"
+        dummy_graphs[FORWARD_OF.get(op, op)] += -1 if op in FORWARD_OF else 1
+        assert min(dummy_graphs.values()) >= 0, "a dummy backward without a dummy forward"
     assert at == len(ops), "a rank's own op was left out"
     return dummies
 
@@ -61,7 +62,11 @@ def test_inference_needs_forwards_alone() -> None:
     assert merge_ops(["FFF", "F"]) == "FFF"
 
 
-@pytest.mark.parametrize("ops", ("BF", "FBB", "FX"))
+def test_a_tower_waits_for_no_other_forest() -> None:
+    assert merge_ops(["VFBWVFBW", "FBFB"]) == "VFBWVFBW"
+
+
+@pytest.mark.parametrize("ops", ("BF", "FBB", "FX", "FWBV"))
 def test_illegal_ops_name_the_rank(ops: str) -> None:
     with pytest.raises(ValueError, match="rank 1"):
         merge_ops(["FB", ops])

@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from toy_qwen import build_tokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from verl.trainer.ppo.v1 import agent_loop_tq
 
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.transcript import ModelCall
+from tree_rl.verl_plugin.agent_loops import prompt_forests
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import TreeToolAgentLoop, as_gateway_agent
@@ -164,3 +169,23 @@ def test_dumped_rows_are_read_by_inspect(tmp_path: Path) -> None:
     read = read_row_file(path)
     assert [row.token_ids.tolist() for row in read] == [[1, 2, 3, 4], [1, 2, 3, 5]]
     assert {row.group for row in read} == {"u"} and rows[0].key == "u_4_0"
+
+
+def test_a_teacher_reads_every_row_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored: dict[str, Any] = {}
+
+    async def put(keys: list[str], fields: Any, **_: Any) -> None:
+        stored.update({key: fields["teacher_ids"].unbind()[place].tolist() for place, key in enumerate(keys)})
+
+    async def read(sequence_ids: list[int], **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(sequence_ids)[:, None], torch.zeros(len(sequence_ids), 1)
+
+    monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_batch_put=put))
+    worker = object.__new__(prompt_forests.TreeAgentLoopWorker)
+    worker.distillation_enabled, worker.teacher_key, worker.processor = True, "data_source", None
+    worker.teacher_server_manager = SimpleNamespace(compute_teacher_logprobs_single=read)
+    worker.reward_loop_worker_handles, worker.hf_model_type = None, None
+    worker._finished, worker._generated = defaultdict(list), Counter()
+    outputs = outputs_of(call((1,), (2, 3)), call((1, 9), (4,)))
+    asyncio.run(worker._agent_loop_postprocess(outputs, False, uid="u", session_id=0, global_steps=1))
+    assert stored == {"u_0_0": [[1], [2], [3]], "u_0_1": [[1], [9], [4]]}

@@ -125,6 +125,7 @@ OVERRIDDEN: dict[type, str] = {
     prompt_forests.TreeAgentLoopWorker: """
         AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
         AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
+        AgentLoopWorkerTQ._compute_multi_modal_inputs(output, input_ids)
     """,
     tree_router.TreeRouter: """
         GlobalRequestLoadBalancer.acquire_server(request_id)

@@ -12,7 +12,7 @@ from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import ALONE, assert_equal_runs, critic_loss, everywhere, run
 from hostile_rows import SHAPES
 from latent_models import latent_configs
-from tiny_families import save_hybrid
+from tiny_families import RECURRENT, save_hybrid, wrapped_apart
 from tiny_sizes import DELTA_NET, MAMBA, sizes
 from transformers import (
     AutoConfig,
@@ -53,6 +53,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**SIZES, **HEADS, **EXPERTS, n_routed_experts=4, first_k_dense_replace=1),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     **latent_configs(vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.1),
+    **{family: RECURRENT[family] for family in ("nemotron_h", "falcon_h1", "zamba2")},
 }
 
 
@@ -67,7 +68,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def critic(path: Path, tree: TreeConfig | None) -> Any:
-    return build_engine(path, tree=tree, value=True)
+    return build_engine(path, tree=tree, value=True, engine=wrapped_apart(path))
 
 
 def assert_trains(path: Path, shapes: tuple[str, ...]) -> Any:

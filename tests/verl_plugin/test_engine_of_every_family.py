@@ -11,14 +11,14 @@ from engine_harness import build_engine, save_model
 from equivalence import alone, assert_trains_as
 from hostile_rows import SHAPES
 from rank_engines import assert_two_ranks_step_as_one
-from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid
+from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
 
 from tree_rl.verl_plugin.options import TreeConfig
 
 
 def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa") -> None:
     """Whole, and cut to a few tokens with recomputed layers, as stock verl on rows alone."""
-    stock = build_engine(path, tree=None, attention=attention)
+    stock = build_engine(path, tree=None, attention=attention, engine=wrapped_apart(path))
     checkpointing = {"enable_gradient_checkpointing": True}
     trees = [
         build_engine(path, tree=TreeConfig(mode="auto", max_tokens=1000), attention=attention),
@@ -31,7 +31,14 @@ def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa") 
 
 
 @pytest.mark.parametrize(
-    "family", ("qwen3_next", "granite_4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_5", "lfm2")))
+    "family",
+    (
+        "qwen3_next",
+        "granite_4",
+        "nemotron_h",
+        "zamba2",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_5", "lfm2", "falcon_h1")),
+    ),
 )
 def test_recurrent_layers(tmp_path: Path, family: str) -> None:
     path = save_hybrid(tmp_path, (GATED_DELTA_NET | RECURRENT)[family])

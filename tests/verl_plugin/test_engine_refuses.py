@@ -104,9 +104,10 @@ def test_a_number_that_is_not_finite(engine: Any, column: str) -> None:
     refused(engine, data, rf"row 1 \(uid b\): {column} holds nan")
 
 
-@pytest.mark.parametrize("flag", ("distillation_use_topk", "enable_routing_replay"))
-def test_batches_that_ask_for_unsupported_features(engine: Any, flag: str) -> None:
-    refused(engine, ppo_batch(good_rows(), **{flag: True}), flag, UnsupportedFeatureError)
+def test_a_batch_that_asks_for_routes(engine: Any) -> None:
+    refused(
+        engine, ppo_batch(good_rows(), enable_routing_replay=True), "enable_routing_replay", UnsupportedFeatureError
+    )
 
 
 def test_multimodal_rows(engine: Any) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images, why_no_images
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
@@ -70,3 +70,29 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
         refuse_rows_with_images(data, ("train_files", "val_files"))
     pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
     refuse_rows_with_images(data, ("train_files", "val_files"))
+
+
+@pytest.mark.parametrize(
+    ("family", "rollout", "loop", "why"),
+    (
+        ("qwen3_vl", "vllm", "tool_agent", None),
+        ("gemma3", "vllm", "tool_agent", "trees run rows of text"),
+        ("qwen3_vl", "hf", "tool_agent", "rollout.name=hf generates from text"),
+        ("qwen3_vl", "vllm", "tree_gateway_agent", "tree_gateway_agent hands text to the model"),
+    ),
+)
+def test_files_with_images_pass_where_all_parts_read_them(
+    tmp_path: Path, family: str, rollout: str, loop: str, why: str | None
+) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b"], "images": [[], ["x.png"]], "videos": [None, None]}), file)
+    model = node(saved(tmp_path / family, family))
+    options = {"name": rollout, "agent": {"default_agent_loop": loop}}
+    found = why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}}))
+    assert found == why
+    data = OmegaConf.create({"train_files": str(file)})
+    if why is None:
+        refuse_rows_with_images(data, ["train_files"], why=None)
+        pq.write_table(pa.table({"prompt": ["a"], "videos": [["x.mp4"]]}), file)
+    with pytest.raises(ValueError, match=r"has videos; trees run" if why is None else f"row 1 has images; {why}: drop"):
+        refuse_rows_with_images(data, ["train_files"], why=found)

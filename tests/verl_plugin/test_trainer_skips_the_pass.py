@@ -18,6 +18,7 @@ from verl.utils import tensordict_utils as tu
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+from tree_rl.verl_plugin.trainer.queue_rows import ENGINE_OBJECTS
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker
 
@@ -98,7 +99,7 @@ class Recorder:
 
 
 def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
-    monkeypatch: pytest.MonkeyPatch,
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"separate_async\.parameter_sync_step=2"):
         choice(True, mode="tree_separate_async")
@@ -116,7 +117,7 @@ def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
     asked: list[str] = []
     base = "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_old_log_prob"
     monkeypatch.setattr(base, lambda *_, **__: asked.append("pass"))
-    trainer._compute_old_log_prob(SimpleNamespace(extra_info={}), metrics)
+    trainer._compute_old_log_prob(put_rows(queue, [[1]]), metrics)
     assert asked == ["pass"] and ("restore_model_from_cpu", 0) in trainer.actor_rollout_wg.calls
     assert metrics["tree/reused_log_probs"] == 0
 
@@ -140,6 +141,8 @@ class OneWorker:
 
     def _rows(self, batch: Any) -> Any:
         data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
+        objects = {name for name, column in data.items() if not isinstance(column, torch.Tensor)}
+        assert objects <= set(ENGINE_OBJECTS), "each takes time for every row"
         tu.assign_non_tensor(data, **batch.extra_info)
         return data
 

@@ -46,7 +46,7 @@ def test_one_line_names_the_key(
 def test_short_forms_are_written_out(good: list[str]) -> None:
     config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
-    assert banner(config).endswith("SFT on fsdp2; mode tree; attention auto")
+    assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
 
 
 def test_the_program_ends_so(good: list[str], tmp_path: Path) -> None:

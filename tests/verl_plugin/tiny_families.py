@@ -9,15 +9,19 @@ from engine_harness import VOCAB, Row
 from latent_models import latent_configs
 from tiny_sizes import DELTA_NET, MAMBA, ROPE, sizes
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    FalconH1Config,
     GptOssConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
     MixtralConfig,
+    NemotronHConfig,
     PretrainedConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Zamba2Config,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
@@ -100,7 +104,44 @@ RECURRENT: dict[str, PretrainedConfig] = {
         shared_intermediate_size=24,
         **MAMBA,
     ),
+    "nemotron_h": NemotronHConfig(
+        **{key: value for key, value in NO_GATED_DELTA_NET.items() if key != "num_hidden_layers"},
+        head_dim=8,
+        layers_block_type=["mamba", "moe", "attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=2,
+        n_routed_experts=4,
+        moe_intermediate_size=16,
+        moe_shared_expert_intermediate_size=24,
+    ),
+    "falcon_h1": FalconH1Config(
+        **NO_GATED_DELTA_NET,
+        **MAMBA,
+        mamba_d_ssm=64,
+        mamba_rms_norm=True,
+        key_multiplier=0.8,
+        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
+    ),
+    "zamba2": Zamba2Config(
+        **NO_GATED_DELTA_NET | {"num_key_value_heads": 4},
+        layers_block_type=["hybrid", "mamba", "mamba", "hybrid"],
+        use_shared_attention_adapter=True,
+        adapter_rank=4,
+        use_mem_rope=True,
+        n_mamba_heads=4,
+        mamba_d_state=8,
+    ),
 }
+
+
+def wrapped_apart(path: Path) -> dict[str, Any] | None:
+    """Engine options with which stock verl runs a model: it would shard the blocks that layers of Zamba 2 share once
+    for each layer, which FSDP2 refuses."""
+    if AutoConfig.from_pretrained(path).model_type != "zamba2":
+        return None
+    return {"wrap_policy": {"transformer_layer_cls_to_wrap": ["Zamba2MambaDecoderLayer"]}}
 
 
 def save_hybrid(path: Path, config: PretrainedConfig) -> Path:

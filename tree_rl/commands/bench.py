@@ -23,7 +23,7 @@ def bench_update(
         str,
         typer.Option(
             help="Random weights of these sizes: tiny, 0.6b, 8b, 32b, qwen3-30b-a3b, qwen3.5-4b, deepseek-v2-lite, "
-            "glm-4.7-flash."
+            "glm-4.7-flash, nemotron-h-8b."
         ),
     ] = "0.6b",
     layers: Annotated[

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tree_rl.cost.hybrid_layers import WITH_ATTENTION, attention_head_size, hybrid_kinds, hybrid_parameters
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.tree.report.overlap import Overlap
@@ -101,6 +102,9 @@ class ModelShape:
     """Head size of values; None: that of keys."""
     latent: LatentRanks | None = None
     """Multi-head latent attention; None: every head has projections of its own."""
+    layer_parameters: int | None = None
+    """Parameters of all layers that one token multiplies with, where layers have unequal parts; None: every layer has
+    attention's projections and a gated MLP."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -117,6 +121,11 @@ class ModelShape:
         Raises:
             ValueError: names the sizes that are missing.
         """
+        kinds = hybrid_kinds(config)
+        if kinds is not None:
+            config = {**config, "num_hidden_layers": len(kinds), "head_dim": attention_head_size(config)}
+            if "moe" not in kinds:
+                config |= {"num_experts_per_tok": 0, "moe_shared_expert_intermediate_size": 0, "n_shared_experts": 0}
         # A model with experts in every layer may have no `intermediate_size`.
         per_token = config.get("num_experts_per_tok") or 0
         width = _width_of_expert(config)
@@ -130,8 +139,8 @@ class ModelShape:
                 f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none: it names them "
                 "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
             )
-        layer_types = config.get("layer_types") or ()
-        with_attention = sum(kind in ATTENTION_LAYERS for kind in layer_types)
+        layer_types = kinds or config.get("layer_types") or ()
+        with_attention = sum(kind in ATTENTION_LAYERS | WITH_ATTENTION for kind in layer_types)
         return cls(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
@@ -140,6 +149,7 @@ class ModelShape:
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
             active_experts=per_token if width == MOE_WIDTH else 0,
+            layer_parameters=None if kinds is None else hybrid_parameters(config, kinds, experts=per_token),
             **(_latent_heads(config) if config.get("kv_lora_rank") else _heads(config)),
         )
 
@@ -174,7 +184,9 @@ class ModelShape:
     @property
     def cost(self) -> CostModel:
         """Cost of a step in floating point operations, forward and backward."""
-        parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
+        parameters = self.layer_parameters
+        if parameters is None:
+            parameters = self.layers * (self.attention_parameters + 3 * self.hidden * self.intermediate)
         pair = 2.0 * self.num_attention_layers * self.heads * (self.head_dim + self.value_size)
         return CostModel(
             per_token=FORWARD_AND_BACKWARD * 2.0 * parameters,
@@ -204,7 +216,8 @@ def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:
     widths = config[width]
     # Gemma 3n has a width for each layer.
     mean_width = round(sum(widths) / len(widths)) if isinstance(widths, list | tuple) else widths
-    shared = config.get("shared_expert_intermediate_size") or mean_width * (config.get("n_shared_experts") or 0)
+    named = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
+    shared = named or mean_width * (config.get("n_shared_experts") or 0)
     sparse, layers = mean_width * max(experts, 1) + shared, config["num_hidden_layers"]
     kinds = config.get("mlp_layer_types") or ()
     dense = min(kinds.count("dense") if kinds else config.get("first_k_dense_replace") or 0, layers)

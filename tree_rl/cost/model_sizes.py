@@ -6,8 +6,9 @@ from functools import partial
 from typing import Literal
 
 from tree_rl.cost.cost_model import LatentRanks, ModelShape, mean_mlp_width
+from tree_rl.cost.hybrid_layers import PATTERN
 
-Family = Literal["qwen3", "qwen3_moe", "qwen3_5", "deepseek_v2", "glm4_moe_lite"]
+Family = Literal["qwen3", "qwen3_moe", "qwen3_5", "deepseek_v2", "glm4_moe_lite", "nemotron_h"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +23,17 @@ class ModelSize:
     """Whose config of transformers is made."""
     attention_every: int = 1
     """Every so many layers one has attention; the others are Gated DeltaNets."""
-    more: Mapping[str, int | bool | None] = field(default_factory=dict)
+    pattern: str = ""
+    """Kinds of all layers, as Nemotron-H's `hybrid_override_pattern` names them; others leave it empty."""
+    more: Mapping[str, int | bool | str | None] = field(default_factory=dict)
     """Entries of the config that the family adds to those of Qwen3."""
 
     def with_layers(self, layers: int | None) -> "ModelSize":
         """The same model with another number of layers; None keeps it."""
         layers = layers or self.shape.layers
+        if self.pattern:
+            fewer = replace(self, pattern=self.pattern[:layers])
+            return replace(fewer, shape=ModelShape.from_config(fewer.config()))
         with_attention = None if self.attention_every == 1 else layers // self.attention_every
         size = replace(self, shape=replace(self.shape, layers=layers, attention_layers=with_attention))
         # The first layers of some models have no experts.
@@ -47,6 +53,7 @@ class ModelSize:
             "vocab_size": self.shape.vocab,
             "max_position_embeddings": 131_072,
             "tie_word_embeddings": self.tied,
+            **({"layers_block_type": [PATTERN[kind] for kind in self.pattern]} if self.pattern else {}),
             **self.more,
         }
 
@@ -82,6 +89,18 @@ def _latent(shape: ModelShape, *, dense: int, expert: int, experts: int, shared:
     return ModelSize(shape=shape, tied=False, family=family, more=more).with_layers(shape.layers)
 
 
+def _nemotron_h(shape: ModelShape, pattern: str, *, mamba_heads: int, head_size: int, state: int) -> ModelSize:
+    """Nemotron-H; what the shape says of its layers is read from the pattern."""
+    more: dict[str, int | bool | str] = {
+        "model_type": "nemotron_h",
+        "mamba_num_heads": mamba_heads,
+        "mamba_head_dim": head_size,
+    }
+    more |= {"ssm_state_size": state, "n_groups": min(mamba_heads, 8)}
+    size = ModelSize(shape=shape, tied=False, family="nemotron_h", pattern=pattern, more=more)
+    return size.with_layers(shape.layers)
+
+
 QWEN3 = partial(ModelShape, head_dim=128, vocab=151_936)
 TINY = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
 SMALL = QWEN3(hidden=1024, intermediate=3072, layers=28, heads=16, kv_heads=8)
@@ -101,6 +120,7 @@ TINY_LATENT = replace(
     TINY, kv_heads=4, head_dim=24, value_dim=16, active_experts=2,
     latent=LatentRanks(query=None, key_value=16, rotary=8),
 )  # fmt: skip
+NEMOTRON = ModelShape(hidden=4096, layers=52, intermediate=21_504, heads=32, kv_heads=8, head_dim=128, vocab=131_072)
 
 MODEL_SIZES = {
     "tiny": ModelSize(shape=TINY, tied=True),
@@ -108,15 +128,23 @@ MODEL_SIZES = {
     "8b": ModelSize(shape=MEDIUM, tied=False),
     "32b": ModelSize(shape=LARGE, tied=False),
     "qwen3.5-4b": _hybrid(HYBRID, key_heads=16, value_heads=32, state=128),
+    "nemotron-h-8b": _nemotron_h(
+        NEMOTRON,
+        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        mamba_heads=128,
+        head_size=64,
+        state=128,
+    ),
     "qwen3-30b-a3b": _sparse(A3B, experts=128, per_token=8),
     "deepseek-v2-lite": _latent(V2_LITE, dense=10_944, expert=1408, experts=64, shared=2, family="deepseek_v2"),
     "glm-4.7-flash": _latent(FLASH, dense=10_240, expert=1536, experts=64, shared=1, family="glm4_moe_lite"),
     "tiny-qwen3.5": _hybrid(replace(TINY, layers=4), key_heads=2, value_heads=4, state=16),
+    "tiny-nemotron-h": _nemotron_h(replace(TINY, layers=4), "M*-M", mamba_heads=4, head_size=32, state=16),
     "tiny-a3b": _sparse(TINY, experts=8, per_token=2),
     "tiny-v2-lite": _latent(TINY_LATENT, dense=128, expert=64, experts=8, shared=1, family="deepseek_v2"),
 }
-"""Qwen3, Qwen3.5, DeepSeek-V2-Lite and GLM-4.7-Flash as published, and models of a few hundred thousand parameters that
-a CPU updates in a second."""
+"""Qwen3, Qwen3.5, Nemotron-H, DeepSeek-V2-Lite and GLM-4.7-Flash as published, and models of a few hundred thousand
+parameters that a CPU updates in a second."""
 
 
 def known_name(name: str) -> str | None:

@@ -35,6 +35,10 @@ SIZES = (
     "qk_rope_head_dim",
     "v_head_dim",
     "vocab_size",
+    *("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size"),
+    *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_ssm", "mamba_expand"),
+    *("n_mamba_heads", "mamba_ngroups", "attention_head_dim"),
+    *("moe_shared_expert_intermediate_size", "moe_latent_size"),
 )
 LARGEST = 2**31 - 1
 
@@ -71,7 +75,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
             size = config.get(name)
             if size is not None and not (type(size) is int and 0 <= size <= LARGEST):
                 raise InputError(f"{name}: expected a count, received {_typed(size)}")
-        for name in ("layer_types", "mlp_layer_types"):
+        for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
             kinds = config.get(name)
             if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
                 raise InputError(f"{name}: expected a list of names, received {_typed(kinds)}")

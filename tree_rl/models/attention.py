@@ -22,10 +22,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tree_kernels.tree_attention import tree_attention
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.language_model import language_model
+from tree_rl.models.layer_keywords import pass_keywords_to_layers
 from tree_rl.models.recurrent.delta_net import use_tree_linear_attention
+from tree_rl.models.recurrent.layers import kind_of
 from tree_rl.models.recurrent.mamba_2 import use_tree_state_space
 from tree_rl.models.recurrent.short_convolution import use_tree_short_convolution
-from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors
+from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors, number_relays, relay_number
 from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.support import UnsupportedModelError
@@ -60,7 +62,12 @@ def attention_name(flat_implementation: str, *, impl: str = "auto", deterministi
 
 
 def use_tree_attention(
-    model: PreTrainedModel, *, impl: str = "auto", deterministic: bool = False, delta_rule_impl: str = "auto"
+    model: PreTrainedModel,
+    *,
+    impl: str = "auto",
+    deterministic: bool = False,
+    delta_rule_impl: str = "auto",
+    state_space_impl: str = "auto",
 ) -> str:
     """Let every attention and recurrent layer of `model` read trees; calls without a tree run as before.
 
@@ -69,6 +76,7 @@ def use_tree_attention(
         impl: implementation of `tree_kernels.tree_attention`.
         deterministic: run only implementations that give the same bits at every call.
         delta_rule_impl: implementation of `tree_kernels.tree_gated_delta_rule`.
+        state_space_impl: implementation of `tree_kernels.tree_state_space`.
 
     Returns:
         The implementation that calls without a tree keep, for example "sdpa".
@@ -84,11 +92,17 @@ def use_tree_attention(
     if flat in ALL_MASK_ATTENTION_FUNCTIONS:
         ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[flat])
     model.set_attn_implementation(name)
+    number_relays([module for module in model.modules() if _relays(module)])
+    pass_keywords_to_layers(model)
     use_tree_linear_attention(model, impl=delta_rule_impl)
     use_tree_short_convolution(model)
-    use_tree_state_space(model)
+    use_tree_state_space(model, impl=state_space_impl)
     use_tiled_mlp(model)
     return flat
+
+
+def _relays(module: Any) -> bool:
+    return hasattr(module, "layer_idx") and (hasattr(module, "is_causal") or kind_of(module) is not None)
 
 
 def skip_mask(device: torch.device | str) -> torch.Tensor:
@@ -149,8 +163,8 @@ def _attention_forward(
         s_aux = None if s_aux is None else sequence_parallel.own_heads(s_aux)
     past: LayerTensors = {}
     if kv_relay is not None:
-        past = kv_relay.past(module.layer_idx)
-        kv_relay.capture(module.layer_idx, keys=key_NHD, values=value_NHD)
+        past = kv_relay.past(relay_number(module))
+        kv_relay.capture(relay_number(module), keys=key_NHD, values=value_NHD)
     out_NHD = tree_attention(
         query_NHD,
         key_NHD,

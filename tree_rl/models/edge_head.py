@@ -195,6 +195,10 @@ class _AbsorbingValues(NamedTuple):
     def __truediv__(self, divisor: Any) -> "_AbsorbingValues":
         return self._passed_on()
 
+    def float(self) -> "_AbsorbingValues":
+        """Models that cast their logits (Nemotron-H) get the values, which are float32 already."""
+        return self._passed_on()
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_AbsorbingValues":
         if function is not torch.tanh:

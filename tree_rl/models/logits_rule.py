@@ -33,7 +33,7 @@ class LogitsRule:
     softcap: float | None = None
     """Cap of the logits (Gemma 2)."""
     computes: bool
-    """True if the model operates on its head's output at all, even with a factor of 1."""
+    """True if the model operates on its head's output at all, even with a factor of 1 or a cast to float32."""
 
     def apply(self, logits: Any) -> Any:
         """Apply the rule with the same operations as the model."""
@@ -90,6 +90,9 @@ def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -
         return f"its head runs on {seen} where one token was asked for"
     if not isinstance(returned, torch.Tensor) or returned.shape != known_11V.shape:
         return "its forward changes the shape of the head's output"
+    if returned.dtype == torch.float32 and not is_wrapper(model):
+        # The known logits are powers of two, which float32 holds exactly.
+        returned = returned.to(EXACT)
     if returned.dtype != known_11V.dtype:
         return f"its forward converts the head's output to {returned.dtype}"
     return _rule_from(known_11V, returned, model.config.get_text_config().to_dict())

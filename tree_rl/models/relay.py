@@ -4,8 +4,9 @@ partition boundaries"): by layer, the keys and values of attention or the state 
 Legend: n tokens of the partition, P tokens of its past, S cuts, H key-value or value heads, D head size, L layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,6 +16,23 @@ STATE, CONTEXT = "state", "context"
 LayerTensors = Mapping[str, torch.Tensor]
 """One layer's tensors by name. Attention: `keys`, `values`, one entry per token, rotary positions applied.
 Recurrent layers: `state` and the convolution's `context`, or one of the two."""
+
+
+_NUMBER = "tree_rl_relay_number"
+
+
+def number_relays(modules: Sequence[Any]) -> None:
+    """Number the modules that relay tensors, in order, if their own `layer_idx` does not: layers without state leave
+    gaps (Nemotron-H), layers with two such modules use a number twice (Falcon-H1, Zamba 2)."""
+    if sorted(module.layer_idx for module in modules) != list(range(len(modules))):
+        for number, module in enumerate(modules):
+            setattr(module, _NUMBER, number)
+
+
+def relay_number(module: Any) -> int:
+    """The number under which a module relays its tensors: its `layer_idx`, unless `number_relays` gave another."""
+    number: int = vars(module).get(_NUMBER, module.layer_idx)
+    return number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from transformers import PretrainedConfig
 KEY = "ulysses_sequence_parallel_size"
 SIZES = (2, 4, 8)
 """Sizes that the error message may suggest."""
-SPLIT = ("num_attention_heads", "linear_num_value_heads", "mamba_n_heads")
+SPLIT = ("num_attention_heads", "linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 """Config keys of heads that are divided among ranks. Key-value heads and groups are repeated if there are too few."""
 CONVOLUTION = "conv_L_cache"
 """Config key of models with short convolutions, whose channels (the hidden size) are divided among ranks."""

@@ -1,4 +1,4 @@
-"""Lets a multimodal model run text rows on its language model and head only.
+"""Lets a multimodal model run text rows on its language model and head only, and rows with images on features.
 
 `logits_rule.py` checks, by running the wrapper's forward with stubs, that the wrapper does nothing else with text.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tree_rl.models.images import ImagePatches, ImageTokens, run_tower
 from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
 from tree_rl.models.logits_rule import find_logits_rule
 from tree_rl.models.own_forwards import restore_own_forwards
@@ -54,9 +55,12 @@ def _forward(
     attention_mask: Any = None,
     position_ids: torch.Tensor | None = None,
     logits_to_keep: int | torch.Tensor = 0,
+    image_patches: ImagePatches | None = None,
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
     """Forward of a causal language model, built from the parts of a wrapper."""
+    if image_patches is not None:
+        return CausalLMOutputWithPast(hidden_states=run_tower(model, image_patches).hidden_states)
     output = _read(model, decoder, input_ids, attention_mask, position_ids, **kwargs)
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = finish(model.get_output_embeddings()(output.last_hidden_state[:, kept]))
@@ -69,15 +73,23 @@ def _read(
     input_ids: torch.Tensor | None = None,
     attention_mask: Any = None,
     position_ids: torch.Tensor | None = None,
+    image_patches: ImagePatches | None = None,
+    image_tokens: ImageTokens | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run a wrapper's language model on text."""
+    """Run a wrapper's language model on text and features of images, or its tower on images alone."""
+    if image_patches is not None:
+        return run_tower(model, image_patches)
     foreign = [
         name for name, value in kwargs.items() if value is not None and any(word in name for word in OTHER_INPUTS)
     ]
     if foreign:
         raise ValueError(f"{type(model).__name__} reads rows of text alone, received {foreign[0]}; drop such rows")
     kwargs = {name: value for name, value in kwargs.items() if name not in TYPE_IDS}
+    if image_tokens is not None:
+        assert input_ids is not None
+        kwargs |= image_tokens.decoder_inputs(decoder, input_ids)
+        return decoder(attention_mask=attention_mask, position_ids=position_ids, **kwargs)
     if position_ids is not None and position_ids.ndim == 3:
         # For text all axes are equal, so one axis is enough.
         position_ids = position_ids[0]

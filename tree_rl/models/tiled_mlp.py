@@ -5,6 +5,7 @@ the only extra cost is the last projection's product, because recomputing a laye
 Legend: N tokens, n tokens of a tile, C hidden size.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,11 +17,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from tree_kernels.accumulation import accumulation_dtype
 from tree_rl.models.language_model import language_model
+from tree_rl.models.own_forwards import own_forward
 from tree_rl.models.recurrent.layers import ReplacedDuringCalls
 
 KEYWORD = "mlp_tile_tokens"
 """Keyword of a model's forward that carries the tokens per tile to every layer."""
-MLPS = ("mlp", "feed_forward")
+MLPS = ("mlp", "feed_forward", "mixer")
 """Attributes in which decoder layers hold their MLP."""
 NORMS = ("RMSNorm", "LayerNorm")
 """Suffixes of the class names of norms."""
@@ -48,10 +50,15 @@ def tileable_layers(model: nn.Module) -> list[nn.Module]:
 def _mlp(layer: nn.Module) -> nn.Module | None:
     found = (getattr(layer, name, None) for name in MLPS)
     mlp = next((one for one in found if isinstance(one, nn.Module)), None)
-    if mlp is None or not type(mlp).__name__.endswith("MLP"):
+    # An MLP that also reads the layer's number has other weights in each layer (Zamba 2).
+    if mlp is None or not type(mlp).__name__.endswith("MLP") or _num_inputs(mlp) > 1:
         return None
     routed = any(word in name for name, _ in layer.named_modules() for word in ROUTED)
     return None if routed else mlp
+
+
+def _num_inputs(module: nn.Module) -> int:
+    return len(inspect.signature(own_forward(type(module))).parameters) - 1
 
 
 def _parts(layer: nn.Module) -> list[nn.Module]:

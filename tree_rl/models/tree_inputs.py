@@ -1,6 +1,7 @@
 """Model inputs for one forest, or one partition of it, on the device.
 
-Legend: N unique tokens, P past tokens, n tokens of this rank: N without sequence parallelism.
+Legend: N unique tokens, P past tokens, n tokens of this rank: N without sequence parallelism;
+A rotary axes.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tree_kernels.host_copy import to_device_together
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import sequence_parallel, tiled_mlp
 from tree_rl.models.attention import skip_mask
+from tree_rl.models.images import TOKENS, ImageTokens, TokensWithImages
 from tree_rl.models.relay import LayerRelay
 from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 from tree_rl.models.sequence_parallel import SequenceParallel
@@ -34,7 +36,7 @@ class TreeInputs:
     input_ids_1n: torch.Tensor
     """int64 [1, n], token ids in DFS order."""
     position_ids_1n: torch.Tensor
-    """int64 [1, n], depth on the path: siblings share positions."""
+    """int64 [1, n], depth on the path: siblings share positions. With images int64 [A, 1, n], rotary positions."""
     layout: TreeLayout
     """Attention mask of all N tokens; with sequence parallelism padded to a multiple of S by tokens that none sees."""
     router_trace: RouterTrace | None = None
@@ -45,6 +47,8 @@ class TreeInputs:
     """Tokens per tile of each dense layer's MLP; None runs it over all tokens at once."""
     ranks: SequenceParallel | None = None
     """Ranks that share the tokens; None if this rank has all of them."""
+    images: ImageTokens | None = None
+    """The image tokens; None for rows of text."""
 
     @classmethod
     def from_forest(
@@ -80,6 +84,7 @@ class TreeInputs:
         relay: LayerRelay | None = None,
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
+        images: TokensWithImages | None = None,
     ) -> "TreeInputs":
         """Move a forest or partition to `device` with one asynchronous copy; the arrays are not checked.
 
@@ -93,6 +98,7 @@ class TreeInputs:
             relay: see the field.
             tile_tokens: see the field.
             ranks: see the field.
+            images: features and rotary positions of the N tokens; None for rows of text.
         """
         end = subtree_end.astype(np.int32, copy=False)
         own = slice(None)
@@ -106,16 +112,20 @@ class TreeInputs:
             end,
         ]
         ids, positions, local, end_on_device = to_device_together(arrays, device)
+        rotary, image_tokens = positions.unsqueeze(0), None
+        if images is not None:
+            rotary, image_tokens = images.own(*own.indices(len(end))[:2]).on_device(device)
         # Counted on the host, because counting on the device would synchronise with it.
         share = count_attention_blocks(end, past_length=past_length).partial_share
         return cls(
             input_ids_1n=ids.unsqueeze(0),
-            position_ids_1n=positions.unsqueeze(0),
+            position_ids_1n=rotary,
             layout=TreeLayout(end_on_device, local, past_length, share, end),
             router_trace=router_trace,
             relay=relay,
             tile_tokens=tile_tokens,
             ranks=ranks,
+            images=image_tokens,
         )
 
     def of_all(self, values_n: torch.Tensor) -> torch.Tensor:
@@ -128,6 +138,7 @@ class TreeInputs:
         relay = {} if self.relay is None else {"kv_relay": self.relay}
         tiles = {} if self.tile_tokens is None else {tiled_mlp.KEYWORD: self.tile_tokens}
         ranks = {} if self.ranks is None else {sequence_parallel.KEYWORD: self.ranks}
+        images = {} if self.images is None else {TOKENS: self.images}
         return {
             "input_ids": self.input_ids_1n,
             "position_ids": self.position_ids_1n,
@@ -138,6 +149,7 @@ class TreeInputs:
             **relay,
             **tiles,
             **ranks,
+            **images,
         }
 
 

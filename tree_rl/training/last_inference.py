@@ -15,8 +15,9 @@ class LastInference:
         self._rows: dict[tuple[bytes, float], torch.Tensor] = {}
 
     def remember(self, rows: Rows, values: Sequence[torch.Tensor]) -> None:
-        """Replace the contents by the tensors of all rows of a call."""
-        self._rows = {_key(rows, row): value.detach().cpu() for row, value in enumerate(values)}
+        """Replace the contents by the tensors of all rows of a call; rows with images are not kept."""
+        kept = () if rows.images is not None else values
+        self._rows = {_key(rows, row): value.detach().cpu() for row, value in enumerate(kept)}
 
     def forget(self) -> None:
         """Drop everything, because the weights have changed."""
@@ -24,6 +25,8 @@ class LastInference:
 
     def recall(self, rows: Rows, members: Iterable[int]) -> list[torch.Tensor] | None:
         """The tensors of the given rows, or None if any of them is unknown."""
+        if rows.images is not None:
+            return None
         found = [self._rows.get(_key(rows, row)) for row in members]
         known = [value for value in found if value is not None]
         return known if len(known) == len(found) else None

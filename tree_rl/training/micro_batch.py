@@ -9,6 +9,7 @@ from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import MemoryModel, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.training.row_images import ForestImages
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 
@@ -33,6 +34,8 @@ class MicroBatch:
     """Measures that reduce the forest's GPU memory."""
     choice: MemoryChoice | None = None
     """How a forest beyond the budget runs, with its predicted peak; None within it, or without a memory model."""
+    images: ForestImages | None = None
+    """Images of the forest; None without any."""
 
     @property
     def flat_tokens(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
+from tree_rl.models.images import TokensWithImages
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
@@ -28,10 +29,11 @@ from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import slot_gradients
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
 from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.forest_routing import ForestRouting
+from tree_rl.training.tower import Tower
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import Partition, PartitionPlan
 
@@ -66,6 +68,7 @@ class PartitionedRun:
         inputs: OffloadedInputs | None = None,
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
+        images: TokensWithImages | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -79,6 +82,7 @@ class PartitionedRun:
             inputs: keeps layer inputs in host memory until the backward; None keeps them on the device.
             tile_tokens: tokens per tile of the dense layers' MLPs; None runs all tokens at once.
             ranks: ranks that share the tokens of each partition and the relayed heads; None: this rank holds all.
+            images: features and positions of the forest's tokens; None for rows of text.
         """
         self.model = model
         self.forest = forest
@@ -87,6 +91,7 @@ class PartitionedRun:
         self.routing = routing
         self.tile_tokens = tile_tokens
         self.ranks = ranks
+        self.images = images
         self._offload = offload
         self._offloaded = nullcontext if inputs is None else inputs.of_forward
         self.count = TokenCount()
@@ -162,6 +167,7 @@ class PartitionedRun:
             relay=relay.layers,
             tile_tokens=self.tile_tokens,
             ranks=self.ranks,
+            images=None if self.images is None else self.images.take(partition.tokens),
         )
         outputs, anchor = self.readout.read(self.model, inputs, number)
         relay.close(self._index(partition.relayed_tokens) if partition.cuts else None)
@@ -222,6 +228,10 @@ def run_partitioned(
     assert batch.forest is not None and batch.plan is not None
     readout = _readout(context, call, batch)
     routing = None if routers is None else routers.open(call, batch, context.device)
+    tower = None if batch.images is None else Tower(context, batch.images)
+    if tower is not None:
+        yield TOWER_FORWARD
+        tower.forward()
     run = PartitionedRun(
         context.forward,
         batch.forest,
@@ -232,6 +242,7 @@ def run_partitioned(
         inputs=offloaded_inputs(context, batch) if call.trains else None,
         tile_tokens=batch.saving.tile_tokens,
         ranks=context.ranks,
+        images=None if tower is None else tower.tokens(),
     )
     loss = None if call.loss is None else weigh(call.loss, batch)
     if call.trains:
@@ -241,6 +252,9 @@ def run_partitioned(
         if takes_preview(call, is_known=known_f is not None):
             yield from run.infer(preview=True)
         yield from run.train(partial(slot_gradients, loss, batch.rows, readout), scale=context.loss_scale())
+        if tower is not None:
+            yield TOWER_BACKWARD
+            tower.backward()
     else:
         yield from run.infer()
     with torch.no_grad():
@@ -267,5 +281,11 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
     wanted_F = call.rows.wanted_F[call.rows.flat_positions(batch.rows)]
-    edges = plan_edges(batch.forest, wanted_F, call.rows.temperature_B[list(batch.rows)], context.device)
+    edges = plan_edges(
+        batch.forest,
+        wanted_F,
+        call.rows.temperature_B[list(batch.rows)],
+        context.device,
+        candidates_FK=call.rows.candidates(batch.rows),
+    )
     return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tree_rl.models.routers.merge_routes import route_keys
+from tree_rl.training.row_images import RowImages, number_columns
 from tree_rl.tree.forest import Jagged, RowError
 from tree_rl.tree.forest.jagged import positions_of_rows
 
@@ -39,6 +40,11 @@ class Rows:
     other ranks. None: computed over these rows (`session`: a group is a session)."""
     routes_FLK: np.ndarray | None = None
     """int16 [F, L, K], experts that each token must visit, NATIVE where its router chooses; None: routers choose."""
+    images: RowImages | None = None
+    """Images of the rows; None if all rows are text."""
+    candidates_FK: np.ndarray | None = None
+    """int [F, K], token ids whose log-probs the loss reads at each wanted position besides the next token's, such as
+    a teacher's likeliest; None: it reads none."""
 
     @classmethod
     def of(
@@ -49,6 +55,7 @@ class Rows:
         groups: Sequence[int] | None = None,
         temperature: float = 1.0,
         weights: Sequence[float | Sequence[float] | np.ndarray] | None = None,
+        images: RowImages | None = None,
     ) -> "Rows":
         """Rows from lists of token ids.
 
@@ -59,6 +66,7 @@ class Rows:
             groups: B numbers; rows share prefixes only within a group. None: all rows are one group.
             temperature: divides the logits.
             weights: for `path_weighting: custom`, a finite number of at least 0 per row, or one for each of its tokens.
+            images: from `RowImages.of` for the same rows; None if all rows are text.
 
         Raises:
             RowError: an empty row, a mask or weights that do not fit it, or a trained first token; names the row.
@@ -84,6 +92,7 @@ class Rows:
             group_B=np.zeros(num_rows, dtype=np.int64) if groups is None else np.asarray(groups, dtype=np.int64),
             label_B=tuple(f"row {row}" for row in range(num_rows)),
             weight_F=None if weights is None else _of_counted(weights, ids.lengths, wanted_F),
+            images=images,
         )
 
     @property
@@ -103,12 +112,24 @@ class Rows:
         """int64 flat positions of the given rows, one row after the other."""
         return positions_of_rows(self.offsets, rows)
 
+    def candidates(self, rows: Sequence[int]) -> np.ndarray | None:
+        """int [f, K] candidates of the given rows, one row after the other; None without candidates."""
+        return None if self.candidates_FK is None else self.candidates_FK[self.flat_positions(rows)]
+
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
-        """Keys for `Forest.from_rows`: tokens merge only where routes agree, and with `by_group` within groups."""
+        """Keys for `Forest.from_rows`: tokens merge only where routes and images agree, with `by_group` within groups.
+
+        Tokens of rows with images also need equal rotary positions.
+        """
         groups = self.group_B.tolist() if by_group else None
-        if self.routes_FLK is None:
+        if self.routes_FLK is None and self.images is None:
             return groups
-        return list(route_keys(np.split(self.routes_FLK, self.offsets[1:-1]), groups))
+        keys = None if self.routes_FLK is None else route_keys(np.split(self.routes_FLK, self.offsets[1:-1]), groups)
+        if self.images is None:
+            return keys
+        group_F = np.repeat(self.group_B, np.diff(self.offsets)) if by_group else np.zeros_like(self.token_ids_F)
+        columns = [group_F if keys is None else np.concatenate(keys), self.images.image_F, *self.images.position_AF]
+        return np.split(number_columns(columns), self.offsets[1:-1])
 
 
 def _of_counted(weights: Sequence[Any], lengths: np.ndarray, wanted_F: np.ndarray) -> np.ndarray:

@@ -18,10 +18,11 @@ from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
 from tree_rl.training.planning.planner import StepPlan
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
 from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
+from tree_rl.training.tower import Tower, idle_tower
 from tree_rl.training.whole import tree_values
 from tree_rl.tree.forest import Forest
 
@@ -80,8 +81,10 @@ class Runner:
             return None
         return Ran(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
-    def idle_forward(self) -> torch.Tensor:
-        """A one-token forward that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
+    def idle_forward(self, op: str = FORWARD) -> torch.Tensor:
+        """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
+        if op == TOWER_FORWARD:
+            return idle_tower(self._context)
         inputs = TreeInputs.from_forest(Forest.from_rows([[0]]), self._context.device)
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
 
@@ -89,7 +92,7 @@ class Runner:
 def run_in_lock_step(
     schedule: str,
     work: Iterator[str],
-    dummy_forward: Callable[[], torch.Tensor],
+    dummy_forward: Callable[[str], torch.Tensor],
     sync_context: Callable[[bool], AbstractContextManager[Any]],
 ) -> int:
     """Follow the schedule with this rank's ops, and dummies for the others; returns the number of dummy forwards.
@@ -97,23 +100,24 @@ def run_in_lock_step(
     Args:
         schedule: ops that all ranks have agreed on.
         work: this rank's ops; yields the kind of each op before it runs.
-        dummy_forward: a one-token forward; returns a scalar with graph.
+        dummy_forward: runs a dummy of a forward op; returns a scalar with graph, or without one if nothing trains.
         sync_context: `StepContext.gradient_sync`.
     """
-    dummies: list[torch.Tensor] = []
+    dummies: dict[str, list[torch.Tensor]] = {op: [] for op in FORWARD_OF.values()}
     count = 0
     last_backward = schedule.rfind(BACKWARD)
     wanted = next(work, None)
     for index, op in enumerate(schedule):
-        with sync_context(index == last_backward), torch.profiler.record_function(f"{op}{index}"):
+        # A tower's backward comes later still, if it comes at all: its parameters may be frozen.
+        with sync_context(index >= last_backward >= 0), torch.profiler.record_function(f"{op}{index}"):
             if wanted == op:
                 # Resuming the generator runs the op it announced, then returns the next one's kind.
                 wanted = next(work, None)
-            elif op == FORWARD:
+            elif op in dummies:
                 count += 1
-                dummies.append(dummy_forward())
-            else:
-                dummies.pop().backward()
+                dummies[op].append(dummy_forward(op))
+            elif (dummy := dummies[FORWARD_OF[op]].pop()).requires_grad:
+                dummy.backward()
     if wanted is not None:
         raise RuntimeError(f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}")
     return count
@@ -139,6 +143,10 @@ def run_whole(
     results: list[MicroBatchResult],
 ) -> Iterator[str]:
     """Run a forest in one forward; yields the kind of each op before it runs."""
+    tower = None if batch.images is None else Tower(context, batch.images)
+    if tower is not None:
+        yield TOWER_FORWARD
+        tower.forward()
     yield FORWARD
     forest, rows, ranks = batch.forest, list(batch.rows), context.ranks
     assert forest is not None
@@ -154,15 +162,19 @@ def run_whole(
             router_trace=trace,
             tile_tokens=batch.saving.tile_tokens,
             ranks=ranks,
+            images=None if tower is None else tower.tokens(),
         )
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            wanted_F = call.rows.wanted_F[call.rows.flat_positions(rows)]
+            wanted_F, candidates_FK = call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.candidates(rows)
+            temperature_B = call.rows.temperature_B[rows]
             outputs = tree_log_probs(
                 context.module,
                 inputs,
-                lambda: plan_edges(forest, wanted_F, call.rows.temperature_B[rows], context.device, ranks=ranks),
+                lambda: plan_edges(
+                    forest, wanted_F, temperature_B, context.device, ranks=ranks, candidates_FK=candidates_FK
+                ),
                 extras=beside_log_probs(call.outputs),
             )
         loss = torch.tensor(1.0, device=context.device)
@@ -180,6 +192,9 @@ def run_whole(
     if call.trains:
         yield BACKWARD
         (loss * context.loss_scale()).backward()
+        if tower is not None:
+            yield TOWER_BACKWARD
+            tower.backward()
 
 
 def _event() -> torch.cuda.Event:

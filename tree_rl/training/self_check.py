@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from tree_rl.models.images import TOKENS
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.ranks.lock_step import TOWER_FORWARD
 from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.rows import Rows
 from tree_rl.training.run import run_whole
+from tree_rl.training.tower import Tower, idle_tower
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import positions_of_rows
 
@@ -50,11 +53,19 @@ class SelfCheck:
         self.checked.add(call.is_reference)
         most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
         # Rows without a tree are not split over the ranks that share tokens.
-        found = compare(context, call, plan.batches, max_tokens=most // context.sharing_ranks)
+        most = most // context.sharing_ranks
+        found = compare(context, call, plan.batches, max_tokens=most, has_tower=TOWER_FORWARD in plan.schedule)
         self.error = max(found, self.error or 0.0)
 
 
-def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroBatch], *, max_tokens: int) -> float:
+def compare(
+    context: StepContext,
+    call: StepCall,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    max_tokens: int,
+    has_tower: bool = False,
+) -> float:
     """Compare log-probs (or values) between tree and rows, in train mode, with two forwards on every rank.
 
     It compares rows that share a prefix. The last one gets a made-up sibling, so that there is always a branch. A row
@@ -65,6 +76,7 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
         call: the call whose rows are compared, through the trainer's forward if it has one, else one row alone.
         micro_batches: the plan of this call.
         max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
+        has_tower: True if a rank has rows with images; each forward then comes after one of the tower, on every rank.
 
     Returns:
         The largest absolute difference over the compared tokens.
@@ -73,23 +85,23 @@ def compare(context: StepContext, call: StepCall, micro_batches: Sequence[MicroB
         TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
     """
     name = VALUES if VALUES in call.outputs else LOG_PROBS
-    runs_alone = context.always_forest or call.run_rows_flat is None
+    runs_alone = context.always_forest or call.run_rows_flat is None or has_tower
     most = min(max_tokens, MOST_TOKENS_ALONE) if runs_alone else max_tokens
     members = _rows_to_compare(micro_batches, call.rows, most)
     whole = bool(members)
     rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)
     last = rows.num_rows - 1
     # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
-    by_trainer = whole and call.run_rows_flat is not None
+    by_trainer = whole and call.run_rows_flat is not None and not has_tower
     compared = list(range(rows.num_rows)) if by_trainer and not context.always_forest else [last]
     with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
-        of_tree, forest = _as_tree(context, call, rows, most, name)
+        of_tree, forest = _as_tree(context, call, rows, most, name, has_tower=has_tower)
         if by_trainer:
             assert call.run_rows_flat is not None
             # Rows without a tree cannot replay routes, so in both forwards the routers choose.
             of_rows = call.run_rows_flat([members[row] for row in compared], None)[1].present()[name]
         else:
-            of_rows = _row_alone(context, rows, last, name)
+            of_rows = _row_alone(context, rows, last, name, has_tower=has_tower)
     positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
     wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(compared)])
     error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
@@ -110,32 +122,45 @@ def _train_mode(module: nn.Module, *, is_on: bool) -> Iterator[None]:
 
 
 def _as_tree(
-    context: StepContext, call: StepCall, rows: Rows, max_tokens: int, name: str
+    context: StepContext, call: StepCall, rows: Rows, max_tokens: int, name: str, *, has_tower: bool
 ) -> tuple[torch.Tensor, Forest]:
     """Outputs of the rows as one forest, with a made-up sibling before the end of the last row."""
     token_ids = [rows.token_ids(row) for row in range(rows.num_rows)]
     ids = token_ids[-1]
-    spare = max_tokens - Forest.from_rows(token_ids).num_unique
+    spare = max_tokens - Forest.from_rows(token_ids, merge_key=rows.merge_keys(by_group=False)).num_unique
     # The sibling branch is one token longer than the row's tail, because the heavier subtree comes first. The tail has
     # at least two tokens, so that one of its tokens predicts another.
     tail = min(max(2, min(len(ids) // 2, spare - 1)), len(ids) - 1)
     cut = len(ids) - tail
     sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
-    both = _excerpt(rows, range(rows.num_rows), sibling)
-    forest = Forest.from_rows([*token_ids, sibling])
+    both = _excerpt(rows, range(rows.num_rows), sibling, cut)
+    forest = Forest.from_rows([*token_ids, sibling], merge_key=both.merge_keys(by_group=False))
+    images = None if both.images is None else both.images.of_forest(forest, np.arange(forest.num_flat))
+    if has_tower and images is None:
+        idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
-    batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest)
+    batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest, images=images)
     results: list[MicroBatchResult] = []
     for _ in run_whole(context, asked, batch, None, results):
         pass
     return results[0].outputs[name], forest
 
 
-def _row_alone(context: StepContext, rows: Rows, row: int, name: str) -> torch.Tensor:
-    """Outputs of one row through the model as it was loaded."""
+def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tower: bool) -> torch.Tensor:
+    """Outputs of one row through the model as it was loaded, or as it reads images."""
     ids_1L = torch.from_numpy(rows.token_ids(row)).unsqueeze(0).to(context.device)
     positions_1L = torch.arange(ids_1L.shape[1], device=context.device).unsqueeze(0)
-    logits_LV = context.forward(input_ids=ids_1L, position_ids=positions_1L, use_cache=False).logits[0]
+    images = {}
+    if has_tower:
+        forest = Forest.from_rows([rows.token_ids(row)])
+        own = None if rows.images is None else rows.images.of_forest(forest, rows.flat_positions([row]))
+        if own is None:
+            idle_tower(context)
+        else:
+            tower = Tower(context, own)
+            tower.forward()
+            positions_1L, images[TOKENS] = tower.tokens().on_device(context.device)
+    logits_LV = context.forward(input_ids=ids_1L, position_ids=positions_1L, use_cache=False, **images).logits[0]
     if name == VALUES:
         return logits_LV[:, 0]
     logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32)) / float(rows.temperature_B[row])
@@ -157,8 +182,9 @@ def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) ->
     return worst
 
 
-def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None) -> Rows:
-    """Some rows; one that trains nothing wants every next token. `sibling` is added and wants nothing."""
+def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None, cut: int = 0) -> Rows:
+    """Some rows; one that trains nothing wants every next token. `sibling` is added and wants nothing; it shares `cut`
+    tokens with the last row."""
     token_ids = [rows.token_ids(row) for row in members]
     extra = [] if sibling is None else [sibling]
     found = Rows.of([*token_ids, *extra])
@@ -168,7 +194,10 @@ def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None) -> 
         trained = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
         wanted_F[place] = trained if trained.any() else found.wanted_F[place]
     temperature_B = rows.temperature_B[[*members, *members[-1:]][: found.num_rows]]
-    return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B)
+    images = None if rows.images is None else rows.images.take(rows.flat_positions(members))
+    if images is not None and sibling is not None:
+        images = images.with_branch(int(found.offsets[len(members) - 1]), cut, len(sibling))
+    return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B, images=images)
 
 
 def _cut_row(rows: Rows, max_tokens: int) -> Rows:

@@ -18,6 +18,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "EngineRegistry": "verl.workers.engine.base",
     "FSDPEngineWithLMHead": "verl.workers.engine.fsdp.transformer_impl",
     "FSDPEngineWithValueHead": "verl.workers.engine.fsdp.transformer_impl",
+    "distillation_ppo_loss": "verl.trainer.distillation.losses",
+    "kl_divergence": "verl.trainer.distillation.fsdp.losses",
     "ppo_loss": "verl.workers.utils.losses",
     "sft_loss": "verl.workers.utils.losses",
     "value_loss": "verl.workers.utils.losses",
@@ -44,7 +46,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "need_critic": "verl.trainer.ppo.utils",
     "need_reference_policy": "verl.trainer.ppo.utils",
     "validate_config": "verl.utils.config",
-    "get_distillation_loss_settings": "verl.trainer.distillation.losses",
     "Tracking": "verl.utils.tracking",
     "ADV_ESTIMATOR_REGISTRY": "verl.trainer.ppo.core_algos",
     "POLICY_LOSS_REGISTRY": "verl.trainer.ppo.core_algos",
@@ -73,6 +74,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "apply_greedy_sampling_params": "verl.trainer.ppo.v1.agent_loop_tq",
     "omega_conf_to_dataclass": "verl.utils.config",
     "get_hf_auto_model_class": "verl.utils.model",
+    "get_processor_token_id": "verl.utils.tokenizer",
     "update_model_config": "verl.utils.model",
 }
 """Modules of private and semi-public names."""

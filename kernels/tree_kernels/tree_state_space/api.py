@@ -7,14 +7,36 @@ Legend: N unique tokens, G groups of heads that share B and C, H heads, K state 
 import torch
 
 from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
-from tree_kernels.implementation import check_implementation
+from tree_kernels.implementation import check_implementation, implementation_to_run
 from tree_kernels.parents import parents_of
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 from tree_kernels.tree_state_space.reference import reference_state_space
 
 OP = "tree_state_space"
-IMPLEMENTATIONS = ("reference", "chunked")
+IMPLEMENTATIONS = ("reference", "chunked", "triton")
+PROVEN_SIZES: frozenset[tuple[int, int]] = frozenset()
+"""Sizes (state, head) at which compiled kernels passed kernels/tests/test_state_space_triton.py on a GPU; none yet."""
+
+
+def unavailable_reason(
+    impl: str, *, device: torch.device, dtype: torch.dtype, state_size: int, head_size: int
+) -> str | None:
+    """Why `impl` cannot run on this device, dtype and size, or None if it can.
+
+    Raises:
+        ValueError: there is no implementation of that name.
+    """
+    check_implementation(impl, IMPLEMENTATIONS)
+    return triton_unavailable_reason(device, dtype, state_size, head_size) if impl == "triton" else None
+
+
+def chosen_implementation(*, device: torch.device, dtype: torch.dtype, state_size: int, head_size: int) -> str:
+    """The implementation that `impl="auto"` runs: triton on CUDA in half precision at tested sizes, else chunked."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    is_proven = device.type == "cuda" and is_half and (state_size, head_size) in PROVEN_SIZES
+    return "triton" if is_proven and not triton_unavailable_reason(device, dtype, state_size, head_size) else "chunked"
 
 
 def tree_state_space(
@@ -42,7 +64,7 @@ def tree_state_space(
         layout: the forest, or its `subtree_end` [N]; a past is given by the initial state.
         initial_state: [H, K, P] state before the roots, float32 (float64 for float64); None: zeros.
         return_states_at: tokens after which states are returned, on the host.
-        impl: "auto" (chunked), "reference" or "chunked"; all are plain torch, on any device.
+        impl: "auto", "reference", "chunked" or "triton".
 
     Returns:
         output [N, H, P] in x's dtype, and the states [S, H, K, P] in float32 (float64 for float64) in the order of
@@ -50,14 +72,16 @@ def tree_state_space(
 
     Raises:
         ValueError: shapes, dtypes or tokens do not fit.
+        UnsupportedImplementation: `impl` cannot run on this device, dtype or size.
     """
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout)
-    check_implementation("chunked" if impl == "auto" else impl, IMPLEMENTATIONS)
     _check(x_NHP, b_NGK, c_NGK, g_NH, dt_NH, layout)
     state_shape = (x_NHP.shape[1], b_NGK.shape[2], x_NHP.shape[2])
     initial_state = initial_state_or_zeros(OP, initial_state, x_NHP, state_shape)
     wanted = check_tokens(OP, "return_states_at", return_states_at, len(x_NHP))
+    problem = {"device": x_NHP.device, "dtype": x_NHP.dtype, "state_size": state_shape[1], "head_size": state_shape[2]}
+    impl = implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem)
     inputs = (x_NHP, b_NGK, c_NGK, g_NH, dt_NH)
     with torch.autocast(x_NHP.device.type, enabled=False):
         if layout.num_tokens == 0:
@@ -66,6 +90,11 @@ def tree_state_space(
         elif impl == "reference":
             out_NHP, all_states = reference_state_space(*inputs, parents_of(layout), initial_state)
             states = all_states[list(wanted)]
+        elif impl == "triton":
+            # Imported late, because Triton is optional and reads TRITON_INTERPRET when kernels are defined.
+            from tree_kernels.tree_state_space.triton_kernels.autograd import triton_state_space
+
+            out_NHP, states = triton_state_space(*inputs, layout, initial_state, wanted)
         else:
             out_NHP, states = chunked_state_space(*inputs, layout, initial_state, wanted)
     return out_NHP, None if return_states_at is None else states

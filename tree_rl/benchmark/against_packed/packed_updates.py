@@ -16,7 +16,7 @@ from tree_rl.benchmark.against_packed.random_model import (
     PACKED_LINEAR_ATTENTION,
     build_model,
     build_optimizer,
-    delta_rule_implementation,
+    recurrence_implementation,
 )
 from tree_rl.benchmark.against_packed.update import PACKED, Planner, packed_planner, tree_planner, update
 from tree_rl.benchmark.batch import Batch
@@ -154,12 +154,12 @@ def _setting(options: BenchOptions) -> Columns:
         tree = "fa4, triton for tiny segments" if tree == "fa4" else tree
     if packed == "auto":
         packed = packed_attention.chosen_implementation(**sizes)
-    linear = "linear_key_head_dim" in size.more
+    linear = recurrence_implementation(size, **place)
     return {
         **options.setting(),
         "tree_attention": tree,
         "packed_attention": packed,
-        "tree_linear_attention": delta_rule_implementation(size, **place) if linear else "",
+        "tree_linear_attention": linear,
         "packed_linear_attention": PACKED_LINEAR_ATTENTION if linear else "",
         "packed_head": "all tokens" if options.project_all else "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),

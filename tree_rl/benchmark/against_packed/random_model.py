@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     Glm4MoeLiteConfig,
+    NemotronHConfig,
     PretrainedConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -17,14 +18,16 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
+from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import remove_liger_layers, use_liger_layers
 from tree_rl.models.recurrent.delta_net import tree_functions
-from tree_rl.models.recurrent.layers import GATED_DELTA_NET, replace_during_trees
+from tree_rl.models.recurrent.layers import GATED_DELTA_NET, MAMBA_2, replace_during_trees
+from tree_rl.models.recurrent.mamba_2 import tree_forward
 from tree_rl.models.routers.trace import RouterHooks
 
 CONFIGS: dict[str, type[PretrainedConfig]] = {
@@ -33,12 +36,18 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "qwen3_5": Qwen3_5TextConfig,
     "deepseek_v2": DeepseekV2Config,
     "glm4_moe_lite": Glm4MoeLiteConfig,
+    "nemotron_h": NemotronHConfig,
 }
 """`ModelSize.family` -> class of the model's config."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
+STATES = {
+    "qwen3_5": ("linear_key_head_dim", "linear_value_head_dim"),
+    "nemotron_h": ("ssm_state_size", "mamba_head_dim"),
+}
+"""Keys of the sizes of a recurrent layer's state, by `ModelSize.family`."""
 PACKED_LINEAR_ATTENTION = "tree kernels, rows apart"
-"""What Gated DeltaNet layers run over packed rows: transformers' own functions would carry the state from row to row.
+"""What recurrent layers run over packed rows: transformers' own functions would carry the state from row to row.
 flash-linear-attention takes longer for forward and backward together (docs/benchmarks/kernels.md)."""
 
 
@@ -72,24 +81,28 @@ def build_model(
         use_liger_layers(model, device=device)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    use_tree_attention(model, impl=tree_impl, delta_rule_impl=delta_rule_implementation(size, device, dtype))
+    recurrence = recurrence_implementation(size, device, dtype) or "auto"
+    use_tree_attention(model, impl=tree_impl, delta_rule_impl=recurrence, state_space_impl=recurrence)
     replace_during_trees(model, GATED_DELTA_NET, _packed_linear_attention, keyword="packed_layout")
+    replace_during_trees(model, MAMBA_2, partial(_packed_state_space, impl=recurrence), keyword="packed_layout")
     use_edge_head(model)
     if has_experts(model):
         RouterHooks(model)
     return model.train()
 
 
-def delta_rule_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
-    """What trees run in Gated DeltaNet layers: Triton wherever it can."""
-    state = size.more.get("linear_key_head_dim") or 0
-    reason = unavailable_reason("triton", device=device, dtype=dtype, key_size=state, value_size=state)
-    return "chunked" if reason else "triton"
+def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
+    """What trees and packed rows run in recurrent layers, Triton wherever it can; empty if the model has none."""
+    keys = STATES.get(size.family)
+    if keys is None:
+        return ""
+    state, head = (int(size.more[key] or 0) for key in keys)
+    return "chunked" if triton_unavailable_reason(device, dtype, state, head) else "triton"
 
 
 def has_experts(model: Any) -> bool:
     """Whether a model that `build_model` made routes its tokens."""
-    return bool(model.config.to_dict().get("moe_intermediate_size"))
+    return ModelShape.from_config(model.config.to_dict()).active_experts > 0
 
 
 def in_higher_precision(model: Any) -> Any:
@@ -125,6 +138,11 @@ def _attention_forward(
 
 def _packed_linear_attention(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
     return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, None, impl="auto")
+
+
+def _packed_state_space(mixer: Any, layout: PackedLayout, *_: object, impl: str) -> dict[str, Any]:
+    rows_apart = layout.metadata("rows_apart", _rows_apart)
+    return {"forward": partial(tree_forward, mixer, rows_apart, None, None, impl=impl)}
 
 
 def _rows_apart(layout: PackedLayout) -> TreeLayout:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tree_rl.cost.cost_model import ModelShape, mean_mlp_width
+from tree_rl.cost.hybrid_layers import hybrid_kinds, hybrid_parameters, repeated_parameters
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json for the number of experts."""
@@ -27,9 +28,14 @@ class Parameters:
         width = shape.intermediate
         if experts and shape.active_experts:
             width = mean_mlp_width({"num_hidden_layers": shape.layers, **config}, experts)
+        per_layer = shape.attention_parameters + 3 * shape.hidden * width + shape.hidden * experts
+        kinds = hybrid_kinds(config)
+        if kinds is not None:
+            counted = hybrid_parameters(config, kinds, experts=experts) - repeated_parameters(config, kinds)
+            per_layer = counted // len(kinds)
         matrices = 1 if config.get("tie_word_embeddings") else 2
         return cls(
-            per_layer=shape.attention_parameters + 3 * shape.hidden * width + shape.hidden * experts,
+            per_layer=per_layer,
             root=matrices * shape.hidden * shape.vocab,
             layers=shape.layers,
         )

@@ -23,7 +23,7 @@ from tree_rl.models.recurrent.own_heads import (
     own_channels,
     tokens_of_heads,
 )
-from tree_rl.models.relay import CONTEXT, STATE, LayerRelay
+from tree_rl.models.relay import CONTEXT, STATE, LayerRelay, relay_number
 from tree_rl.models.sequence_parallel import SequenceParallel
 
 NORM_EPSILON = 1e-6
@@ -67,7 +67,7 @@ class _TreeCall:
         keys = Heads(mixer.num_k_heads, mixer.head_k_dim)
         self._blocks = (keys, keys, Heads(mixer.num_v_heads, mixer.head_v_dim))
         self._own_mixed_NC: torch.Tensor | None = None
-        self._past = {} if relay is None else relay.past(mixer.layer_idx)
+        self._past = {} if relay is None else relay.past(relay_number(mixer))
         self._contexts: torch.Tensor | None = None
 
     @property
@@ -133,7 +133,7 @@ class _TreeCall:
             impl=self._impl,
         )
         if self._relay is not None:
-            self._relay.capture(self._mixer.layer_idx, state=states_SHKV, context=self._contexts, at_cuts=True)
+            self._relay.capture(relay_number(self._mixer), state=states_SHKV, context=self._contexts, at_cuts=True)
         return tokens_of_heads(out_NHV, self._ranks).unsqueeze(0), None
 
     def _gates(self, g_nH: torch.Tensor, beta_nH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

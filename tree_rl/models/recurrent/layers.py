@@ -22,8 +22,6 @@ class RecurrentKind:
 
     layer_type: str
     """Name in a config's `layer_types`."""
-    attribute: str
-    """Attribute of a decoder layer that holds its mixer."""
     mixers: frozenset[str]
     """Names of transformers' mixer classes."""
     own: tuple[str, ...] = ()
@@ -33,15 +31,15 @@ class RecurrentKind:
 
 GATED_DELTA_NET = RecurrentKind(
     layer_type="linear_attention",
-    attribute="linear_attn",
     mixers=frozenset({"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}),
     own=("causal_conv1d_fn", "chunk_gated_delta_rule"),
 )
-SHORT_CONVOLUTION = RecurrentKind(
-    layer_type="conv", attribute="conv", mixers=frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv"})
-)
+SHORT_CONVOLUTION = RecurrentKind(layer_type="conv", mixers=frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv"}))
 MAMBA_2 = RecurrentKind(
-    layer_type="mamba", attribute="mamba", mixers=frozenset({"BambaMixer", "GraniteMoeHybridMambaLayer"})
+    layer_type="mamba",
+    mixers=frozenset(
+        {"BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer", "FalconH1Mixer", "Zamba2MambaMixer"}
+    ),
 )
 KINDS = (GATED_DELTA_NET, SHORT_CONVOLUTION, MAMBA_2)
 
@@ -63,14 +61,10 @@ def _source(forward: Callable[..., Any]) -> str:
     return inspect.getsource(inspect.unwrap(forward))
 
 
-def layers_of(model: nn.Module, kind: RecurrentKind) -> list[nn.Module]:
-    """Decoder layers with a mixer of this kind."""
-    return [layer for layer in model.modules() if kind_of(getattr(layer, kind.attribute, None)) is kind]
-
-
 def readable_layer_types(model: nn.Module) -> frozenset[str]:
     """Types of the model's recurrent layers that can read trees."""
-    return frozenset(kind.layer_type for kind in KINDS if layers_of(model, kind))
+    kinds = {kind_of(module) for module in model.modules()} - {None}
+    return frozenset(kind.layer_type for kind in KINDS if kind in kinds)
 
 
 def replace_during_trees(
@@ -85,8 +79,8 @@ def replace_during_trees(
             tokens (or None); returns the attributes to replace.
         keyword: keyword that carries the layout; calls without it do not change.
     """
-    for layer in layers_of(model, kind):
-        mixer = getattr(layer, kind.attribute)
+    pairs = [(layer, mixer) for layer in model.modules() for mixer in layer.children() if kind_of(mixer) is kind]
+    for layer, mixer in pairs:
         hooks = ReplacedDuringCalls(mixer, partial(replacements, mixer), keyword)
         layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
         layer.register_forward_hook(hooks.leave, always_call=True)

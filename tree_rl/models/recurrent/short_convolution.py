@@ -12,7 +12,7 @@ from tree_kernels.tree_causal_conv1d import tree_causal_conv1d
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models.recurrent.layers import SHORT_CONVOLUTION, replace_forward_during_trees
 from tree_rl.models.recurrent.own_heads import Heads, channels_of_tokens, own_channels, tokens_of_heads
-from tree_rl.models.relay import CONTEXT, LayerRelay
+from tree_rl.models.relay import CONTEXT, LayerRelay, relay_number
 from tree_rl.models.sequence_parallel import SequenceParallel
 
 
@@ -37,10 +37,10 @@ def _forward(
         own_channels(mixer.conv.weight[:, 0], channels, ranks),
         None if bias_C is None else own_channels(bias_C, channels, ranks),
         layout,
-        initial_context=None if relay is None else relay.past(mixer.layer_idx).get(CONTEXT),
+        initial_context=None if relay is None else relay.past(relay_number(mixer)).get(CONTEXT),
         return_contexts_at=None if relay is None else relay.cuts,
     )
     if relay is not None:
-        relay.capture(mixer.layer_idx, context=contexts_SKC, at_cuts=True)
+        relay.capture(relay_number(mixer), context=contexts_SKC, at_cuts=True)
     out_nC = tokens_of_heads(out_NC.unsqueeze(1), ranks).flatten(1)
     return mixer.out_proj((out_gate_nC * out_nC).unsqueeze(0))

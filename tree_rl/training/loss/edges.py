@@ -36,6 +36,8 @@ class FlatReads:
     """int64 [W] on the device, index into E of the edge that each position reads."""
     num_flat: int
     """F."""
+    candidate_edge_WK: torch.Tensor | None = None
+    """int64 [W, K] on the device, index into E of the edge to each candidate; None without candidates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +70,7 @@ def plan_edges(
     device: torch.device | str = "cpu",
     *,
     ranks: SequenceParallel | None = None,
+    candidates_FK: np.ndarray | None = None,
 ) -> EdgePlan:
     """Find the unique edges that start at the wanted flat positions.
 
@@ -77,6 +80,7 @@ def plan_edges(
         temperature_B: float32 [B], one per row.
         device: device of the model.
         ranks: ranks that share the forest's tokens in one forward; None: this rank computes all edges.
+        candidates_FK: int [F, K], tokens whose log-probs are wanted besides at each wanted position; None: none.
 
     Raises:
         ValueError: the last token of a row is wanted.
@@ -97,7 +101,18 @@ def plan_edges(
     sources, source_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
     source_R, source_of_edge_E = sources, source_of_edge.astype(np.int64)
     target_E = forest.input_ids[edge_child].astype(np.int64)
-    temperature_E = temperatures[edge_kind] if len(edges) else np.zeros(0, dtype=np.float32)
+    candidate_edge_WK = None
+    if candidates_FK is not None:
+        source_W, candidates_WK = source_of_edge[edge_of_wanted], candidates_FK[flat].astype(np.int64)
+        size = int(candidates_WK.max(initial=0)) + 1
+        key_WK = (source_W[:, None] * size + candidates_WK) * kinds + kind[:, None]
+        more, place = np.unique(key_WK, return_inverse=True)
+        candidate_edge_WK = to_device(len(edges) + place.reshape(candidates_WK.shape), device)
+        (more_source, more_target), more_kind = np.divmod(more // kinds, size), more % kinds
+        source_of_edge_E = np.concatenate([source_of_edge_E, more_source])
+        target_E = np.concatenate([target_E, more_target])
+        edge_kind = np.concatenate([edge_kind, more_kind])
+    temperature_E = temperatures[edge_kind] if len(edge_kind) else np.zeros(0, dtype=np.float32)
     asked, share = (source_R, source_of_edge_E, target_E, temperature_E), None
     if ranks is not None:
         share = EdgeShare.of(source_R[source_of_edge_E], forest.num_unique, ranks, device)
@@ -111,6 +126,7 @@ def plan_edges(
             flat_W=to_device(flat, device),
             edge_W=to_device(edge_of_wanted.astype(np.int64), device),
             num_flat=forest.num_flat,
+            candidate_edge_WK=candidate_edge_WK,
         ),
         request=request_edges(*asked, device=device),
         share=share,
@@ -166,6 +182,16 @@ def scatter(values_E: torch.Tensor, reads: FlatReads) -> torch.Tensor:
     return values_E.new_zeros(reads.num_flat).index_put((reads.flat_W,), values_E[reads.edge_W])
 
 
+def outputs_of_rows(per_edge: EdgeOutputs, reads: FlatReads) -> EdgeOutputs:
+    """Outputs of edges [E] as outputs of the rows, [F]: `scatter`, and log-probs of candidates, [F, K]."""
+    found = per_edge.map(lambda value_E: scatter(value_E, reads))
+    if reads.candidate_edge_WK is None or per_edge.log_probs is None:
+        return found
+    candidate_WK = per_edge.log_probs[reads.candidate_edge_WK]
+    empty_FK = candidate_WK.new_zeros(reads.num_flat, candidate_WK.shape[1])
+    return replace(found, candidate_log_probs=empty_FK.index_put((reads.flat_W,), candidate_WK))
+
+
 LateEdges = Callable[[], EdgePlan]
 """Function that plans the edges when the head asks for them."""
 
@@ -191,4 +217,4 @@ def tree_log_probs(
         return replace(plan().request, extras=extras)
 
     per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
-    return EdgeOutputs.of_edges(per_edge).map(lambda value_e: scatter(plan().of_all(value_e), plan().reads))
+    return outputs_of_rows(EdgeOutputs.of_edges(per_edge).map(plan().of_all), plan().reads)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 
 LOG_PROBS, ENTROPY, SUM_PI_SQUARED, VALUES = "log_probs", "entropy", "sum_pi_squared", "values"
+CANDIDATE_LOG_PROBS = "candidate_log_probs"
 
 Wanted = tuple[str, ...]
 """Names of the outputs that a call asks for: `values` alone for a critic, else `log_probs` and any of the others."""
@@ -18,7 +19,7 @@ def beside_log_probs(names: Wanted) -> Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeOutputs:
-    """Outputs by name, all of the same length T; None (a KeyError from `outputs[name]`) if the call did not ask."""
+    """Outputs by name, all of length T; None (a KeyError from `outputs[name]`) if the call did not ask."""
 
     log_probs: torch.Tensor | None = None
     """[T], log-prob of the next token; 0 where it was not asked for."""
@@ -28,6 +29,8 @@ class EdgeOutputs:
     """[T], sum of squared probabilities of that distribution."""
     values: torch.Tensor | None = None
     """[T], a critic's value of the token itself."""
+    candidate_log_probs: torch.Tensor | None = None
+    """[T, K], log-probs of the candidates for the next token; None if the rows name none (`Rows.candidates_FK`)."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.present()[name]

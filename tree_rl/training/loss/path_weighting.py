@@ -52,4 +52,4 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_F: torch.Tensor) -> tuple[torch.Tensor, None]:
         (weight_F,) = ctx.saved_tensors
-        return gradient_F * weight_F, None
+        return gradient_F * weight_F.view(-1, *[1] * (gradient_F.dim() - 1)), None

@@ -16,7 +16,7 @@ from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.edges import EdgePlan, FlatReads, request_edges, scatter
+from tree_rl.training.loss.edges import EdgePlan, FlatReads, outputs_of_rows, request_edges
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted, beside_log_probs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
@@ -68,7 +68,7 @@ class Readout(ABC):
 
     def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
         """Scatter slots to the rows, [F]; differentiable; 0 where nothing is wanted."""
-        return slots.map(lambda value_E: scatter(value_E, self._reads))
+        return outputs_of_rows(slots, self._reads)
 
 
 class EdgeReadout(Readout):

@@ -23,7 +23,7 @@ from tree_rl.training.partitioned import ops_of_partitions
 from tree_rl.training.planning.budget import NO_LIMIT, Budget
 from tree_rl.training.planning.knowledge import Knowledge
 from tree_rl.training.planning.plan_cache import PlanCache
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops, with_tower
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.bins import best_fit
@@ -76,7 +76,8 @@ class Planner:
         started = time.perf_counter()
         context, known = self._context, self._knowledge
         is_routed = call.records_routes or call.rows.routes_FLK is not None
-        if call.run_rows_flat is None or context.always_forest or is_routed or context.ranks is not None:
+        runs_flat = call.run_rows_flat is not None and call.rows.images is None
+        if not runs_flat or context.always_forest or is_routed or context.ranks is not None:
             options = replace(options, mode="tree")
         trainer_tokens = NO_LIMIT if call.trainer_tokens is None else call.trainer_tokens
         tokens = options.max_tokens if isinstance(options.max_tokens, int) else trainer_tokens
@@ -99,10 +100,11 @@ class Planner:
         for batch in batches:
             known_f = None
             if batch.plan is None:
-                ops += FORWARD + BACKWARD if call.trains else FORWARD
+                of_forest = FORWARD + BACKWARD if call.trains else FORWARD
             else:
                 known_f = self._known_where_coupled(call, batch)
-                ops += ops_of_partitions(call, batch.plan, is_known=known_f is not None)
+                of_forest = ops_of_partitions(call, batch.plan, is_known=known_f is not None)
+            ops += of_forest if batch.images is None else with_tower(of_forest, trains=call.trains)
             log_probs_of.append(known_f)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
@@ -127,7 +129,10 @@ class Planner:
     def counting(self, plan: StepPlan) -> StepPlan:
         """A plan that runs the same micro-batches without gradients and loss; all ranks agree on it."""
         call = replace(plan.call, loss=None, trains=False)
-        ops = "".join(FORWARD * batch.num_partitions for batch in plan.batches)
+        ops = ""
+        for batch in plan.batches:
+            of_forest = FORWARD * batch.num_partitions
+            ops += of_forest if batch.images is None else with_tower(of_forest, trains=False)
         if self._context.num_ranks > 1:
             ops = agree_on_ops(ops, self._context.data_parallel).schedule
         return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
@@ -139,7 +144,8 @@ class Planner:
         raise error
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
-        if call.is_separable or not call.trains:
+        # An inference does not compute candidates.
+        if call.is_separable or not call.trains or call.rows.candidates_FK is not None:
             return None
         known = self._knowledge.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
@@ -153,7 +159,8 @@ def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[Mi
     if ranks is None:
         return None
     digest = blake2b(digest_size=16)
-    for array in (rows.token_ids_F, rows.offsets, rows.wanted_F):
+    images = () if rows.images is None else (rows.images.image_F, rows.images.position_AF)
+    for array in (rows.token_ids_F, rows.offsets, rows.wanted_F, *images):
         digest.update(array.tobytes())
     for batch in batches:
         digest.update(repr((batch.rows, batch.saving)).encode())
@@ -211,7 +218,14 @@ def plan_micro_batches(
         members = [flat_rows[index] for index in bin_]
         offsets = offsets_of(forest.row_index.lengths[members])
         batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))
+    if rows.images is not None:
+        batches = [_with_images(batch, rows) for batch in batches]
     return batches if config.path_weighting == "verl" else _with_weights(batches, forest, rows, config)
+
+
+def _with_images(batch: MicroBatch, rows: Rows) -> MicroBatch:
+    assert batch.forest is not None and rows.images is not None
+    return replace(batch, images=rows.images.of_forest(batch.forest, rows.flat_positions(batch.rows)))
 
 
 def _large_batch(

@@ -1,6 +1,7 @@
 """All ranks run one sequence of forwards and backwards, so that FSDP's collectives have the same order everywhere.
 
-Ranks agree on it beforehand. It keeps the order of each rank's ops; a rank without an op to run runs a one-token dummy.
+Ranks agree on it beforehand. It keeps the order of each rank's ops; a rank without an op to run runs a dummy of one
+token, or of one image.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ from typing import Any
 import torch.distributed
 
 FORWARD, BACKWARD = "F", "B"
+TOWER_FORWARD, TOWER_BACKWARD = "V", "W"
+"""Ops of the tower that reads images, around those of the forest with the images."""
+FORWARD_OF = {BACKWARD: FORWARD, TOWER_BACKWARD: TOWER_FORWARD}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,7 @@ def agree_on_ops(
     """Agree with the other ranks on how a call runs.
 
     Args:
-        ops: this rank's ops, "F" and "B".
+        ops: this rank's ops.
         group: the ranks that run in lock-step.
         is_refused: True if this rank refused its rows.
         may_repeat: True if this rank can run the call again without losing anything.
@@ -77,14 +81,20 @@ def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
         )
 
 
+def with_tower(ops: str, *, trains: bool) -> str:
+    """The ops of a forest with images."""
+    return TOWER_FORWARD + ops + (TOWER_BACKWARD if trains else "")
+
+
 def merge_ops(ops_of_rank: Sequence[str]) -> str:
     """One deterministic sequence of ops that contains every rank's ops in order; if all are equal, it is their string.
 
     Whenever any rank wants a forward, a forward comes next. Ranks without one run a dummy, which they can later use to
-    take part in a backward: the sequence never asks a rank for more backwards than it has run forwards.
+    take part in a backward: the sequence never asks a rank for more backwards than it has run forwards. A tower's
+    backward comes as soon as all ranks can take part.
 
     Args:
-        ops_of_rank: one string of "F" and "B" per rank; every "B" comes after its "F".
+        ops_of_rank: one string of ops per rank; every "B" comes after its "F", every "W" after its "V".
 
     Raises:
         ValueError: a rank with a backward before its forward, or an unknown op.
@@ -93,27 +103,41 @@ def merge_ops(ops_of_rank: Sequence[str]) -> str:
         _check(rank, ops)
     position = [0] * len(ops_of_rank)
     # Dummy forwards of each rank whose backward has not run yet.
-    open_dummies = [0] * len(ops_of_rank)
+    open_dummies = {op: [0] * len(ops_of_rank) for op in FORWARD_OF.values()}
     merged = ""
     while any(at < len(ops) for at, ops in zip(position, ops_of_rank, strict=True)):
         wanted = [ops[at] if at < len(ops) else "" for at, ops in zip(position, ops_of_rank, strict=True)]
-        # In a backward, every rank that does not want one needs the graph of a dummy.
-        ready = all(want == BACKWARD or open_dummies[rank] for rank, want in enumerate(wanted))
-        op = BACKWARD if ready and BACKWARD in wanted and FORWARD not in wanted else FORWARD
+        op = _next_op(wanted, open_dummies)
         for rank, want in enumerate(wanted):
             if want == op:
                 position[rank] += 1
             else:
-                open_dummies[rank] += 1 if op == FORWARD else -1
+                open_dummies[FORWARD_OF.get(op, op)][rank] += -1 if op in FORWARD_OF else 1
         merged += op
     return merged
 
 
+def _next_op(wanted: Sequence[str], open_dummies: dict[str, list[int]]) -> str:
+    def is_ready(backward: str) -> bool:
+        # Every rank that does not want this backward needs the graph of a dummy.
+        dummies = zip(wanted, open_dummies[FORWARD_OF[backward]], strict=True)
+        return all(want == backward or number for want, number in dummies)
+
+    if TOWER_BACKWARD in wanted and is_ready(TOWER_BACKWARD):
+        return TOWER_BACKWARD
+    forward = next((op for op in (TOWER_FORWARD, FORWARD) if op in wanted), None)
+    if forward is not None:
+        return forward
+    backward = BACKWARD if BACKWARD in wanted else TOWER_BACKWARD
+    return backward if is_ready(backward) else FORWARD_OF[backward]
+
+
 def _check(rank: int, ops: str) -> None:
-    balance = 0
+    balance = dict.fromkeys(FORWARD_OF.values(), 0)
     for op in ops:
-        if op not in (FORWARD, BACKWARD):
-            raise ValueError(f"rank {rank}: expected ops of 'F' and 'B', received {ops!r}")
-        balance += 1 if op == FORWARD else -1
-        if balance < 0:
+        forward = FORWARD_OF.get(op, op)
+        if forward not in balance:
+            raise ValueError(f"rank {rank}: expected ops of 'F' and 'B' (a tower's: 'V' and 'W'), received {ops!r}")
+        balance[forward] += 1 if op == forward else -1
+        if balance[forward] < 0:
             raise ValueError(f"rank {rank}: a backward comes before its forward in {ops!r}")

@@ -6,7 +6,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
@@ -30,6 +30,8 @@ CANCEL_GRACE_S = 60.0
 """Longest wait for a cancelled agent to clean up; then its siblings continue. `AgentInEnvironment` waits at most 20 s
 for an agent to end, and then deletes its files."""
 
+MEDIA = ("image", "video", "audio")
+"""Types of content with which verl's data set replaces `<image>` and the like."""
 LOOP = "tree_gateway_agent"
 """Its name in verl's configuration."""
 GatewaySettings = tuple[GatewayAgentOptions, GatewayOptions]
@@ -58,6 +60,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             NotForked: a branch did not come to its cut.
         """
         options, gateway_options = self.settings(kwargs.get("extra_info") or {})
+        _refuse_media(kwargs["raw_prompt"])
         if options.seed is not None:
             places = [str(kwargs.get(name)) for name in ("global_steps", "index", "session_id")]
             sampling_params = {**sampling_params, "seed": derived_seed(options.seed, *places)}
@@ -147,3 +150,14 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
         return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0})
+
+
+def _refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a sample whose images the gateway would turn into lines of text."""
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    media = [part["type"] for part in parts if part.get("type") in MEDIA]
+    if media:
+        raise ValueError(
+            f"the sample has {media[0]} content, and the gateway hands text to the model; set its agent_name to one of "
+            "verl's agent loops, such as tool_agent"
+        )

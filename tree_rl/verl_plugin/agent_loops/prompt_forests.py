@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from tree_rl.derived_seed import derived_seed
@@ -23,6 +25,7 @@ from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import LOOP
+from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, spans_of_images, with_image_keys
 from tree_rl.verl_plugin.agent_loops.request_seeds import SeededClient, draws_are_seeded
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 from tree_rl.verl_plugin.compat import transfer_queue as tq
@@ -129,8 +132,11 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     ) -> None:
         """Store a session's rows as verl does, and keep them for the tree."""
         recording = kwargs.pop("tree_recording", None)
-        await super()._agent_loop_postprocess(output, validate, **kwargs)
         outputs = output if isinstance(output, list) else [output]
+        # In on-policy distillation verl asks the teacher for a session's last row alone.
+        for row in outputs[:-1]:
+            await self._compute_teacher_logprobs(row, row.prompt_ids, row.response_ids, validate, kwargs)
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
         generated = outputs[0].extra_fields.get(GENERATED_TOKENS) if outputs else 0
         if recording is not None:
             generated = recording.generated_tokens
@@ -148,18 +154,37 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 response_mask=tuple(row.response_mask),
                 reward=row.reward_score,
                 weight_version=row.extra_fields.get("max_global_steps"),
+                image_spans=tuple(row.extra_fields.get(IMAGE_SPANS, ())),
                 **origin(row.extra_fields),
             )
             for index, row in enumerate(outputs)
         ]
 
+    def _compute_multi_modal_inputs(self, output: AgentLoopOutput, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """verl's inputs of a row with images; also notes where the images are, for `_publish_tree`."""
+        inputs: dict[str, torch.Tensor] = super()._compute_multi_modal_inputs(output, input_ids)
+        if IMAGE_SPANS not in output.extra_fields and inputs.get("pixel_values") is not None:
+            token = compat.get_processor_token_id(self.processor, "image")
+            size = self.processor.image_processor.merge_size
+            found = spans_of_images(input_ids.tolist(), inputs, image_token=token, merge_size=size)
+            output.extra_fields[IMAGE_SPANS] = found
+        return inputs
+
     async def _publish_tree(self, rows: list[FinishedRow], partition: str, figures: Mapping[str, int]) -> None:
         """Write a prompt's tree and figures into the tags of its rows."""
         # The rows of large sessions take tenths of a second to merge.
-        forest = await asyncio.to_thread(Forest.from_rows, [row.prompt_ids + row.response_ids for row in rows])
+        tokens = [with_image_keys(np.array(row.prompt_ids + row.response_ids), row.image_spans) for row in rows]
+        forest = await asyncio.to_thread(Forest.from_rows, tokens)
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
         tag |= {f"prompt_{name}": figure for name, figure in figures.items()}
-        tags = [{**tag, **({} if row.response_weights is None else {WEIGHS_CALLS: True})} for row in rows]
+        tags = [
+            {
+                **tag,
+                **({} if row.response_weights is None else {WEIGHS_CALLS: True}),
+                **({IMAGE_SPANS: row.image_spans} if row.image_spans else {}),
+            }
+            for row in rows
+        ]
         await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:
             await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tree_rl.verl_plugin.agent_loops.image_spans import Span
+
 TRAIN_FILE = re.compile(r"train-step(\d{6,})-\d+\.jsonl")
 
 
@@ -34,6 +36,8 @@ class FinishedRow:
     """Weight of each response token; None if every trained token has weight 1."""
     weight_version: int | None = None
     """Trainer step of the newest weights that generated its tokens; None if the rollout engine reports none."""
+    image_spans: tuple[Span, ...] = ()
+    """Images of the row; empty for text. Not written to files."""
 
     @property
     def key(self) -> str:
@@ -47,7 +51,8 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{partition}-step{rows[0].step:06d}-{os.getpid()}.jsonl"
-    text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+    fields = [asdict(row) for row in rows]
+    text = "".join(json.dumps({name: one[name] for name in one if name != "image_spans"}) + "\n" for one in fields)
     with path.open("a") as stream:
         stream.write(text)
     return path

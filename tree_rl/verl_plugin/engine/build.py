@@ -180,18 +180,21 @@ def without_pinned_offload(engine_config: Any) -> Any:
 
 
 def without_nested_shards(engine_config: Any, module: nn.Module) -> Any:
-    """A config that does not shard layers that contain an embedding, such as those of image towers: verl also shards
-    untied embeddings separately, and FSDP2 cannot shard a weight twice."""
+    """A config that does not shard layers by themselves that contain an embedding, such as those of image towers, or
+    another such layer, such as those of Zamba 2 that share weights: verl also shards untied embeddings separately, and
+    FSDP2 cannot shard a weight twice."""
     policy = dict(engine_config.wrap_policy or {})
     layers = sorted(getattr(module, "_no_split_modules", None) or ())
-    with_embedding = {
+    together = {
         type(layer).__name__
         for layer in module.modules()
-        if type(layer).__name__ in layers and any(isinstance(part, nn.Embedding) for part in layer.modules())
+        if type(layer).__name__ in layers
+        for part in layer.modules()
+        if isinstance(part, nn.Embedding) or (type(part).__name__ in layers and part is not layer)
     }
-    if policy.get("transformer_layer_cls_to_wrap") or not with_embedding:
+    if policy.get("transformer_layer_cls_to_wrap") or not together:
         return engine_config
-    policy["transformer_layer_cls_to_wrap"] = [layer for layer in layers if layer not in with_embedding]
+    policy["transformer_layer_cls_to_wrap"] = [layer for layer in layers if layer not in together]
     return dataclasses.replace(engine_config, wrap_policy=policy)
 
 

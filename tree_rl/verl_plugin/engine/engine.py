@@ -17,6 +17,7 @@ from torch import nn
 
 from tree_rl.models import use_edge_head
 from tree_rl.models.fused_layers import use_liger_layers
+from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
@@ -38,6 +39,7 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
+from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
@@ -142,6 +144,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
+            image_config=self._plain_module.config if self._reads_images else None,
         )
 
     def forward_backward_batch(
@@ -197,7 +200,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
         trains_actor = not (self.is_critic or self.engine_config.forward_only)
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
-        refuse_if_unsupported(data, "", Of.BATCH, *(ignores if self.replay is None else ()))
+        images = Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT
+        refuse_if_unsupported(data, "", images, *(ignores if self.replay is None else ()))
         group = self.get_data_parallel_group()
         assign_normalisers(data, group, self.step.context)
         try:
@@ -218,8 +222,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
             is_separable=is_token_separable(loss_function),
-            # verl's forward would slice rows over the ranks of a sequence-parallel group.
-            run_rows_flat=verl_rows.run_flat if self.sequence_parallel_group is None else None,
+            # verl's forward would slice rows over the ranks of a sequence-parallel group. Without trees, rows of a pair
+            # could run apart, and a teacher's candidates need all logits.
+            run_rows_flat=None
+            if self.sequence_parallel_group is not None
+            or isinstance(loss_function, PairLoss)
+            or rows.candidates_FK is not None
+            else verl_rows.run_flat,
             trainer_tokens=trainer_tokens(data),
             records_routes=self.replay is not None and self.replay.records,
             is_reference=self._is_reference or self.optimizer is None,
@@ -271,6 +280,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._plain_module = module
         # Read now, because adapters wrap the embedding and not all of them expose its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
+        self._reads_images = reads_images(module)
         deterministic = self.engine_config.full_determinism
         self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
         mode = replay_mode(self.engine_config)

@@ -10,8 +10,10 @@ import torch
 from tensordict import TensorDict
 
 from tree_rl.cost.balance.batch import number_groups
+from tree_rl.models.images import merge_size
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
+from tree_rl.training.row_images import RowImages
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -20,6 +22,8 @@ from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 
 PATH_WEIGHT_SCALE = "path_weight_scale"
 """Key of the factor on the path weights in the batch."""
+USES_TOP_K = "distillation_use_topk"
+"""Flag of an update whose loss reads the log-probs of the teacher's likeliest tokens."""
 LEAST_TEMPERATURE = 1e-8
 """Smallest temperature: verl's engines divide logits by no less."""
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
@@ -75,6 +79,7 @@ def read_rows(
     max_positions: int | None,
     first_position: int | None = None,
     path_weighting: str = "verl",
+    image_config: Any = None,
 ) -> Rows:
     """Read and check the rows of an engine call.
 
@@ -86,12 +91,14 @@ def read_rows(
         first_position: position of a row's first token; None if the model only uses distances.
         path_weighting: `token_unique` excludes tokens that `algorithm.rollout_correction` rejected from `counted_F`;
             all but `verl` read their column of weights if the batch has it.
+        image_config: config of a model whose rows may have images; None for rows of text.
 
     Raises:
         RowError: an empty row, an id outside the vocabulary, a mask longer than its row, a row longer than the model's
             positions, positions that do not count its tokens, a trained first token, a non-finite advantage, a path
-            weight outside (0, 1] (`custom`: below 0), or a temperature that is not above 0; names the row. Or the batch
-            lacks the column of `custom`, or of `session` outside SFT.
+            weight outside (0, 1] (`custom`: below 0), images that do not fit the row, or a temperature that is not
+            above 0; names the row. Or the batch lacks the column of `custom`, or of `session` outside SFT, or the
+            teacher's columns; or ids of the teacher are outside the vocabulary.
     """
     labels = _labels(data)
     offsets, token_ids_F = jagged(data["input_ids"])
@@ -111,6 +118,7 @@ def read_rows(
     # Only response_mask contains rejections; SFT has no such column.
     is_read = path_weighting == "token_unique" and "response_mask" in data
     kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
+    uses_top_k = tu.get_non_tensor_data(data=data, key=USES_TOP_K, default=False)
     return Rows(
         token_ids_F=token_ids_F,
         offsets=offsets,
@@ -120,13 +128,52 @@ def read_rows(
         group_B=number_groups([str(uid) for uid in data["uid"]] if "uid" in data else [""] * len(lengths)),
         label_B=tuple(labels),
         weight_F=_path_weights(data, path_weighting, offsets, wanted_F & kept_F, labels),
+        images=None
+        if image_config is None
+        else _images(data, image_config, np.split(token_ids_F, offsets[1:-1]), labels),
+        candidates_FK=_teacher_ids(data, offsets, wanted_F, labels, vocab_size) if uses_top_k else None,
     )
+
+
+def _images(data: TensorDict, config: Any, token_ids: list[np.ndarray], labels: list[str]) -> RowImages | None:
+    """Images of verl's `multi_modal_inputs`; None if no row has any."""
+    given = [tu.unwrap_non_tensor_data(inputs) or {} for inputs in data.get("multi_modal_inputs", ())]
+    pixel_values = [inputs.get("pixel_values") for inputs in given]
+    if all(pixels is None for pixels in pixel_values):
+        return None
+    positions = [position.cpu() for position in data["position_ids"].unbind()]
+    return RowImages.of(
+        token_ids,
+        [None if pixels is None else pixels.cpu() for pixels in pixel_values],
+        [None if inputs.get("image_grid_thw") is None else inputs["image_grid_thw"].cpu() for inputs in given],
+        # The first of verl's four axes counts tokens, and transformers reads it only to tell packed rows apart.
+        [position[-3:] if position.dim() == 2 else position.expand(3, -1) for position in positions],
+        image_token=config.image_token_id,
+        merge_size=merge_size(config),
+        labels=labels,
+    )
+
+
+def _teacher_ids(
+    data: TensorDict, offsets: np.ndarray, wanted_F: np.ndarray, labels: list[str], vocab_size: int
+) -> np.ndarray | None:
+    """int [F, K], the teacher's likeliest next tokens at each position; None on a rank without rows."""
+    if not labels:
+        return None
+    if "teacher_ids" not in data:
+        raise RowError(f"{USES_TOP_K}=True: expected columns teacher_ids and teacher_logprobs, received neither")
+    teacher_offsets, ids_FK = jagged(data["teacher_ids"])
+    _refuse(np.diff(teacher_offsets) != np.diff(offsets), labels, "has another number of teacher_ids than tokens")
+    outside_F = wanted_F & ((ids_FK < 0) | (ids_FK >= vocab_size)).any(1)
+    for row, flat in _first(outside_F, offsets):
+        raise RowError(f"{labels[row]}: teacher_ids {ids_FK[flat].tolist()} leave the vocabulary of {vocab_size}")
+    return ids_FK
 
 
 def _check_positions(position_ids: Any, offsets: np.ndarray, labels: list[str], first_position: int | None) -> None:
     """Positions must count a row's tokens, because on a tree a token's position is its depth."""
     if position_ids.dim() == 3:
-        # All axes of a row of text are equal.
+        # All axes of a row of text are equal, and the first of four counts the tokens of a row with images too.
         position_ids = torch.nested.as_nested_tensor(
             [row_AL[0] for row_AL in position_ids.unbind()], layout=torch.jagged
         )

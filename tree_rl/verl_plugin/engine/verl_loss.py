@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, EdgeOutputs
+from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
-from tree_rl.verl_plugin.compat import get_device_id, ppo_loss, response_from_nested, sft_loss, value_loss
+from tree_rl.verl_plugin.compat import (
+    distillation_ppo_loss,
+    get_device_id,
+    kl_divergence,
+    ppo_loss,
+    response_from_nested,
+    sft_loss,
+    value_loss,
+)
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.outputs_back import as_model_output
 
@@ -50,8 +58,9 @@ class OnPolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss and metrics of some rows in the form of verl's losses."""
         seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
-        rows = data.copy()
-        rows["old_log_probs"] = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        old = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        # `copy` would clone names and other objects one by one.
+        rows = TensorDict({**dict(data.items()), "old_log_probs": old}, batch_size=data.batch_size)
         return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
 
 
@@ -73,6 +82,9 @@ class VerlRows:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
         assert self.loss_function is not None
         selected = self._on_device(members)
+        if _distils(self.loss_function) and not selected["loss_mask"].values().any():
+            # verl takes the least and the largest loss of a micro-batch, and padding rows have none.
+            return torch.stack([output.sum() * 0 for output in outputs.present().values()]).sum(), {}
         holds_cells = tu.get_non_tensor_data(data=self.data, key=HOLDS_CELLS, default=False)
         if holds_cells and _loss_mode(self.loss_function) == GEO_MEAN:
             # The loss is proportional to the advantages, so scaling them scales the loss.
@@ -80,6 +92,11 @@ class VerlRows:
             share = len(members) * selected["dp_size"] / selected["global_batch_size"]
             selected["advantages"] = selected["advantages"] * share
         model_output = as_model_output(outputs, selected["input_ids"].offsets())
+        student = model_output.pop(CANDIDATE_LOG_PROBS, None)
+        if student is not None:
+            assert isinstance(self.loss_function, partial)
+            config = self.loss_function.keywords["distillation_config"].distillation_loss
+            model_output |= distillation_outputs(student, selected["teacher_logprobs"], config)
         return self.loss_function(model_output=model_output, data=selected, dp_group=self.group)
 
     def run_flat(
@@ -125,6 +142,27 @@ class VerlRows:
         return selected
 
 
+def distillation_outputs(student: Any, teacher: Any, config: Any) -> dict[str, torch.Tensor]:
+    """What verl's `compute_forward_kl_topk` finds in logits, from log-probs of the teacher's K tokens alone.
+
+    Its diagnostics of the student's own likeliest tokens, for which verl's loss does not ask, are left out.
+
+    Args:
+        student: nested [B, L, K], log-probs under the model.
+        teacher: the same under the teacher.
+        config: verl's `DistillationLossConfig`.
+
+    Returns:
+        `distillation_losses`, `student_mass` and `teacher_mass`, nested [B, L].
+    """
+    student_FK, teacher_FK = student.values(), teacher.values()
+    of_tokens = {"student_mass": student_FK.exp().sum(-1), "teacher_mass": teacher_FK.exp().sum(-1)}
+    if config.log_prob_min_clamp is not None:
+        student_FK, teacher_FK = (one.clamp_min(config.log_prob_min_clamp) for one in (student_FK, teacher_FK))
+    of_tokens["distillation_losses"] = kl_divergence(log_q=student_FK, log_p=teacher_FK)
+    return {name: torch.nested.nested_tensor_from_jagged(one, student.offsets()) for name, one in of_tokens.items()}
+
+
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
     return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
 
@@ -159,6 +197,10 @@ def averages_sequences(loss_function: Any) -> bool:
     return _loss_mode(loss_function) in SEQUENCE_POLICY_LOSSES or config.loss_agg_mode.startswith(SEQUENCE_MEAN)
 
 
+def _distils(loss_function: Any) -> bool:
+    return isinstance(loss_function, partial) and loss_function.func is distillation_ppo_loss
+
+
 def _config_of(loss_function: Any) -> Any:
     """The config of the role to which one of verl's losses is bound; None for other losses."""
     if isinstance(loss_function, OnPolicyLoss):
@@ -181,6 +223,10 @@ def is_token_separable(loss_function: Any) -> bool:
         loss_function, separable_losses = loss_function.loss_function, separable_losses | SEPARABLE_ON_POLICY_LOSSES
     if not isinstance(loss_function, partial):
         return False
+    if _distils(loss_function):
+        # Losses of distillation read one position each, and verl's policy gradient on them is vanilla.
+        distils = loss_function.keywords["distillation_config"].distillation_loss
+        return not distils.use_task_rewards or _loss_mode(loss_function) in separable_losses
     if loss_function.func is ppo_loss:
         return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in separable_losses
     return loss_function.func in (sft_loss, value_loss)

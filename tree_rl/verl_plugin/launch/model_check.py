@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification, Pretrained
 
 from tree_rl.models import UnsupportedModelError, check_model
 from tree_rl.models.fused_layers import why_not_liger
+from tree_rl.models.images import IMAGE_READERS
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_recurrent_layers, has_rope_axes
@@ -26,6 +27,9 @@ from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 IMAGE_KEYS = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 """verl's default column names, by the key of `data` that names the column."""
+TEXT_ALONE = "trees run rows of text"
+TEXT_LOOPS = ("tree_gateway_agent", "tree_tool_agent")
+"""Agent loops whose models read text."""
 ADAPTED = ("target_modules", "target_parameters", "exclude_modules")
 """Keys of a role's `model` node that choose the modules with adapters."""
 
@@ -167,26 +171,40 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
     refuse_if_unsupported(built, key, Of.ADAPTERS)
 
 
-def refuse_rows_with_images(data: DictConfig, files: Sequence[str]) -> None:
+def why_no_images(config: DictConfig) -> str | None:
+    """Why rows of a job that samples cannot have images; None if they can, or if only workers can tell."""
+    key, rollout = "actor_rollout_ref.model", config.actor_rollout_ref.rollout
+    model = _read_config(config.actor_rollout_ref.model, key)
+    if model is not None and model.model_type not in IMAGE_READERS:
+        return TEXT_ALONE
+    if rollout.name == "hf":
+        return "rollout.name=hf generates from text"
+    loop = OmegaConf.select(rollout, "agent.default_agent_loop")
+    return f"{loop} hands text to the model" if loop in TEXT_LOOPS else None
+
+
+def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, why: str | None = TEXT_ALONE) -> None:
     """Refuse parquet files on this machine whose rows contain images, videos or audio.
 
     Args:
         data: the config's `data` node.
         files: keys of `data` that hold a path or a list of paths.
+        why: reason why rows cannot have images; None if they can.
 
     Raises:
         ValueError: names the key, the file, the row and its column.
     """
-    columns = [str(data.get(key, None) or default) for key, default in IMAGE_KEYS.items()]
+    refused = {key: name for key, name in IMAGE_KEYS.items() if why is not None or key != "image_key"}
+    columns = [str(data.get(key, None) or default) for key, default in refused.items()]
     for key in files:
         given = data.get(key, None) or ()
         for path in [given] if isinstance(given, str) else given:
             file = Path(str(path)).expanduser()
             if file.suffix == ".parquet" and file.exists():
-                _refuse_file(file, columns, f"data.{key}={path}")
+                _refuse_file(file, columns, f"data.{key}={path}", why or TEXT_ALONE)
 
 
-def _refuse_file(file: Path, columns: Sequence[str], named: str) -> None:
+def _refuse_file(file: Path, columns: Sequence[str], named: str, why: str) -> None:
     try:
         parquet = pq.ParquetFile(file)
     except pa.ArrowInvalid:
@@ -199,7 +217,7 @@ def _refuse_file(file: Path, columns: Sequence[str], named: str) -> None:
             for offset, value in enumerate(column):
                 if value.is_valid and (not hasattr(value, "values") or len(value)):
                     raise ValueError(
-                        f"{named}: row {row + offset} has {name}; trees run rows of text: drop rows with images, or "
+                        f"{named}: row {row + offset} has {name}; {why}: drop such rows, or "
                         "train without trees (actor_rollout_ref.model.model_type=language_model and verl's trainer)"
                     )
         row += len(batch)

@@ -28,15 +28,14 @@ PROGRAM = Program(
 def main(arguments: Sequence[str]) -> None:
     """Run a command line of verl's `sft_trainer`; if it cannot run, print one line and exit with code 2."""
     config = checked(arguments)
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(banner(config), file=sys.stderr, flush=True)
+    announce(config, "SFT")
     train(config)
 
 
-def checked(arguments: Sequence[str]) -> DictConfig:
+def checked(arguments: Sequence[str], program: Program = PROGRAM) -> DictConfig:
     """Read and check the config of a command line; exits as `main`."""
     with refusals_as_one_line():
-        job = read_job(arguments, PROGRAM)
+        job = read_job(arguments, program)
         config = job.config
         refuse_if_unsupported(config, "", Of.VALUES)
         check_tree_block(config.engine, "engine", written_keys(job.given))
@@ -48,8 +47,14 @@ def checked(arguments: Sequence[str]) -> DictConfig:
     return config
 
 
-def banner(config: DictConfig) -> str:
-    """A one-line summary of the job."""
+def announce(config: DictConfig, what: str) -> None:
+    """Print a one-line summary of the job, once for all ranks."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(banner(config, what), file=sys.stderr, flush=True)
+
+
+def banner(config: DictConfig, what: str) -> str:
+    """A one-line summary of the job; `what` names the training."""
     tree = config.engine.get("tree", None) or {}
     facts = f"mode {tree.get('mode', 'auto')}; attention {tree.get('attention', 'auto')}"
-    return f"tree_rl {__version__}: SFT on {config.engine.strategy}; {facts}"
+    return f"tree_rl {__version__}: {what} on {config.engine.strategy}; {facts}"

@@ -35,7 +35,12 @@ from tree_rl.verl_plugin.launch.command_line import (
     read_job,
     refusals_as_one_line,
 )
-from tree_rl.verl_plugin.launch.model_check import choose_layers, refuse_model_of_job, refuse_rows_with_images
+from tree_rl.verl_plugin.launch.model_check import (
+    choose_layers,
+    refuse_model_of_job,
+    refuse_rows_with_images,
+    why_no_images,
+)
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
@@ -168,7 +173,7 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     prepared = copy.deepcopy(config)
     _check_prepared(prepared)
     _check_models(prepared)
-    refuse_rows_with_images(config.data, ("train_files", "val_files"))
+    refuse_rows_with_images(config.data, ("train_files", "val_files"), why=why_no_images(config))
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
     except (TypeError, HydraException) as error:

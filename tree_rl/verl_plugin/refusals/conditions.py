@@ -18,7 +18,7 @@ from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
-from tree_rl.verl_plugin.compat import PrecisionType, get_distillation_loss_settings
+from tree_rl.verl_plugin.compat import PrecisionType
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -142,12 +142,6 @@ def unusable_options(options: Any, config: Any) -> Words | None:
     except ValueError as error:
         return {"reason": f"adv_estimator={name}: {error}"}
     return None
-
-
-def distils_top_k(loss: Any, config: Any) -> bool:
-    """True if the distillation loss reads logits of other tokens than the trained ones."""
-    asked = loss is not None and option(config, "distillation.enabled", False)
-    return bool(asked and get_distillation_loss_settings(loss).use_topk)
 
 
 def records_in_vain(records: Any, config: Any) -> bool:
@@ -290,19 +284,36 @@ def column(name: str) -> Condition:
     return lambda _, data: name in data
 
 
-def carries_images(_: Any, data: TensorDict) -> Words | None:
-    """Multimodal inputs of a row, except type ids that mark every token as text."""
-    for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
-        for key, value in (tu.unwrap_non_tensor_data(inputs) or {}).items():
-            if value is not None and not (key in TYPE_IDS and not torch.as_tensor(value).any()):
-                return {"row": row, "what": key}
-    return None
+OF_IMAGES = ("pixel_values", "image_grid_thw", "images_seqlens")
+"""Keys of verl's `multi_modal_inputs` for a row with images, besides type ids."""
+
+
+def carries_media(*readable: str) -> Condition:
+    """A condition for multimodal inputs of a row, except those under the given keys.
+
+    Type ids may mark tokens of a row with a readable image; those of other rows must mark every token as text.
+    """
+
+    def condition(_: Any, data: TensorDict) -> Words | None:
+        for row, inputs in enumerate(data.get("multi_modal_inputs", ())):
+            given = tu.unwrap_non_tensor_data(inputs) or {}
+            most = int(bool(readable) and given.get("pixel_values") is not None)
+            for key, value in given.items():
+                if value is None or key in readable:
+                    continue
+                if key not in TYPE_IDS or (torch.as_tensor(value) > most).any():
+                    return {"row": row, "what": key}
+        return None
+
+    return condition
 
 
 def carries_positions_of_images(_: Any, data: TensorDict) -> Words | None:
-    """Positions of a row whose axes differ; rows of text have equal axes."""
+    """Positions of a row without an image whose axes differ; rows of text have equal axes."""
     if "position_ids" in data and data["position_ids"].dim() == 3:
-        for row, position_AL in enumerate(data["position_ids"].unbind()):
-            if not (position_AL == position_AL[:1]).all():
+        inputs = list(data.get("multi_modal_inputs", ())) or [None] * len(data)
+        for row, (position_AL, given) in enumerate(zip(data["position_ids"].unbind(), inputs, strict=True)):
+            has_image = (tu.unwrap_non_tensor_data(given) or {}).get("pixel_values") is not None
+            if not has_image and not (position_AL == position_AL[:1]).all():
                 return {"row": row, "axes": len(position_AL)}
     return None

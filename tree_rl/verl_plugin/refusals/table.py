@@ -159,10 +159,6 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     ),
     # Otherwise every batch would be refused for these, after the rollouts.
     Of.POLICY: (
-        Refusal("distillation.distillation_loss.loss_mode",
-                "{option}: it needs the logits of other tokens than the trained ones, which the head of a tree does "
-                "not compute", "set distillation.distillation_loss.loss_mode=k3, or train without trees",
-                when.distils_top_k),
         Refusal(f"{ROLLOUT}.enable_rollout_routing_replay",
                 f"{{option}} beside actor_rollout_ref.actor.{REPLAY_KEY}=disabled, which ignores the routes",
                 f"set actor_rollout_ref.actor.{REPLAY_KEY}=R3, or the first to False", when.records_in_vain),
@@ -282,11 +278,15 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 when.adapted("input", TrainableTokensWrapper, tied=True)),
         Refusal("", f"ensure_weight_tying of LoRA in {UNSHARDED}", "load an adapter without it", when.ties_by_hand),
     ),
-    Of.BATCH: (
-        *(Refusal("", f"the tree engine does not support {name}=True", "use model_type=language_model",
-                  when.flag(name)) for name in ("distillation_use_topk", "distillation_only")),
-        Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_images),
+    Of.BATCH_OF_TEXT: (
+        Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_media()),
         Refusal("", "row {row} carries position_ids of images (its {axes} axes differ)", TEXT,
+                when.carries_positions_of_images),
+    ),
+    Of.BATCH_WITH_IMAGES: (
+        Refusal("", "row {row} carries multimodal inputs besides images ({what})", TEXT,
+                when.carries_media(*when.OF_IMAGES)),
+        Refusal("", "row {row} has no image, but position_ids of images (its {axes} axes differ)", TEXT,
                 when.carries_positions_of_images),
     ),
     Of.BATCH_WITHOUT_REPLAY: (

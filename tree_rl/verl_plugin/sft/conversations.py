@@ -11,14 +11,14 @@ SHARED_PART = 0.5
 """Share of the shorter row from which two rows belong to one conversation; system prompts are shorter."""
 
 
-def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
+def conversations_of_rows(row_tokens: Sequence[np.ndarray], *, shared_part: float = SHARED_PART) -> np.ndarray:
     """Number the conversations of B rows of token ids: int64 [B], equal for rows of one conversation.
 
-    Neighbours in token order that share enough belong to one conversation.
+    Neighbours in token order that share at least `shared_part` of the shorter one belong to one conversation.
     """
     order = Forest.from_rows(row_tokens).row_order
     shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
-    starts_new = order.shared[1:] < SHARED_PART * shorter
+    starts_new = order.shared[1:] < shared_part * shorter
     conversation = np.zeros(len(order.rows), dtype=np.int64)
     conversation[order.rows[1:]] = np.cumsum(starts_new)
     return conversation

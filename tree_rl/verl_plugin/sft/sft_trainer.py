@@ -32,26 +32,29 @@ from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
 from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
-from tree_rl.verl_plugin.trainer.step_metrics import reduce_tree_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import reduce_engine_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
 
 
 class SFTWorker(TreeTrainingWorker):
-    """Converts the engine's `tree/*` metrics to numbers, because verl's SFT loop logs metrics unchanged."""
+    """Converts the engine's metrics to numbers, because verl's SFT loop logs metrics unchanged."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
         output = super().train_batch(data)
         if output is not None:
-            reduce_tree_metrics(tu.get(output, "metrics"))
+            reduce_engine_metrics(tu.get(output, "metrics"))
         return output
 
 
 class TreeSFTTrainer(SFTTrainer):
     """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
 
+    loss_fn: Callable[..., Any]
+    title = "tree SFT"
+    """Beginning of its messages."""
     train_dataset: Any
     """verl's dataset, or ours; with `path_weighting: custom` its rows have weights."""
 
@@ -76,7 +79,7 @@ class TreeSFTTrainer(SFTTrainer):
         if step >= self.total_training_steps:
             if self.rank == 0:
                 longer = "raise trainer.total_epochs (or trainer.total_training_steps) to go on"
-                print(f"tree SFT: all {self.total_training_steps} steps are trained; {longer}")
+                print(f"{self.title}: all {self.total_training_steps} steps are trained; {longer}")
             return
         if step % self.steps_per_epoch == 0:
             # verl saves in the epoch's last step, so the loader's state has no batch left. verl would take that empty
@@ -121,10 +124,13 @@ class TreeSFTTrainer(SFTTrainer):
             dataset=dataset,
             batch_size=self.train_batch_size_per_dp,
             sampler=sampler,
-            collate_fn=partial(collate_with_uid, self.collate_fn),
+            collate_fn=self._collator(),
             num_workers=self.config.data.num_workers,
             drop_last=True,
         )
+
+    def _collator(self) -> Callable[[list[Any]], Batch]:
+        return partial(collate_with_uid, self.collate_fn)
 
 
 class WeighedRows(Dataset):
@@ -160,15 +166,15 @@ def join_as_only_rank() -> None:
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def train(config: DictConfig) -> None:
+def train(config: DictConfig, trainer_class: type[TreeSFTTrainer] = TreeSFTTrainer) -> None:
     """Run one process of a job; if its data cannot train, print one line and exit with code 2."""
     join_as_only_rank()
     config.trainer.device = get_device_name()
     initialize_global_process_group()
     try:
-        trainer = TreeSFTTrainer(config=config)
+        trainer = trainer_class(config=config)
     except InputError as error:
-        print(f"tree SFT: {escaped(str(error))}", file=sys.stderr)
+        print(f"{trainer_class.title}: {escaped(str(error))}", file=sys.stderr)
         sys.exit(INPUT_ERROR)
     trainer.fit()
     destroy_global_process_group()

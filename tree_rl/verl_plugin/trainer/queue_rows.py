@@ -9,10 +9,13 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
+from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
+ENGINE_OBJECTS = ("uid", "session_id", "index", "multi_modal_inputs")
+"""Columns of other objects than tensors that engines read: what names a row, and its images."""
 MANY_AGENTS = 16
 """Most sub-agents of a batch that get a metric each."""
 
@@ -23,9 +26,20 @@ def real_rows(batch: KVBatchMeta) -> list[int]:
 
 
 def fetch_row_tokens(batch: KVBatchMeta) -> dict[str, np.ndarray]:
-    """Token ids of every row, by key."""
+    """Token ids of every row, by key; the tokens of an image have a number of its content instead."""
     columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["input_ids"])
-    return {key: ids.numpy() for key, ids in zip(batch.keys, columns["input_ids"].unbind(), strict=True)}
+    rows = zip(batch.keys, columns["input_ids"].unbind(), batch.tags, strict=True)
+    return {key: with_image_keys(ids.numpy(), tag.get(IMAGE_SPANS, ())) for key, ids, tag in rows}
+
+
+def with_engine_fields(batch: KVBatchMeta) -> KVBatchMeta:
+    """The batch; workers fetch only the columns that engines read: tensors and `ENGINE_OBJECTS`.
+
+    verl's queue wraps every other value of every row in an object of its own, which takes as long as a small update.
+    """
+    first = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id)
+    batch.fields = [name for name, value in first.items() if isinstance(value, torch.Tensor) or name in ENGINE_OBJECTS]
+    return batch
 
 
 def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:

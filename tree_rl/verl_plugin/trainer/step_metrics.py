@@ -170,11 +170,12 @@ def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def reduce_tree_metrics(metrics: dict[str, Any]) -> None:
-    """Convert the engine's `tree/*` entries, one per rank, to numbers and add `tree/realised_saving`, in place."""
-    for key in [key for key in metrics if key.startswith("tree/")]:
-        value = metrics[key]
-        metrics[key] = float(Metric.aggregate_dp(value) if isinstance(value, list) else value.aggregate())
+def reduce_engine_metrics(metrics: dict[str, Any]) -> None:
+    """Convert verl's `Metric`s, one per rank, to numbers and add `tree/realised_saving`, in place."""
+    for key, value in metrics.items():
+        of_ranks = value if isinstance(value, list) else [value]
+        if of_ranks and isinstance(of_ranks[0], Metric):
+            metrics[key] = float(Metric.aggregate_dp(of_ranks))
     ran, flat = metrics.get("tree/unique_tokens"), metrics.get("tree/flat_tokens")
     if ran is not None and flat:
         metrics["tree/realised_saving"] = 1.0 - ran / flat

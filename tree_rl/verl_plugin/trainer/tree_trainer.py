@@ -53,6 +53,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
     put_with_padding,
     real_rows,
     reward_components,
+    with_engine_fields,
 )
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
@@ -191,7 +192,13 @@ class TreeTrainerMixin(ResumableTrainer):
             self._skip_old_log_prob()
             return batch
         batch.extra_info["calculate_sum_pi_squared"] = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
-        return super()._compute_old_log_prob(batch, metrics)
+        return super()._compute_old_log_prob(with_engine_fields(batch), metrics)
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_ref_log_prob(with_engine_fields(batch), metrics)
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_values(with_engine_fields(batch), metrics)
 
     def _restores_weights(self) -> bool:
         """True if the pass would use earlier weights than the update."""
@@ -297,14 +304,14 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[1]
-        batch = super()._update_critic(batch, metrics)
+        batch = super()._update_critic(with_engine_fields(batch), metrics)
         metrics.update(update_metrics(metrics, "critic"))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[0]
         batch.extra_info[REUSE_LOG_PROBS] = self._reuses_log_probs
-        batch = super()._update_actor(batch, metrics)
+        batch = super()._update_actor(with_engine_fields(batch), metrics)
         if self._reuses_log_probs:
             self._report_log_probs_of_update(batch, metrics)
         self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost

@@ -112,8 +112,12 @@ def query_gradients_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> None:
-    """dQ [N, Hk, K], summed over the value heads of a key head, dW [T, H, C, K], K / BK parts of dG. Grid: (T, Hk)."""
+    """dQ [N, Hk, K], summed over the value heads of a key head, dW [T, H, C, K] if CORRECTS, K / BK parts of dG.
+
+    Grid: (T, Hk).
+    """
     tile, key_head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)
@@ -132,9 +136,11 @@ def query_gradients_kernel(
                 entry = load_state(entry_pointer, tile, head, part * BK, block * BV, HEADS, K, V, BK, BV, True)
                 d_out = load_rows(d_out_pointer, out_rows, exists, block * BV, BV)
                 d_q = tl.dot(d_out, entry, d_q, input_precision="ieee")
-                d_written = load_matrix(d_written_pointer, written_rows, block * BV, BV)
-                d_reads = tl.dot(d_written, entry, d_reads, input_precision="ieee")
-            store_matrix(d_reads_pointer, -d_reads, row_offsets(tile, head, HEADS, C, K), part * BK, BK)
+                if CORRECTS:
+                    d_written = load_matrix(d_written_pointer, written_rows, block * BV, BV)
+                    d_reads = tl.dot(d_written, entry, d_reads, input_precision="ieee")
+            if CORRECTS:
+                store_matrix(d_reads_pointer, -d_reads, row_offsets(tile, head, HEADS, C, K), part * BK, BK)
             high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
             d_q = d_q * (scale * tl.exp(high + low))[:, None]
             store_path_part(d_path_pointer, tl.sum(d_q * q, 1), part, tile, head, num_tiles, HEADS, C)

@@ -229,8 +229,12 @@ def key_gradients_kernel(
     K: tl.constexpr,
     BK: tl.constexpr,
     C: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> None:
-    """Add the rest of dK, summed over the value heads of a key head. Grid: (T, Hk)."""
+    """Add the rest of dK, summed over the value heads of a key head. Grid: (T, Hk).
+
+    Without CORRECTS, that is the part of the scores.
+    """
     tile, key_head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, C)
     token = tl.load(token_pointer + tile * C + row)
@@ -242,17 +246,19 @@ def key_gradients_kernel(
         total = load_rows(d_k_pointer, key_rows, exists, part * BK, BK).to(tl.float32)
         for number in range(GROUP):
             head = key_head * GROUP + number
-            gate_rows = token.to(tl.int64) * HEADS + head
-            beta = tl.load(beta_pointer + gate_rows, mask=exists, other=0.0).to(tl.float32)
-            high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
             square_rows = row_offsets(tile, head, HEADS, C, C)
-            inverse_ji = load_matrix_columns(inverse_pointer, square_rows, 0, C)
-            d_reads = load_matrix(d_reads_pointer, row_offsets(tile, head, HEADS, C, K), part * BK, BK)
-            total += tl.dot(inverse_ji, d_reads, input_precision="ieee") * (beta * tl.exp(high + low))[:, None]
+            if CORRECTS:
+                gate_rows = token.to(tl.int64) * HEADS + head
+                beta = tl.load(beta_pointer + gate_rows, mask=exists, other=0.0).to(tl.float32)
+                high, low = load_path(path_pointer, tile, head, num_tiles, HEADS, C)
+                inverse_ji = load_matrix_columns(inverse_pointer, square_rows, 0, C)
+                d_reads = load_matrix(d_reads_pointer, row_offsets(tile, head, HEADS, C, K), part * BK, BK)
+                total += tl.dot(inverse_ji, d_reads, input_precision="ieee") * (beta * tl.exp(high + low))[:, None]
             d_scores_ji = load_matrix(d_scores_pointer, square_rows, 0, C)
             total = tl.dot(d_scores_ji, q, total, input_precision="ieee")
-            d_overlap = load_matrix(d_overlap_pointer, square_rows, 0, C)
-            total = tl.dot(d_overlap, k, total, input_precision="ieee")
-            d_overlap_ji = load_matrix_columns(d_overlap_pointer, square_rows, 0, C)
-            total = tl.dot(d_overlap_ji, k, total, input_precision="ieee")
+            if CORRECTS:
+                d_overlap = load_matrix(d_overlap_pointer, square_rows, 0, C)
+                total = tl.dot(d_overlap, k, total, input_precision="ieee")
+                d_overlap_ji = load_matrix_columns(d_overlap_pointer, square_rows, 0, C)
+                total = tl.dot(d_overlap_ji, k, total, input_precision="ieee")
         store_rows(d_k_pointer, total, key_rows, exists, part * BK, BK)

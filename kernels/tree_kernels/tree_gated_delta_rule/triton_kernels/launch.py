@@ -33,12 +33,7 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.state_kernels import (
 def prepare(problem: Problem) -> tuple[Decays, torch.Tensor]:
     """Decays and inverses [T, H, C, C] of all tiles."""
     plan, tile = problem.plan, problem.tile_tokens
-    decays = Decays(
-        path=problem.g.new_empty(2, *problem.of_value_heads, tile),
-        from_entry=problem.of_tiles(tile, dtype=torch.float32),
-        to_exit=problem.of_tiles(tile, dtype=torch.float32),
-        kept=problem.of_tiles(dtype=torch.float32),
-    )
+    decays = Decays.empty(problem)
     inverse = problem.of_tiles(tile, tile)
     block_rows = problem.launches.inverse_block_rows
     prepare_kernel[problem.of_value_heads](
@@ -113,7 +108,7 @@ def gradients(
         parts_of_scores, *problem.counts, problem.scale,
         **problem.constants(launches.score_gradients, score_gradients_kernel),
     )  # fmt: skip
-    d_main, d_side, d_source = _walk_back(problem, decays, reads, d_out, d_written, d_states)
+    d_main, d_side, d_source = walk_back(problem, decays, reads, d_out, d_written, d_states)
     d_reads = torch.empty_like(reads)
     d_q, d_k, d_v, d_g, d_beta = map(torch.empty_like, (problem.q, problem.k, problem.v, problem.g, problem.beta))
     query_gradients_kernel[problem.of_key_heads](
@@ -143,7 +138,7 @@ def gradients(
     return d_q, d_k, d_v, d_g, d_beta, d_source
 
 
-def _walk_back(
+def walk_back(
     problem: Problem,
     decays: Decays,
     reads: torch.Tensor,

@@ -20,6 +20,45 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.tile import (
 )
 
 
+@triton.jit
+def store_decays(
+    g_pointer: tl.tensor,
+    main_row_pointer: tl.tensor,
+    path_pointer: tl.tensor,
+    from_entry_pointer: tl.tensor,
+    to_exit_pointer: tl.tensor,
+    kept_pointer: tl.tensor,
+    token: tl.tensor,
+    end: tl.tensor,
+    tile: tl.tensor,
+    head: tl.tensor,
+    num_tokens: tl.tensor,
+    num_tiles: tl.tensor,
+    HEADS: tl.constexpr,
+    C: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Write a tile's decays, float32; return its path sums, high and low part."""
+    row = tl.arange(0, C)
+    g = tl.load(g_pointer + token.to(tl.int64) * HEADS + head, mask=token < num_tokens, other=0.0).to(tl.float64)
+    sees = visible_rows(row[:, None], row[None, :], end[None, :])
+    path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
+    high = path.to(tl.float32)
+    low = (path - high.to(tl.float64)).to(tl.float32)
+    of_tile = tile.to(tl.int64) * HEADS + head
+    place = of_tile * C + row
+    tl.store(path_pointer + place, high)
+    tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
+    tl.store(from_entry_pointer + place, tl.exp(high + low))
+    # Precomputed, because the walks go from tile to tile and would wait for these lookups.
+    main_row = tl.load(main_row_pointer + tile)
+    exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
+    exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
+    goes_on = visible_rows(main_row, row, end)
+    tl.store(to_exit_pointer + place, decay_between(goes_on, exit_high, exit_low, high, low))
+    tl.store(kept_pointer + of_tile, tl.where(main_row >= 0, tl.exp(exit_high + exit_low), 0.0))
+    return high, low
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_tiles"])
 def prepare_kernel(
     k_pointer: tl.tensor,
@@ -53,25 +92,12 @@ def prepare_kernel(
     token = tl.load(token_pointer + tile * C + row)
     exists = token < num_tokens
     end = tl.load(row_end_pointer + tile * C + row)
-    at = token.to(tl.int64) * HEADS + head
-    g = tl.load(g_pointer + at, mask=exists, other=0.0).to(tl.float64)
-    beta = tl.load(beta_pointer + at, mask=exists, other=0.0).to(tl.float32)
+    beta = tl.load(beta_pointer + token.to(tl.int64) * HEADS + head, mask=exists, other=0.0).to(tl.float32)
     sees = visible_rows(row[:, None], row[None, :], end[None, :])
-    path = tl.sum(tl.where(sees, g[None, :], 0.0), 1)
-    high = path.to(tl.float32)
-    low = (path - high.to(tl.float64)).to(tl.float32)
-    of_tile = tile.to(tl.int64) * HEADS + head
-    place = of_tile * C + row
-    tl.store(path_pointer + place, high)
-    tl.store(path_pointer + num_tiles.to(tl.int64) * HEADS * C + place, low)
-    tl.store(from_entry_pointer + place, tl.exp(high + low))
-    # Precomputed, because the walks go from tile to tile and would wait for these lookups.
-    main_row = tl.load(main_row_pointer + tile)
-    exit_high = tl.sum(tl.where(row == main_row, high, 0.0), 0)
-    exit_low = tl.sum(tl.where(row == main_row, low, 0.0), 0)
-    goes_on = visible_rows(main_row, row, end)
-    tl.store(to_exit_pointer + place, decay_between(goes_on, exit_high, exit_low, high, low))
-    tl.store(kept_pointer + of_tile, tl.where(main_row >= 0, tl.exp(exit_high + exit_low), 0.0))
+    high, low = store_decays(
+        g_pointer, main_row_pointer, path_pointer, from_entry_pointer, to_exit_pointer, kept_pointer, token, end, tile,
+        head, num_tokens, num_tiles, HEADS, C,
+    )  # fmt: skip
 
     key_rows = token_offsets(token, head // GROUP, HEADS // GROUP, K)
     overlap = tl.zeros([C, C], tl.float32)

@@ -34,6 +34,8 @@ class Problem:
     launches: Launches
     processors: int
     """Programs of a walk that run in parallel."""
+    corrects: bool = True
+    """True for the delta rule, whose writes depend on the state; False for Mamba 2, whose `beta` is the time step."""
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -63,7 +65,7 @@ class Problem:
         """Launch options and the compile-time sizes that the kernel takes."""
         (_, key_heads, keys), (_, heads, values) = self.k.shape, self.v.shape
         sizes = {"HEADS": heads, "GROUP": heads // key_heads, "K": keys, "V": values, "C": self.tile_tokens}
-        sizes |= {"BK": launch.keys, "BV": launch.values}
+        sizes |= {"BK": launch.keys, "BV": launch.values, "CORRECTS": self.corrects}
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         return {name: size for name, size in sizes.items() if name in kernel.arg_names} | options
 
@@ -80,3 +82,14 @@ class Decays:
     """[T, H, C], decay from each row to the state that continues the chain; 0 without one."""
     kept: torch.Tensor
     """[T, H], decay from the entry state to the state that continues the chain; 0 without one."""
+
+    @classmethod
+    def empty(cls, problem: Problem) -> "Decays":
+        """Uninitialised decays."""
+        tile = problem.tile_tokens
+        return cls(
+            path=problem.g.new_empty(2, *problem.of_value_heads, tile),
+            from_entry=problem.of_tiles(tile, dtype=torch.float32),
+            to_exit=problem.of_tiles(tile, dtype=torch.float32),
+            kept=problem.of_tiles(dtype=torch.float32),
+        )

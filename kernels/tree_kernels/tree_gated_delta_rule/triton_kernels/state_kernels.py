@@ -40,11 +40,13 @@ def walk_kernel(
     V: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> None:
     """Walk down the chains of one level. Grid: (V / BV, chains * H).
 
     Writes U to `written` [T, H, C, V], which may be `own`, the tile's own part of U; entry states to `entry` [T, H, K,
-    V]; and, where `stored_slot` is not negative, entry states in float32 to slots.
+    V]; and, where `stored_slot` is not negative, entry states in float32 to slots. Without CORRECTS, as in Mamba 2, U
+    does not depend on states and is only read.
     """
     first = tl.program_id(0) * BV
     chain, head = first_chain + tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -70,11 +72,14 @@ def walk_kernel(
         if slot >= 0:
             store_matrix(slot_pointer, state, row_offsets(slot, head, HEADS, K, V), first, BV)
 
-        reads = load_matrix(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
         written_rows = row_offsets(tile, head, HEADS, C, V)
-        own = load_matrix(own_pointer, written_rows, first, BV)
-        written = own.to(tl.float32) - tl.dot(reads, low_state, input_precision="ieee")
-        store_matrix(written_pointer, written, written_rows, first, BV)
+        if CORRECTS:
+            reads = load_matrix(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
+            own = load_matrix(own_pointer, written_rows, first, BV)
+            written = own.to(tl.float32) - tl.dot(reads, low_state, input_precision="ieee")
+            store_matrix(written_pointer, written, written_rows, first, BV)
+        else:
+            written = load_matrix(written_pointer, written_rows, first, BV).to(tl.float32)
         added = (written * weight[:, None]).to(k_KC.dtype)
         state = tl.dot(k_KC, added, state * kept_part, input_precision="ieee")
         weight, kept_part, slot = next_weight, next_kept, next_slot
@@ -209,6 +214,7 @@ def walk_back_kernel(
     V: tl.constexpr,
     BV: tl.constexpr,
     C: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> None:
     """Walk up the chains of one level with the gradient of the state. Grid: (V / BV, chains * H).
 
@@ -244,11 +250,13 @@ def walk_back_kernel(
         d_written = load_matrix(d_written_pointer, written_rows, first, BV).to(tl.float32)
         d_out = load_rows(d_out_pointer, token_offsets(token, head, HEADS, V), exists, first, BV)
         d_out = (d_out.to(tl.float32) * (factor * scale)[:, None]).to(d_out.dtype)
-        reads_KC = load_matrix_columns(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
+        if CORRECTS:
+            reads_KC = load_matrix_columns(reads_pointer, row_offsets(tile, head, HEADS, C, K), 0, K)
         d_written += weight[:, None] * tl.dot(k_CK, low_d_state, input_precision="ieee")
         store_matrix(d_written_pointer, d_written, written_rows, first, BV)
         d_state = tl.dot(q_KC, d_out, d_state * kept_part, input_precision="ieee")
-        d_state -= tl.dot(reads_KC, d_written.to(reads_KC.dtype), input_precision="ieee")
+        if CORRECTS:
+            d_state -= tl.dot(reads_KC, d_written.to(reads_KC.dtype), input_precision="ieee")
         if joint >= 0:
             d_state += load_matrix(d_joint_pointer, row_offsets(joint, head, HEADS, K, V), first, BV)
         weight, kept_part, factor, joint = next_weight, next_kept, next_factor, next_joint

@@ -1,0 +1,149 @@
+"""Mamba 2's recurrence with Triton kernels: those of the gated delta rule without its correction.
+
+Queries are C, keys are B, and a tile writes dt x. Only the inputs and their decays are saved.
+Legend: N unique tokens, G groups of heads that share B and C, H heads, K state size, P head size.
+"""
+
+from typing import Any
+
+import torch
+
+from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
+from tree_kernels.tree_gated_delta_rule.triton_kernels.gradient_kernels import (
+    gate_gradients_kernel,
+    query_gradients_kernel,
+    score_gradients_kernel,
+)
+from tree_kernels.tree_gated_delta_rule.triton_kernels.key_gradient_kernels import (
+    exit_gradients_kernel,
+    key_gradients_kernel,
+)
+from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import outputs, walk, walk_back
+from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
+    TILE_TOKENS,
+    launches_for,
+    processors_of,
+    shared_memory_of,
+)
+from tree_kernels.tree_layout import TreeLayout
+from tree_kernels.tree_state_space.triton_kernels.write_kernels import write_gradients_kernel, write_kernel
+
+HEADS_PER_GROUP = 8
+"""Most heads that one program sums gradients of B and C over; larger groups are divided among several programs."""
+
+
+def triton_state_space(
+    x_NHP: torch.Tensor,
+    b_NGK: torch.Tensor,
+    c_NGK: torch.Tensor,
+    g_NH: torch.Tensor,
+    dt_NH: torch.Tensor,
+    layout: TreeLayout,
+    initial_state_HKP: torch.Tensor,
+    wanted: tuple[int, ...],
+    *,
+    tile_tokens: int = TILE_TOKENS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [N, H, P] in x's dtype and the float32 states after the `wanted` tokens, as `chunked_state_space`."""
+    group = x_NHP.shape[1] // b_NGK.shape[1]
+    copies = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= HEADS_PER_GROUP)
+    if copies > 1:
+        b_NGK, c_NGK = (t.repeat_interleave(copies, dim=1) for t in (b_NGK, c_NGK))
+    plan = device_plan(layout, tile_tokens, wanted)
+    inputs = (x_NHP, b_NGK, c_NGK, g_NH.float(), dt_NH.float(), initial_state_HKP)
+    out_NHP, states = _TritonStateSpace.apply(*inputs, plan, tile_tokens)
+    return out_NHP, states
+
+
+class _TritonStateSpace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        problem = _problem(arguments)
+        decays, written = _writes(problem)
+        entry, slots = walk(problem, decays, written, written, written)
+        out = outputs(problem, decays, written, entry)
+        ctx.save_for_backward(problem.v, problem.k, problem.q, problem.g, problem.beta, problem.initial_state)
+        ctx.rest = arguments[6:]
+        return out, slots[problem.plan.wanted_slot]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        problem = _problem((*ctx.saved_tensors, *ctx.rest))
+        *of_tokens, d_source = _gradients(problem, d_out.contiguous(), d_states)
+        d_initial = d_source[problem.plan.root_sources].sum(0) if ctx.needs_input_grad[5] else None
+        return *of_tokens, d_initial, None, None
+
+
+def _problem(arguments: tuple[Any, ...]) -> Problem:
+    x, b, c, g, dt, initial_state, plan, tile_tokens = arguments
+    return Problem(
+        q=c.contiguous(),
+        k=b.contiguous(),
+        v=x.contiguous(),
+        g=g.contiguous(),
+        beta=dt.contiguous(),
+        initial_state=initial_state.contiguous(),
+        plan=plan,
+        scale=1.0,
+        tile_tokens=tile_tokens,
+        launches=launches_for(x.dtype, b.shape[2], x.shape[2], shared_memory_of(x.device)),
+        processors=processors_of(x.device),
+        corrects=False,
+    )
+
+
+def _writes(problem: Problem) -> tuple[Decays, torch.Tensor]:
+    """Decays, and what tiles write [T, H, C, P]."""
+    plan, tile = problem.plan, problem.tile_tokens
+    decays = Decays.empty(problem)
+    written = problem.of_tiles(tile, problem.v.shape[2])
+    write_kernel[problem.of_value_heads](
+        problem.v, problem.g, problem.beta, plan.token, plan.row_end, plan.main_row, decays.path, decays.from_entry,
+        decays.to_exit, decays.kept, written, *problem.counts,
+        **problem.constants(problem.launches.products, write_kernel),
+    )  # fmt: skip
+    return decays, written
+
+
+def _gradients(problem: Problem, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Gradients of x, B, C, g, dt, and of the start state of each chain, then `d_states`."""
+    plan, launches, keys = problem.plan, problem.launches, problem.k.shape[2]
+    decays, written = _writes(problem)
+    entry, _ = walk(problem, decays, written, written, written)
+    of_queries, of_exits = keys // launches.query_gradients.keys, keys // launches.exit_gradients.keys
+    d_path = decays.path.new_empty(2 + of_queries + of_exits, *decays.path.shape[1:])
+    parts_of_scores, parts_of_queries, parts_of_exits = d_path.split([2, of_queries, of_exits])
+    d_written, d_scores = torch.empty_like(written), problem.of_tiles(problem.tile_tokens, problem.tile_tokens)
+    score_gradients_kernel[problem.of_value_heads](
+        problem.q, problem.k, written, d_out, decays.path, plan.token, plan.row_end, d_written, d_scores,
+        parts_of_scores, *problem.counts, problem.scale,
+        **problem.constants(launches.score_gradients, score_gradients_kernel),
+    )  # fmt: skip
+    d_main, d_side, d_source = walk_back(problem, decays, written, d_out, d_written, d_states)
+    d_c, d_b, d_x, d_g, d_dt = map(torch.empty_like, (problem.q, problem.k, problem.v, problem.g, problem.beta))
+    query_gradients_kernel[problem.of_key_heads](
+        problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_c, d_scores,
+        parts_of_queries, *problem.counts, problem.scale,
+        **problem.constants(launches.query_gradients, query_gradients_kernel),
+    )  # fmt: skip
+    # This kernel writes one part of dB, the next one adds the rest.
+    exit_gradients_kernel[problem.of_key_heads](
+        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
+        plan.main_row, plan.side_start, plan.side_row, d_b, parts_of_exits, *problem.counts,
+        **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
+    )  # fmt: skip
+    key_gradients_kernel[problem.of_key_heads](
+        problem.q, problem.k, problem.beta, d_scores, d_scores, d_scores, d_scores, decays.path, plan.token, d_b,
+        *problem.counts, **problem.constants(launches.key_gradients, key_gradients_kernel),
+    )  # fmt: skip
+    gate_gradients_kernel[problem.of_value_heads](
+        d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
+        PARTS=len(d_path), num_warps=1,
+    )  # fmt: skip
+    write_gradients_kernel[problem.of_value_heads](
+        problem.v, problem.beta, d_written, plan.token, d_x, d_dt, problem.counts[0],
+        **problem.constants(launches.products, write_gradients_kernel),
+    )  # fmt: skip
+    return d_x, d_b, d_c, d_g, d_dt, d_source

@@ -1,0 +1,45 @@
+"""Rows with images as verl's agent loops hand them to its engines."""
+
+from typing import Any
+
+import torch
+from engine_harness import Row, ppo_batch
+from image_rows import IMAGE_TOKEN, PictureRow, positions
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+
+def as_rows(rows: list[PictureRow]) -> list[Row]:
+    """PPO rows with a prompt of two tokens; tokens of images are not trained."""
+    return [
+        Row(
+            tokens=one.tokens,
+            prompt=2,
+            mask=[int(token != IMAGE_TOKEN) for token in one.tokens[2:]],
+            advantage=(-1.0) ** number,
+        )
+        for number, one in enumerate(rows)
+    ]
+
+
+def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorDict:
+    """Add `multi_modal_inputs` and positions with four axes; `model` computes them."""
+    axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
+    data["position_ids"] = torch.nested.as_nested_tensor([axis.contiguous() for axis in axes], layout=torch.jagged)
+    inputs = [
+        {
+            "pixel_values": one.pixel_values,
+            "image_grid_thw": one.grid_thw,
+            "images_seqlens": one.grid_thw[:, 1:].prod(-1),
+        }
+        if one.pictures
+        else {}
+        for one in rows
+    ]
+    tu.assign_non_tensor_stack(data, "multi_modal_inputs", inputs)
+    return data
+
+
+def picture_batch(model: Any, rows: list[PictureRow], **flags: Any) -> TensorDict:
+    """Rows as verl's workers receive them for `update_actor`."""
+    return with_images(model, rows, ppo_batch(as_rows(rows), **flags))

@@ -1,0 +1,150 @@
+"""DPO and IPO on trees: gradients of pairs whose rows run alone, whole, in partitions, on two ranks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import Row, build_engine, ppo_batch
+from equivalence import assert_equal_gradients, run
+from hostile_rows import SHAPES
+from layouts_of_four_ranks import with_whole_masks
+from rank_engines import join, spawn
+from tensordict import TensorDict
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForCausalLM
+from verl.utils import tensordict_utils as tu
+
+from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.verl_plugin.engine.pair_loss import PLACE, REFERENCE, PairLoss
+from tree_rl.verl_plugin.options import TreeConfig
+
+LOSSES = {
+    "dpo": PairLoss(beta=0.3),
+    "conservative": PairLoss(beta=0.3, label_smoothing=0.2),
+    "ipo": PairLoss(beta=0.3, loss_type="ipo"),
+    "reference_free": PairLoss(beta=0.3, reference_free=True),
+}
+BUDGETS = (None, 16)
+
+
+def hostile_pairs() -> list[tuple[Row, Row]]:
+    """Every row of each hostile group against the next one; each row has a trained token, as in preference data."""
+    trained = ([replace(one, uid=name) for one in rows if any(one.mask)] for name, rows in SHAPES.items())
+    return [(one, rows[(at + 1) % len(rows)]) for rows in trained for at, one in enumerate(rows)]
+
+
+def reference_of_pairs() -> np.ndarray:
+    """float64 [pairs, 2], a log-prob near the model's of each row."""
+    per_token = np.random.default_rng(0).normal(-4.5, 0.5, (len(hostile_pairs()), 2))
+    return per_token * np.array([[sum(one.mask) for one in pair] for pair in hostile_pairs()])
+
+
+def pair_batch(picked: list[int], **flags: Any) -> TensorDict:
+    """Some pairs, as the collator of the trainer leaves them."""
+    pairs = [hostile_pairs()[number] for number in picked]
+    data = with_whole_masks(ppo_batch([one for pair in pairs for one in pair], **flags))
+    tu.assign_non_tensor(data, global_batch_size=len(hostile_pairs()))
+    data[PLACE] = torch.arange(2 * len(pairs))
+    data[REFERENCE] = torch.from_numpy(reference_of_pairs()[picked].ravel())
+    return data
+
+
+def alone(path: Path, loss: PairLoss) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
+    """Loss, metrics and gradients of the formula on rows that run alone through the plain model."""
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    total, pairs = 0.0, hostile_pairs()
+    sums = dict.fromkeys(("chosen", "rejected", "right"), 0.0)
+    for pair, reference in zip(pairs, reference_of_pairs().tolist(), strict=True):
+        ratios, compared = [], []
+        for one, before in zip(pair, reference, strict=True):
+            mask = torch.tensor([0] * one.prompt + one.mask).roll(-1)
+            log_prob = (branch_log_probs(model, [one.tokens], temperature=one.temperature) * mask).sum()
+            ratios.append(log_prob - (0.0 if loss.reference_free else before))
+            compared.append(ratios[-1] / mask.sum() if loss.loss_type == "ipo" else ratios[-1])
+        (chosen, rejected), margin = ratios, compared[0] - compared[1]
+        if loss.loss_type == "ipo":
+            value = (margin - 1 / (2 * loss.beta)) ** 2
+        else:
+            smoothing = loss.label_smoothing
+            value = -(1 - smoothing) * logsigmoid(loss.beta * margin) - smoothing * logsigmoid(-loss.beta * margin)
+        (value / len(pairs)).backward()
+        total += value.item() / len(pairs)
+        sums["chosen"] += loss.beta * chosen.item() / len(pairs)
+        sums["rejected"] += loss.beta * rejected.item() / len(pairs)
+        sums["right"] += float(chosen > rejected) / len(pairs)
+    return total, sums, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def expected(model_path: Path) -> dict[str, Any]:
+    return {name: alone(model_path, loss) for name, loss in LOSSES.items()}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_tree_of_pairs_is_its_pairs(
+    model_path: Path, expected: dict[str, Any], name: str, budget: int | None
+) -> None:
+    # With `auto` some groups would run without a tree, packed row by row.
+    engine = build_engine(model_path, tree=TreeConfig(mode="auto", max_tokens=budget))
+    got = run(engine, pair_batch(list(range(len(hostile_pairs())))), LOSSES[name])
+    loss, means, gradients = expected[name]
+    assert sum(got["loss"]) == pytest.approx(loss, rel=1e-5)
+    assert_equal_gradients(gradients, got["gradients"])
+    metrics = {key: value.aggregate() for key, value in got["metrics"].items() if key.startswith("rewards/")}
+    assert metrics["rewards/chosen"] == pytest.approx(means["chosen"], rel=1e-4)
+    assert metrics["rewards/rejected"] == pytest.approx(means["rejected"], rel=1e-4)
+    assert metrics["rewards/margins"] == pytest.approx(means["chosen"] - means["rejected"], rel=1e-3)
+    assert metrics["rewards/accuracies"] == pytest.approx(means["right"])
+    if budget is not None:
+        assert got["metrics"]["tree/partitions"].aggregate() > len(SHAPES)
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """This rank's pairs, every second one."""
+    join(rank, world, port)
+    engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
+    for name, loss in LOSSES.items():
+        for budget in BUDGETS:
+            engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
+            got = run(engine, pair_batch(list(range(rank, len(hostile_pairs()), world))), loss)
+            torch.save((sum(got["loss"]), got["gradients"]), f"{out}/{name}_{budget}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_train_pairs_as_one(model_path: Path, expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(model_path)
+    spawn(rank_main, 2, tmp_path)
+    for name in LOSSES:
+        loss, _, gradients = expected[name]
+        for budget in BUDGETS:
+            runs = [torch.load(tmp_path / f"{name}_{budget}_{rank}.pt") for rank in range(2)]
+            assert np.mean([value for value, _ in runs]) == pytest.approx(loss, rel=1e-5)
+            assert_equal_gradients(gradients, runs[0][1])
+
+
+def test_half_a_pair_is_refused(model_path: Path) -> None:
+    loss = LOSSES["dpo"]
+    data = tu.index_select_tensor_dict(pair_batch([0, 1, 2]), [0, 2, 4, 5])
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    with pytest.raises(ValueError, match="received a row without the other one of its pair"):
+        run(engine, data, loss)
+    with pytest.raises(ValueError, match="received 3 rows"):
+        run(engine, tu.index_select_tensor_dict(data, [0, 1, 2]), loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    (
+        ({"beta": 0.0}, r"dpo\.beta=0\.0: expected a finite number above 0"),
+        ({"loss_type": "hinge"}, r"dpo\.loss_type=hinge: expected one of sigmoid, ipo"),
+        ({"label_smoothing": 0.5}, r"dpo\.label_smoothing=0\.5: expected a number from 0 to below 0\.5"),
+        ({"label_smoothing": 0.1, "loss_type": "ipo"}, r"dpo\.label_smoothing: ipo has none"),
+    ),
+)
+def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PairLoss(**options)

@@ -1,0 +1,275 @@
+"""Preference pairs from parquet files as rows of token ids, in TRL's formats; errors name the file and the row.
+
+A pair has the columns `chosen` and `rejected`, and `prompt` unless both begin with it: lists of messages, texts, or
+lists of token ids.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import torch
+from torch.utils.data import Dataset
+
+from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
+from tree_rl.inspection.files.parquet import read_parquet, values_of
+from tree_rl.inspection.files.quoting import escaped, quoted, quoted_names, quoted_path
+from tree_rl.inspection.messages.conversation import Chat, holds_messages, read_chat
+from tree_rl.inspection.messages.json_cells import without_padding
+from tree_rl.inspection.messages.roles import ASSISTANT
+from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
+from tree_rl.verl_plugin.sft.checked_data import group_rows
+from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+
+PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
+SIDES = (CHOSEN, REJECTED)
+KINDS = MESSAGES, TEXT, IDS = ("messages", "a text", "token ids")
+MASKS = {side: f"{side}_mask" for side in SIDES}
+"""Column with a 1 for each token id of a side that is trained; without it all of them are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PreferenceRow:
+    """One side of a pair behind its prompt."""
+
+    token_ids: np.ndarray
+    """int64 [L]."""
+    loss_mask: np.ndarray
+    """int64 [L], 1 where a token is trained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PreferencePair:
+    """Two rows with one prompt."""
+
+    chosen: PreferenceRow
+    rejected: PreferenceRow
+    group: int
+    """Number of the group whose rows form a tree."""
+    reference: torch.Tensor | None
+    """float64 [2], log-probs of the rows under the reference; None if the loss has none, or before they are known."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PreferenceRows(Dataset):
+    """Pairs of rows."""
+
+    pairs: list[tuple[PreferenceRow, PreferenceRow]]
+    """Chosen and rejected row of each pair."""
+    group_of_pair: np.ndarray
+    """int64 [pairs]; equal for pairs with equal prompts, or prompts that begin with another one."""
+    dataframe: pd.DataFrame
+    """The column `data.group_key`, if there is one."""
+    reference: torch.Tensor | None = None
+    """float64 [pairs, 2], log-probs of the rows under the reference."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> PreferencePair:
+        chosen, rejected = self.pairs[index]
+        reference = None if self.reference is None else self.reference[index]
+        return PreferencePair(
+            chosen=chosen, rejected=rejected, group=int(self.group_of_pair[index]), reference=reference
+        )
+
+
+def read_preferences(
+    files: str | Sequence[str],
+    tokenizer: Any,
+    config: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    max_samples: int = -1,
+) -> PreferenceRows:
+    """Read and tokenise all pairs.
+
+    Args:
+        files: paths of parquet files.
+        tokenizer: the model's; token ids need none.
+        config: verl's `data` node: max_length, truncation (error, right), apply_chat_template_kwargs, group_key.
+        vocab_size: upper bound of ids, exclusive.
+        max_samples: number of pairs to keep from the start; -1 keeps all.
+
+    Raises:
+        InputError: a file cannot be read or lacks a column, or a pair cannot be trained; names file and pair.
+    """
+    read = _Reader(tokenizer, config, vocab_size)
+    pairs, prompts, others = list[tuple[PreferenceRow, PreferenceRow]](), list[np.ndarray](), []
+    columns_read = (PROMPT, *SIDES, TOOLS, *MASKS.values())
+    paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
+    for path in paths:
+        table, names = read_parquet(path, (*columns_read, config.get("group_key", None)))
+        if missing := [side for side in SIDES if side not in names]:
+            raise RowFileError(
+                f"{quoted_path(path)}: expected columns {CHOSEN} and {REJECTED}, missing {missing}; it has "
+                f"{quoted_names(names)}"
+            )
+        if max_samples >= 0:
+            table = table.slice(0, max_samples - len(pairs))
+        columns = {name: _cells(table.column(name), name, path) for name in table.column_names if name in columns_read}
+        others.append(table.drop_columns(list(columns)).to_pandas())
+        for number in range(table.num_rows):
+            try:
+                pair, prompt = read.pair({name: cells[number] for name, cells in columns.items()})
+            except RowFileError as error:
+                raise RowFileError(f"{quoted_path(path)}: row {number}: {error}") from error
+            pairs.append(pair)
+            prompts.append(prompt)
+    if not pairs:
+        raise RowFileError(f"{', '.join(map(quoted_path, paths))}: expected at least one pair, received none")
+    rows = PreferenceRows(
+        pairs=pairs,
+        group_of_pair=conversations_of_rows(prompts, shared_part=1.0),
+        dataframe=pd.concat(others, ignore_index=True),
+    )
+    by_key = group_rows(rows, config.get("group_key", None))
+    return rows if by_key is None else replace(rows, group_of_pair=by_key)
+
+
+def _cells(column: pyarrow.ChunkedArray, name: str, path: Path) -> list[Any]:
+    """Values of a column; lists of integers as arrays, without a Python object per token."""
+    try:
+        if name in MASKS.values():
+            return list(mark_lists(column, name))
+        is_list = pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)
+        if is_list and pyarrow.types.is_integer(column.type.value_type):
+            return list(token_id_lists(column, name))
+    except RowFileError as error:
+        raise RowFileError(f"{quoted_path(path)}: {error}") from error
+    return [without_padding(value) for value in values_of(column, path)]
+
+
+class _Reader:
+    """Tokenises the cells of one pair."""
+
+    def __init__(self, tokenizer: Any, config: Mapping[str, Any], vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._max_length, self._truncation = int(config.get("max_length", 0) or 0), config.get("truncation", "error")
+        if self._truncation not in ("error", "right"):
+            raise RowFileError(f"data.truncation={self._truncation}: expected error or right, as pairs share a prompt")
+        self._template_options = dict(config.get("apply_chat_template_kwargs", None) or {})
+        self._form: TemplateForm | None = None
+
+    def pair(self, cells: Mapping[str, Any]) -> tuple[tuple[PreferenceRow, PreferenceRow], np.ndarray]:
+        """Both rows, and the prompt, int64 [tokens]."""
+        for side in SIDES:
+            if cells[side] is None or len(cells[side]) == 0:
+                raise RowFileError(f"{side}: expected an answer, received nothing; drop the row")
+        kinds = {_kind(cells[name]) for name in (PROMPT, *SIDES) if cells.get(name) is not None}
+        if len(kinds) > 1:
+            raise RowFileError(f"expected one of {', '.join(KINDS)} in all columns, received {' and '.join(kinds)}")
+        build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kinds.pop()]
+        prompt_ids, rows = build(cells)
+        chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
+        return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
+
+    def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> PreferenceRow:
+        ids, mask = np.asarray(token_ids, dtype=np.int64), np.asarray(loss_mask, dtype=np.int64)
+        outside = (ids < 0) | (ids >= self._vocab_size)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise RowFileError(f"{side}: expected ids in [0, {self._vocab_size}), received {ids[at]} at {at}")
+        if self._max_length and len(ids) > self._max_length:
+            if self._truncation == "error":
+                raise RowFileError(
+                    f"{side}: {len(ids)} tokens with the prompt exceed data.max_length={self._max_length}; raise it, "
+                    "drop the row or set data.truncation=right"
+                )
+            ids, mask = ids[: self._max_length], mask[: self._max_length]
+        if not mask.any() or mask[0]:
+            raise RowFileError(f"{side}: expected a prompt and a trained token behind it; drop the row")
+        return PreferenceRow(token_ids=ids, loss_mask=mask)
+
+    def _from_token_ids(self, cells: Mapping[str, Any]) -> Any:
+        prompt, sides = _prompt_and_sides(*(cells.get(name) for name in (PROMPT, *SIDES)))
+        rows = []
+        for name, side in zip(SIDES, sides, strict=True):
+            mask = cells.get(MASKS[name])
+            if mask is None:
+                mask = np.ones(len(side))
+            elif len(mask) != len(cells[name]):
+                raise RowFileError(f"{MASKS[name]}: expected {len(cells[name])} entries, received {len(mask)}")
+            # What both sides begin with is the prompt, whatever its mask says.
+            rows.append(([*prompt, *side], [0] * len(prompt) + list(mask[len(mask) - len(side) :])))
+        return prompt, rows
+
+    def _from_texts(self, cells: Mapping[str, Any]) -> Any:
+        prompt, sides = _prompt_and_sides(*(cells.get(name) for name in (PROMPT, *SIDES)))
+        prompt_ids, end = self._tokenizer(prompt)["input_ids"], self._tokenizer.eos_token_id
+        rows = []
+        for side in sides:
+            ids = self._tokenizer(side, add_special_tokens=False)["input_ids"] + ([] if end is None else [end])
+            rows.append((prompt_ids + ids, [0] * len(prompt_ids) + [1] * len(ids)))
+        return prompt_ids, rows
+
+    def _from_messages(self, cells: Mapping[str, Any]) -> Any:
+        """Rows in which the turns of the assistant behind the prompt are trained."""
+        chats = {name: self._chat(name, cells) for name in (PROMPT, *SIDES) if cells.get(name) is not None}
+        tools = next((chat.tools for chat in chats.values() if chat.tools), None)
+        prompt, sides = _prompt_and_sides(
+            *(chats[name].messages if name in chats else None for name in (PROMPT, *SIDES))
+        )
+
+        def render(messages: Sequence[Any], **options: Any) -> list[int]:
+            try:
+                ids: list[int] = self._tokenizer.apply_chat_template(
+                    list(messages), tools=tools, return_dict=False, **self._template_options, **options
+                )
+            except REFUSALS as error:
+                raise RowFileError(f"its chat template refuses it: {escaped(str(error), 200)}; drop the row") from error
+            return ids
+
+        rows = []
+        for name, side in zip(SIDES, sides, strict=True):
+            messages = [*prompt, *side]
+            ids = render(messages)
+            mask = [0] * len(ids)
+            for number in range(len(prompt), len(messages)):
+                if messages[number]["role"] != ASSISTANT:
+                    continue
+                before, until = render(messages[:number], add_generation_prompt=True), render(messages[: number + 1])
+                if ids[: len(until)] != until or until[: len(before)] != before:
+                    raise RowFileError(
+                        f"{name}, message {number - len(prompt)}: the chat template does not render it behind the "
+                        "messages before it; set model.custom_chat_template to one that does, or give token ids"
+                    )
+                mask[len(before) : len(until)] = [1] * (len(until) - len(before))
+            rows.append((ids, mask))
+        return render(prompt, add_generation_prompt=True), rows
+
+    def _chat(self, name: str, cells: Mapping[str, Any]) -> Chat:
+        if self._form is None:
+            template = self._tokenizer.chat_template
+            self._form = TemplateForm.of(
+                template if isinstance(template, str) else "",
+                lambda messages: str(self._tokenizer.apply_chat_template(list(messages), tokenize=False)),
+            )
+        chat = read_chat(cells[name], cells.get(TOOLS), self._form, name)
+        if chat is None:
+            raise RowFileError(f"{name}: expected messages, a text or token ids, received {quoted(cells[name])}")
+        return chat
+
+
+def _kind(cell: Any) -> str:
+    if isinstance(cell, np.ndarray):
+        return IDS
+    return TEXT if isinstance(cell, str) and not holds_messages(cell) else MESSAGES
+
+
+def _prompt_and_sides(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, list[Any]]:
+    """The prompt and what follows it: without a prompt, what both sides begin with (less a last space, as in TRL)."""
+    sides = [chosen, rejected]
+    if prompt is None:
+        shorter = min(map(len, sides))
+        shared = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)
+        shared -= int(shared > 0 and isinstance(chosen, str) and chosen[shared - 1] == " ")
+        prompt, sides = chosen[:shared], [side[shared:] for side in sides]
+    if len(prompt) == 0:
+        raise RowFileError(f"expected a {PROMPT}, or that {CHOSEN} and {REJECTED} begin with it")
+    return prompt, sides
