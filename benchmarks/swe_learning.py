@@ -1,10 +1,11 @@
-"""Learning curves of `recipes/swe_grpo`: trees, verl's own rows, longest paths, from one warm start and one seed.
+"""Learning curves of `recipes/swe_grpo` from one warm start: trees, verl's own rows, longest paths, estimators.
 
 Agents reason before every turn and drop the reasoning from their history, so every turn of a session is a row. On a GPU
 vLLM samples, and `--at-once` gives every arm a GPU of CUDA_VISIBLE_DEVICES, which `--arms-per-gpu` arms share. The CSV
-grows with every step.
+grows with every step. A run that an earlier call ended is not run again; `--arms` without a name only warms up.
 
 PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once
+PYTHONPATH=. python benchmarks/swe_learning.py MODEL --at-once --arms tree longest gigpo --seeds 0 1 2
 
 In bf16 what is drawn depends on what else is in a batch, so arms part for that alone: `--arms tree flat flat_again`
 shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 can.
@@ -13,6 +14,7 @@ shows how far, `--arms tree_float32 flat_float32` avoids it as far as float32 ca
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +26,22 @@ from queue import SimpleQueue
 
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
+from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from swe_learning_figures import Drawn, measured  # noqa: E402
-from swe_learning_overrides import ARMS, ROLLOUTS, environment_of_arm, overrides_of  # noqa: E402
+from swe_learning_overrides import (  # noqa: E402
+    ARMS,
+    ROLLOUTS,
+    environment_of_arm,
+    first_sessions,
+    overrides_of,
+    rows_folder,
+    run_name,
+)
 
 MARK = "TREE_RL_SWE_LEARNING"
 """Variable by which the processes of a run are found."""
@@ -97,7 +108,7 @@ def warm_start(arguments: argparse.Namespace, gpu: str | None) -> Phase:
             "data.custom_cls.name=TokenRowsDataset",
             f"trainer.total_training_steps={arguments.sft_steps}",
             f"trainer.save_freq={arguments.sft_save}",
-            f"trainer.seed={arguments.seed}",
+            f"trainer.seed={arguments.seeds[0]}",
             "trainer.logger=[console,file]",
             "checkpoint.save_contents=[hf_model]",
             "model.enable_gradient_checkpointing=false",
@@ -176,21 +187,28 @@ def own_cores(arguments: argparse.Namespace, gpu: str | None) -> list[str]:
     return [str(core) for core in every[number * share : (number + 1) * share]]
 
 
-def run_arm(arguments: argparse.Namespace, name: str, place: tuple[int, str | None], model: str) -> None:
+def has_ended(arguments: argparse.Namespace, arm: str, seed: int) -> bool:
+    """Whether an earlier call made all steps of a run."""
+    steps = read_steps(arguments.output / f"{run_name(arm, seed)}.jsonl")
+    return bool(steps) and steps[-1][0] >= arguments.steps
+
+
+def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int, str | None], model: str) -> None:
     """One run of the recipe from a model, in a cluster of its own: number of the cluster, and GPU."""
     number, gpu = place
+    name = run_name(arm, seed)
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
     mark, cores = f"{os.getpid()}-{name}", own_cores(arguments, gpu)
     command = [
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
         *(["--cores", *cores] if cores else []),
         *("--", "bash", str(RECIPES / "swe_grpo" / "run_qwen3_fsdp2.sh")),
-        *overrides_of(arguments, name),
+        *overrides_of(arguments, arm, seed),
     ]
     environment = {
         **environment_of(arguments, gpu),
         MARK: mark,
-        **environment_of_arm(name, arguments.device),
+        **environment_of_arm(arm, arguments.device),
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "MODEL_PATH": model,
         "TRAIN_FILE": str(folder / "data" / "train.parquet"),
@@ -203,9 +221,10 @@ def run_arm(arguments: argparse.Namespace, name: str, place: tuple[int, str | No
         "STEPS": str(arguments.steps),
         "TRAIN_BATCH_SIZE": str(arguments.tasks),
         "MINI_BATCH_SIZE": str(arguments.tasks),
-        "ROLLOUT_N": str(arguments.sessions),
+        "ROLLOUT_N": str(first_sessions(arm, arguments.sessions)),
         "MAX_TOKENS": str(arguments.max_tokens),
     }
+    shutil.rmtree(rows_folder(arguments, arm, seed), ignore_errors=True)
     log, limit = folder / f"{name}.log", left(arguments, share=1.0)
     try:
         run_phase(
@@ -222,13 +241,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("outputs/swe_learning"))
     parser.add_argument("--csv", type=Path, default=Path("outputs/swe_learning.csv"))
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["tree", "flat", "longest"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the arms; the first also warms up")
     parser.add_argument("--at-once", action="store_true", help="an arm on every GPU at a time")
     parser.add_argument("--arms-per-gpu", type=int, default=1, help="at a time")
     parser.add_argument("--rollout", choices=list(ROLLOUTS), default=None)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--commit", default=None)
     parser.add_argument("--deadline", type=float, default=7200.0, help="seconds after which the arms are stopped")
-    for name, value in (("seed", 0), ("tasks", 16), ("sessions", 8), ("steps", 20), ("sft-steps", 28)):
+    for name, value in (("tasks", 16), ("sessions", 8), ("steps", 20), ("sft-steps", 28)):
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("sft-save", 2), ("agent-workers", 4), ("turn-tokens", 256), ("max-tokens", 16384)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -247,28 +267,29 @@ def parse() -> argparse.Namespace:
 
 def train(arguments: argparse.Namespace, model: str, made_by: Mapping[str, str]) -> bool:
     """Run the arms from a model; whether all came to their end. `made_by` are columns of the CSV."""
-    drawn = Drawn()
-    workers = min(len(arguments.arms), len(arguments.gpus) * arguments.arms_per_gpu) if arguments.at_once else 1
+    drawn, runs = Drawn(), [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+    runs = [run for run in runs if not has_ended(arguments, *run)]
+    workers = max(1, min(len(runs), len(arguments.gpus) * arguments.arms_per_gpu)) if arguments.at_once else 1
     free: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
     for place in enumerate((arguments.gpus * arguments.arms_per_gpu)[:workers]):
         free.put(place)
 
-    def run(number: int, arm: str) -> bool:
-        place = free.get()
+    def run(arm: str, seed: int) -> bool:
+        place, name = free.get(), run_name(arm, seed)
         if arguments.at_once:
-            time.sleep(SECONDS_BETWEEN_CLUSTERS * number)
+            time.sleep(SECONDS_BETWEEN_CLUSTERS * place[0])
         try:
-            say(arm, f"starts on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
-            run_arm(arguments, arm, place, model)
+            say(name, f"starts on GPU {place[1]}, {left(arguments, share=1.0):.0f} s left")
+            run_arm(arguments, arm, seed, place, model)
         except PhaseFailedError as error:
-            say(arm, str(error))
+            say(name, str(error))
             return False
         finally:
             free.put(place)
         return True
 
     with ThreadPoolExecutor(workers) as threads:
-        running = [threads.submit(run, number, arm) for number, arm in enumerate(arguments.arms)]
+        running = [threads.submit(run, *one) for one in runs]
         while not all(one.done() for one in running):
             time.sleep(3.0)
             write_csv(arguments.csv, measured(arguments, made_by, drawn))

@@ -9,15 +9,21 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
+
+from swe_learning_overrides import first_sessions, rows_folder, run_name
 
 from tree_rl.inspection.files.run_log import read_steps
 
 FLOAT32 = "_float32"
 """Suffix of arms that compute in float32; the others do in bfloat16."""
+SCORE = "tree/session_score/mean"
+"""Metric that every step of training has."""
 FIGURES: Mapping[str, str] = {
-    "reward": "tree/session_score/mean",
+    "all_sessions_reward": SCORE,
     "sessions": "tree/sessions",
+    "generated_tokens": "rollout/generated_tokens",
     "rows_per_session": "tree/paths_per_session/mean",
     "flat_tokens": "tree/flat_tokens",
     "unique_tokens": "tree/unique_tokens",
@@ -52,6 +58,7 @@ class Drawn:
     def __init__(self) -> None:
         self._read: dict[Path, int] = {}
         self._rows: dict[Path, dict[int, Counter[int]]] = {}
+        self._rewards: dict[tuple[Path, int], dict[tuple[str, int], float]] = {}
 
     def rows(self, folder: Path) -> Mapping[int, Counter[int]]:
         """Step -> how often each row was drawn so far.
@@ -69,34 +76,42 @@ class Drawn:
             for line in whole.splitlines():
                 row = json.loads(line)
                 found.setdefault(row["step"], Counter())[hash((*row["prompt_ids"], -1, *row["response_ids"]))] += 1
+                self._rewards.setdefault((folder, row["step"]), {})[row["uid"], row["session"]] = row["reward"]
         return found
 
+    def first_reward(self, folder: Path, step: int, sessions: int) -> float:
+        """Mean reward of each prompt's first sessions in a step that `rows` has read.
 
-def rows_folder(arguments: argparse.Namespace, arm: str) -> Path:
-    """Where a run of an arm dumps its rows."""
-    folder: Path = arguments.output / f"{arm}_rows"
-    return folder
+        Policies choose where sessions branch, so the mean over all sessions would depend on more than the weights.
+        """
+        of_session = self._rewards[folder, step]
+        return mean(reward for (_, session), reward in of_session.items() if session < sessions)
 
 
 def measured(arguments: argparse.Namespace, made_by: Mapping[str, str], drawn: Drawn) -> list[dict[str, Any]]:
     """CSV rows of all steps so far.
 
-    `rows_as_in_tree_arm` counts rows that the tree arm of the same precision drew too in that step, and
-    `rows_as_in_flat_arm` those that its flat arm drew too; both are empty where that arm has not drawn.
+    `rows_as_in_tree_arm` counts rows that the tree arm of the same precision and seed drew too in that step, and
+    `rows_as_in_flat_arm` those that its flat arm drew too; both are empty where that arm has not drawn. `reward` is the
+    mean over each prompt's first sessions.
     """
     lines: list[dict[str, Any]] = []
-    by_arm = {arm: drawn.rows(rows_folder(arguments, arm)) for arm in arguments.arms}
-    for arm in arguments.arms:
-        for step, figures in read_steps(arguments.output / f"{arm}.jsonl"):
-            if FIGURES["reward"] not in figures:
+    by_run = {
+        (arm, seed): drawn.rows(rows_folder(arguments, arm, seed)) for seed in arguments.seeds for arm in arguments.arms
+    }
+    for (arm, seed), rows in by_run.items():
+        for step, figures in read_steps(arguments.output / f"{run_name(arm, seed)}.jsonl"):
+            if SCORE not in figures:
                 continue
-            mine = by_arm[arm].get(step, Counter())
-            line: dict[str, Any] = {"seed": arguments.seed, "arm": arm, "step": step}
+            mine = rows.get(step, Counter())
+            first = first_sessions(arm, arguments.sessions)
+            reward = drawn.first_reward(rows_folder(arguments, arm, seed), step, first)
+            line: dict[str, Any] = {"seed": seed, "arm": arm, "step": step, "reward": f"{reward:.6g}"}
             line |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
             line["rows"] = mine.total()
             precision = FLOAT32 if arm.endswith(FLOAT32) else ""
             for kind in ("tree", "flat"):
-                others = by_arm.get(kind + precision, {}).get(step)
+                others = by_run.get((kind + precision, seed), {}).get(step)
                 line[f"rows_as_in_{kind}_arm"] = "" if others is None else (mine & others).total()
             lines.append({**line, "rollout": arguments.rollout, **made_by})
     return lines

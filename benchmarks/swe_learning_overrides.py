@@ -3,13 +3,20 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-
-from swe_learning_figures import rows_folder
+from pathlib import Path
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 AGENT = f"{ROLLOUT}.custom.gateway_agent"
 ATTENTION = "++actor_rollout_ref.model.override_config.attn_implementation"
+
+
+def branching(policy: str, **options: float) -> list[str]:
+    """Overrides by which finished sessions branch."""
+    settings = [f"policy={policy}", *(f"options.{name}={value}" for name, value in options.items())]
+    return [f"+{AGENT}.branching.{setting}" for setting in settings]
+
+
 TREE = ["algorithm.adv_estimator=full_tree"]
 ROWS = [
     *TREE,
@@ -25,10 +32,22 @@ FLOAT32 = [
     f"{ACTOR}.fsdp_config.dtype=float32",
     f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}}",
 ]
-ARMS: Mapping[str, Sequence[str]] = {
+CREDIT: Mapping[str, Sequence[str]] = {
+    # GRPO on every path of a session.
     "tree": TREE,
-    "flat": ROWS,
     "longest": ["algorithm.adv_estimator=longest_path"],
+    # These agents report no states: calls that saw the same results start from one state.
+    "gigpo": ["algorithm.adv_estimator=gigpo", "+algorithm.credit.states=observation"],
+    "tree_grpo": ["algorithm.adv_estimator=tree_grpo", *branching("turns", expansions=1)],
+    "treerl": ["algorithm.adv_estimator=treerl", *branching("turns", expansions=1)],
+    "entropy": [*TREE, *branching("entropy", branches=2)],
+}
+"""Estimators and policies of branching, for any agent behind the gateway."""
+BRANCHING = ("tree_grpo", "treerl", "entropy")
+"""Arms that begin with half as many sessions, which then branch."""
+ARMS: Mapping[str, Sequence[str]] = {
+    **CREDIT,
+    "flat": ROWS,
     # How far two runs of one arm part.
     "flat_again": ROWS,
     # Rollout and training in float32, where a draw hardly depends on what else is in a batch.
@@ -53,6 +72,22 @@ ROLLOUTS: Mapping[str, Sequence[str]] = {
 }
 
 
+def run_name(arm: str, seed: int) -> str:
+    """Name of a run, of its log, its metrics and its folder."""
+    return f"{arm}_{seed}"
+
+
+def rows_folder(arguments: argparse.Namespace, arm: str, seed: int) -> Path:
+    """Where a run dumps its rows."""
+    folder: Path = arguments.output / f"{run_name(arm, seed)}_rows"
+    return folder
+
+
+def first_sessions(arm: str, sessions: int) -> int:
+    """How many of a prompt's sessions an arm starts with (`rollout.n`); the others branch from these."""
+    return sessions // 2 if arm in BRANCHING else sessions
+
+
 def environment_of_arm(arm: str, device: str) -> dict[str, str]:
     """Variables that an arm needs."""
     # verl lists its own engine for accelerators alone; under this name it runs on the CPU all the same.
@@ -60,8 +95,8 @@ def environment_of_arm(arm: str, device: str) -> dict[str, str]:
     return {**engine, **(IN_FLOAT32 if "float32" in arm else {})}
 
 
-def overrides_of(arguments: argparse.Namespace, name: str) -> list[str]:
-    """Overrides of the recipe for an arm."""
+def overrides_of(arguments: argparse.Namespace, arm: str, seed: int) -> list[str]:
+    """Overrides of the recipe for a run."""
     settled = ["~ray_kwargs.ray_init.num_gpus", "~ray_kwargs.ray_init.include_dashboard"]
     return [
         *ROLLOUTS[arguments.rollout],
@@ -69,15 +104,15 @@ def overrides_of(arguments: argparse.Namespace, name: str) -> list[str]:
         "ray_kwargs.ray_init.num_cpus=null",
         f"{ROLLOUT}.calculate_log_probs=true",
         f"{ROLLOUT}.agent.num_workers={arguments.agent_workers}",
-        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, name)}",
-        f"+{AGENT}.seed={arguments.seed}",
+        f"++{ROLLOUT}.custom.tree_dump_dir={rows_folder(arguments, arm, seed)}",
+        f"+{AGENT}.seed={seed}",
         f"+{AGENT}.agent_options.options.think=strip",
         f"+{AGENT}.gateway.reasoning=inline",
         f"{AGENT}.agent_options.timeout_seconds={arguments.session_seconds}",
         "reward.num_workers=1",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "data.dataloader_num_workers=0",
-        f"data.seed={arguments.seed}",
+        f"data.seed={seed}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         f"{ATTENTION}=sdpa",
         f"{ACTOR}.use_torch_compile=false",
@@ -86,6 +121,6 @@ def overrides_of(arguments: argparse.Namespace, name: str) -> list[str]:
         "trainer.logger=[console,file]",
         "trainer.resume_mode=disable",
         *(f"+{AGENT}.agent_options.sandbox.{key}={json.dumps(value)}" for key, value in arguments.sandbox.items()),
-        *ARMS[name],
+        *ARMS[arm],
         *arguments.override,
     ]
