@@ -1,7 +1,8 @@
 """Learning on the quickstart's task over several seeds: longest paths, estimators and branching policies against GRPO.
 
 All runs start from one warm start; a seed decides the order of the tasks and what is drawn. Sessions drop their
-reasoning, and every parallel command has a sub-agent. Two CPU cores; runs that ended are not run again.
+reasoning, and every parallel command has a sub-agent. Two CPU cores. Runs that ended in a folder are not run again:
+other sizes need another `--output`.
 
 PYTHONPATH=.:recipes python benchmarks/learning_seeds.py --arms tree longest --seeds 0 1 2 3 4
 """
