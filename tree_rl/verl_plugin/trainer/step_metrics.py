@@ -154,6 +154,14 @@ def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarra
     return {"tree/branches_per_session": branches / max(1.0, first), **rollout}
 
 
+def reward_rates(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`tree/reward_per_1000_*`: the sessions' rewards per 1,000 tokens that were generated, if the agent loop counts
+    them, and that an update runs; from the step's other metrics."""
+    reward = metrics["tree/session_score/mean"] * metrics["tree/sessions"]
+    tokens = {"generated": metrics.get("rollout/generated_tokens"), "trained": metrics["tree/unique_tokens"]}
+    return {f"tree/reward_per_1000_{name}_tokens": 1000 * reward / count for name, count in tokens.items() if count}
+
+
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """`tree/session/*`: mean of each figure, such as `drift_branches`, over the sessions that report it.
 

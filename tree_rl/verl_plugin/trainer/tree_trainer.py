@@ -64,6 +64,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
     fitted_cost,
     overlap_metrics,
     put_tree_metrics_last,
+    reward_rates,
     session_metrics,
     staleness_metrics,
     update_metrics,
@@ -316,6 +317,8 @@ class TreeTrainerMixin(ResumableTrainer):
             self._report_log_probs_of_update(batch, metrics)
         self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
         metrics.update(update_metrics(metrics, "actor"))
+        if "tree/session_score/mean" in metrics:
+            metrics.update(reward_rates(metrics))
         workers = self.actor_rollout_wg
         ranks = ranks_with_rows(workers, "actor")
         print(explained_layout(metrics, ranks=ranks, sharing=workers.world_size // ranks), flush=True)
