@@ -112,6 +112,8 @@ OVERRIDDEN: dict[type, str] = {
         PPOTrainer.fit(agent_loop_manager)
         PPOTrainer._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         PPOTrainer._compute_old_log_prob(batch, metrics)
+        PPOTrainer._compute_ref_log_prob(batch, metrics)
+        PPOTrainer._compute_values(batch, metrics)
         PPOTrainer._compute_advantage(batch, metrics)
         PPOTrainer._update_critic(batch, metrics)
         PPOTrainer._update_actor(batch, metrics)
