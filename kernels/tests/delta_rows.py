@@ -5,6 +5,13 @@ from collections.abc import Sequence
 import torch
 from tree_shapes import chain
 
+SMALL_TILES = (
+    ("chain", 1, torch.float32),
+    ("comb", 40, torch.float16),
+    ("random_trie", 40, torch.float32),
+    ("forest", 40, torch.float16),
+)
+"""Shape, tokens and dtype of forests for tiles of 16 tokens."""
 NAMES = ("q", "k", "v", "g", "beta", "initial_state")
 
 
@@ -65,4 +72,12 @@ def fork(prefix: int, tails: Sequence[int]) -> list[int]:
     parent = chain(prefix)
     for tail in tails:
         parent += [prefix - 1, *range(len(parent), len(parent) + tail - 1)]
+    return parent
+
+
+def chains_from_one_tile() -> list[int]:
+    """Parents of branches off both ends and the middle of the same tile, long enough to be chains of their own."""
+    parent = fork(16, [18, 18])
+    for joint in (3, 7, 7):
+        parent += [joint, *range(len(parent), len(parent) + 16)]
     return parent

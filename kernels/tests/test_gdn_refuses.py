@@ -8,6 +8,7 @@ from tree_shapes import chain, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule import api
+from tree_kernels.tree_gated_delta_rule.triton_kernels import sizes
 
 
 def call(**changes: Any) -> None:
@@ -60,6 +61,6 @@ def test_misfits_are_named(changes: dict[str, Any], complaint: str) -> None:
 def test_auto_takes_triton_where_it_is_proven_and_compiles_soon(
     device: str, dtype: torch.dtype, size: int, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "triton_unavailable_reason", lambda *_: None)
+    monkeypatch.setattr(sizes, "triton_unavailable_reason", lambda *_: None)
     arguments = {"device": torch.device(device), "dtype": dtype, "key_size": size, "value_size": size}
     assert api.chosen_implementation(**arguments) == chosen

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from delta_rows import fork
+from delta_rows import SMALL_TILES, chains_from_one_tile, fork
 from recurrence_rows import relative_error
 from state_space_leaves import NAMES, leaves_of
 from tree_shapes import SHAPES, subtree_end_of
@@ -60,24 +60,13 @@ def check(parent: list[int], dtype: torch.dtype, **options: Any) -> None:
         assert relative_error(got, true, smallest=1e-2) < ERROR[dtype], name
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "dtype"),
-    [
-        ("chain", 1, torch.float32),
-        ("comb", 40, torch.float16),
-        ("random_trie", 40, torch.float32),
-        ("forest", 40, torch.float16),
-    ],
-)
+@pytest.mark.parametrize(("shape", "size", "dtype"), SMALL_TILES)
 def test_forests_in_small_tiles(shape: str, size: int, dtype: torch.dtype) -> None:
     check(SHAPES[shape](size), dtype, states_at=(size - 1, size // 2), **SMALL)
 
 
 def test_tiles_that_several_chains_leave_in_several_places() -> None:
-    parent = fork(16, [18, 18])
-    for joint in (3, 7, 7):
-        parent += [joint, *range(len(parent), len(parent) + 16)]
-    check(parent, torch.float32, states_at=(7, 15), **SMALL)
+    check(chains_from_one_tile(), torch.float32, states_at=(7, 15), **SMALL)
 
 
 def test_a_large_group_of_heads_is_divided() -> None:

@@ -92,3 +92,16 @@ def partitioned_gradients(
     assert run.count.forward == run.count.backward == forest.num_unique
     named = model.named_parameters()
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+
+
+def assert_partitions_equal_rows(
+    config: Any, rows: list[Any], capacity: int, *, checkpointing: bool = False, **options: bool
+) -> None:
+    """In float64; `options` as in `partitioned_gradients`."""
+    with float64_throughout():
+        model = build(config, torch.float64)
+        expected = row_gradients(model, rows)
+        use_tree_attention(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        assert_same_gradients(partitioned_gradients(model, rows, capacity, **options), expected)

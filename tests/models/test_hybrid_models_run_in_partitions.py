@@ -7,7 +7,13 @@ import torch
 from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrent_gradients import CONFIGS, assert_same_gradients, partitioned_gradients, row_gradients
+from recurrent_gradients import (
+    CONFIGS,
+    assert_partitions_equal_rows,
+    assert_same_gradients,
+    partitioned_gradients,
+    row_gradients,
+)
 from transformers import Qwen3NextConfig
 
 from tree_rl.models import use_tree_attention
@@ -32,27 +38,15 @@ TWO_LAYERS = Qwen3NextConfig(
     ),
 )
 def test_every_budget_in_float64(family: str, capacity: int) -> None:
-    rows = rows_with_prefix(20)
-    with float64_throughout():
-        model = build(CONFIGS[family], torch.float64)
-        expected = row_gradients(model, rows)
-        use_tree_attention(model)
-        assert_same_gradients(
-            partitioned_gradients(model, rows, capacity, preview=capacity == 5, offload=capacity == 17), expected
-        )
+    rows, preview, offload = rows_with_prefix(20), capacity == 5, capacity == 17
+    assert_partitions_equal_rows(CONFIGS[family], rows, capacity, preview=preview, offload=offload)
 
 
 @pytest.mark.parametrize(
     ("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40), ("nemotron_h", 3), ("falcon_h1", 16), ("zamba2", 16))
 )
 def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
-    rows = rows_with_prefix(30)
-    with float64_throughout():
-        model = build(CONFIGS[family], torch.float64)
-        expected = row_gradients(model, rows)
-        use_tree_attention(model)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        assert_same_gradients(partitioned_gradients(model, rows, capacity, offload=True), expected)
+    assert_partitions_equal_rows(CONFIGS[family], rows_with_prefix(30), capacity, checkpointing=True, offload=True)
 
 
 @pytest.fixture(scope="module")

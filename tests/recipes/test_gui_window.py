@@ -1,12 +1,13 @@
 """The recipe with screenshots as a user runs it: main_ppo, Ray, the gateway, rows with images."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tree_rl.inspection.files.run_log import read_run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -35,10 +36,11 @@ def test_two_steps_train_on_screenshots(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
-    assert len(lines) == 2
-    for line in lines:
-        figures = {name: float(value) for name, value in re.findall(r"([\w/-]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
+    log = tmp_path / "console.txt"
+    log.write_text(finished.stdout)
+    steps = read_run(log).metrics
+    assert len(steps) == 2
+    for figures in steps:
         assert figures["tree/sessions"] == 16
         assert figures["tree/session/calls"] == 4.0
         assert figures["tree/session/branches"] > 2.0, "every shift of the window starts a branch"

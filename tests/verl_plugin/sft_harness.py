@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
+from verl.utils import tensordict_utils as tu
 
 CPU = ["machine=sft_cpu", "trainer.device=cpu", "trainer.resume_mode=disable", "data.num_workers=0"]
 TOKEN_ROWS = [
@@ -25,3 +26,18 @@ def write(path: Path, **columns: Any) -> Path:
     """A parquet file."""
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     return path
+
+
+def fitted(trainer: Any) -> list[dict[str, Any]]:
+    """Train to the end; metrics of every step."""
+    steps: list[dict[str, Any]] = []
+    train_batch = trainer.training_client.train_batch
+
+    def keep_metrics(data: Any) -> Any:
+        output = train_batch(data)
+        steps.append(dict(tu.get(output, "metrics")))
+        return output
+
+    trainer.training_client.train_batch = keep_metrics
+    trainer.fit()
+    return steps

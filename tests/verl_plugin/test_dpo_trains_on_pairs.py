@@ -6,14 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from sft_harness import CPU, write
+from sft_harness import CPU, fitted, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl.utils import tensordict_utils as tu
 
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.verl_plugin.dpo.dpo_trainer import TreeDPOTrainer
@@ -40,21 +38,6 @@ def pairs(toy: Path) -> Path:
 def trainer_of(toy: Path, pairs: Path, tmp_path: Path, *overrides: str) -> TreeDPOTrainer:
     files = [f"data.train_files={pairs}", f"model.path={toy}/model", f"trainer.default_local_dir={tmp_path}/saved"]
     return TreeDPOTrainer(checked([*SMALL, *files, *overrides]))
-
-
-def fitted(trainer: TreeDPOTrainer) -> list[dict[str, Any]]:
-    """Metrics of every step."""
-    steps: list[dict[str, Any]] = []
-    train_batch = trainer.training_client.train_batch
-
-    def keep_metrics(data: Any) -> Any:
-        output = train_batch(data)
-        steps.append(dict(tu.get(output, "metrics")))
-        return output
-
-    trainer.training_client.train_batch = keep_metrics
-    trainer.fit()
-    return steps
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sft_harness import TOKEN_ROWS, sft_config, write
+from sft_harness import TOKEN_ROWS, fitted, sft_config, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
 from tree_rl.verl_plugin.sft.checked_data import row_weights
@@ -26,16 +25,7 @@ def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, An
         f"trainer.default_local_dir={tmp_path}/checkpoints",
     ]
     trainer = TreeSFTTrainer(sft_config(*files, *overrides))
-    steps: list[dict[str, Any]] = []
-    train_batch = trainer.training_client.train_batch
-
-    def keep_metrics(data: Any) -> Any:
-        output = train_batch(data)
-        steps.append(dict(tu.get(output, "metrics")))
-        return output
-
-    trainer.training_client.train_batch = keep_metrics
-    trainer.fit()
+    steps = fitted(trainer)
     weights = trainer.engine.module.named_parameters()
     return steps, {name: value.full_tensor().detach().clone() for name, value in weights}
 

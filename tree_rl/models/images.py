@@ -7,6 +7,7 @@ axes, S stacked features: those at the embedding, then Qwen3-VL's at its first l
 """
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,12 @@ def reads_images(model: nn.Module) -> bool:
 def merge_size(config: Any) -> int:
     """Patches per image token, in height and in width."""
     return int(config.vision_config.spatial_merge_size)
+
+
+def image_hash(grid: np.ndarray, pixels: torch.Tensor) -> int:
+    """56 bits of a hash of an image's patches and grid."""
+    digest = blake2b(grid.tobytes() + pixels.float().numpy().tobytes(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
 
 
 def empty_image(config: Any, device: torch.device) -> ImagePatches:

@@ -11,7 +11,11 @@ from tree_kernels.implementation import check_implementation, implementation_to_
 from tree_kernels.parents import parents_of
 from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
 from tree_kernels.tree_gated_delta_rule.reference import reference_delta_rule
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import PROVEN_SIZES, triton_unavailable_reason
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
+    PROVEN_SIZES,
+    triton_or_chunked,
+    triton_unavailable_reason,
+)
 from tree_kernels.tree_layout import TreeLayout
 
 OP = "tree_gated_delta_rule"
@@ -32,10 +36,7 @@ def unavailable_reason(
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, key_size: int, value_size: int) -> str:
     """The implementation that `impl="auto"` runs: triton on CUDA in half precision at tested sizes, else chunked."""
-    # Not in float32: its exact products are unrolled, so that the first call at 128 x 128 would compile for minutes.
-    is_half = dtype in (torch.bfloat16, torch.float16)
-    is_proven = device.type == "cuda" and is_half and (key_size, value_size) in PROVEN_SIZES
-    return "triton" if is_proven and not triton_unavailable_reason(device, dtype, key_size, value_size) else "chunked"
+    return triton_or_chunked(device, dtype, key_size, value_size, proven=PROVEN_SIZES)
 
 
 def tree_gated_delta_rule(

@@ -9,7 +9,7 @@ import torch
 from tree_kernels.argument_checks import check_heads, check_one_device, check_tokens, initial_state_or_zeros
 from tree_kernels.implementation import check_implementation, implementation_to_run
 from tree_kernels.parents import parents_of
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_or_chunked, triton_unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
 from tree_kernels.tree_state_space.reference import reference_state_space
@@ -34,9 +34,7 @@ def unavailable_reason(
 
 def chosen_implementation(*, device: torch.device, dtype: torch.dtype, state_size: int, head_size: int) -> str:
     """The implementation that `impl="auto"` runs: triton on CUDA in half precision at tested sizes, else chunked."""
-    is_half = dtype in (torch.bfloat16, torch.float16)
-    is_proven = device.type == "cuda" and is_half and (state_size, head_size) in PROVEN_SIZES
-    return "triton" if is_proven and not triton_unavailable_reason(device, dtype, state_size, head_size) else "chunked"
+    return triton_or_chunked(device, dtype, state_size, head_size, proven=PROVEN_SIZES)
 
 
 def tree_state_space(

@@ -5,15 +5,15 @@ image is the same.
 """
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from tree_rl.models.images import image_hash
+from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
+
 IMAGE_SPANS = "image_spans"
 """Tag of a row with images, and its entry in `extra_fields`."""
-FIRST_KEY = 1 << 30
-"""Smallest key; ids of tokens are smaller, and keys are below 2**31."""
 
 Span = tuple[int, int, int]
 """First token of an image, first token after it, key."""
@@ -53,5 +53,5 @@ def with_image_keys(token_ids: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
 
 
 def _key(grid: np.ndarray, pixels: Any) -> int:
-    digest = blake2b(grid.tobytes() + pixels.float().numpy().tobytes(), digest_size=8).digest()
-    return FIRST_KEY + int.from_bytes(digest, "big") % FIRST_KEY
+    """Above all ids of tokens, and an int32 as they are."""
+    return FIRST_NUMBER + image_hash(grid, pixels) % FIRST_NUMBER

@@ -134,8 +134,9 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         recording = kwargs.pop("tree_recording", None)
         outputs = output if isinstance(output, list) else [output]
         # In on-policy distillation verl asks the teacher for a session's last row alone.
-        for row in outputs[:-1]:
-            await self._compute_teacher_logprobs(row, row.prompt_ids, row.response_ids, validate, kwargs)
+        ask = self._compute_teacher_logprobs
+        others = (ask(row, row.prompt_ids, row.response_ids, validate, kwargs) for row in outputs[:-1])
+        await asyncio.gather(*others)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
         generated = outputs[0].extra_fields.get(GENERATED_TOKENS) if outputs else 0
         if recording is not None:

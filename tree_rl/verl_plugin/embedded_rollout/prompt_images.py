@@ -5,13 +5,12 @@ Legend: P tokens of a prompt, Q new tokens of a forward, p image tokens among th
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 
-from tree_rl.models.images import ImagePatches, merge_size, run_tower
+from tree_rl.models.images import ImagePatches, image_hash, merge_size, run_tower
 from tree_rl.training.row_images import RowImages
 from tree_rl.tree.forest import RowError
 
@@ -61,7 +60,7 @@ class PromptImages:
             labels=["prompt"],
         )
         keys = zip(images.grid_U3, images.pixel_values, strict=True)
-        return cls(images=images, keys=tuple(_key(grid, pixels) for grid, pixels in keys))
+        return cls(images=images, keys=tuple(FIRST_KEY + image_hash(grid, pixels) for grid, pixels in keys))
 
     def keyed(self, prompt_ids: list[int]) -> np.ndarray:
         """int64 [P], the prompt with an image's key instead of its tokens' ids: prompts share exactly equal entries."""
@@ -116,8 +115,3 @@ class ImageFeatures:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
-
-
-def _key(grid: np.ndarray, pixels: torch.Tensor) -> int:
-    digest = blake2b(grid.tobytes() + pixels.float().numpy().tobytes(), digest_size=7).digest()
-    return FIRST_KEY + int.from_bytes(digest, "big")

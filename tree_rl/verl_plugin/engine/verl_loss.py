@@ -1,7 +1,7 @@
 """Adapts verl's loss and verl's forward to the calls of a tree step: by outputs and indices of rows."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -59,9 +59,14 @@ class OnPolicyLoss:
         """Loss and metrics of some rows in the form of verl's losses."""
         seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
         old = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
-        # `copy` would clone names and other objects one by one.
-        rows = TensorDict({**dict(data.items()), "old_log_probs": old}, batch_size=data.batch_size)
+        rows = with_columns(data, {"old_log_probs": old})
         return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
+
+
+def with_columns(rows: TensorDict, columns: Mapping[str, torch.Tensor]) -> TensorDict:
+    """The rows with other columns beside or instead of theirs. `TensorDict.copy` would clone names and other objects
+    one by one."""
+    return TensorDict({**dict(rows.items()), **columns}, batch_size=rows.batch_size)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,9 +93,8 @@ class VerlRows:
         holds_cells = tu.get_non_tensor_data(data=self.data, key=HOLDS_CELLS, default=False)
         if holds_cells and _loss_mode(self.loss_function) == GEO_MEAN:
             # The loss is proportional to the advantages, so scaling them scales the loss.
-            selected = selected.copy()
             share = len(members) * selected["dp_size"] / selected["global_batch_size"]
-            selected["advantages"] = selected["advantages"] * share
+            selected = with_columns(selected, {"advantages": selected["advantages"] * share})
         model_output = as_model_output(outputs, selected["input_ids"].offsets())
         student = model_output.pop(CANDIDATE_LOG_PROBS, None)
         if student is not None:
@@ -121,15 +125,14 @@ class VerlRows:
         key = tuple(members)
         if self._selected is None or self._selected[0] != key:
             rows, device = self._select(members), get_device_id()
-            # Names and other objects stay as they are: TensorDict would copy them one by one.
-            moved = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in rows.items()}
-            self._selected = (key, TensorDict(moved, batch_size=rows.batch_size))
+            moved = {name: one.to(device) for name, one in rows.items() if isinstance(one, torch.Tensor)}
+            self._selected = (key, with_columns(rows, moved))
         return self._selected[1]
 
     def _select(self, members: Sequence[int]) -> TensorDict:
         """Some rows; does not copy tensors if these are all rows in order."""
         if list(members) == list(range(len(self.data))):
-            return self.data.copy()
+            return with_columns(self.data, {})
         nested = {name: one for name, one in self.data.items() if isinstance(one, torch.Tensor) and one.is_nested}
         selected = tu.index_select_tensor_dict(self.data.exclude(*nested), list(members))
         for name, tensor in nested.items():

@@ -110,7 +110,7 @@ def gradients(
     )  # fmt: skip
     d_main, d_side, d_source = walk_back(problem, decays, reads, d_out, d_written, d_states)
     d_reads = torch.empty_like(reads)
-    d_q, d_k, d_v, d_g, d_beta = map(torch.empty_like, (problem.q, problem.k, problem.v, problem.g, problem.beta))
+    d_q, d_v, d_beta = map(torch.empty_like, (problem.q, problem.v, problem.beta))
     query_gradients_kernel[problem.of_key_heads](
         problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_q, d_reads,
         parts_of_queries, *problem.counts, problem.scale,
@@ -121,21 +121,53 @@ def gradients(
         plan.row_end, d_v, d_beta, d_overlap, parts_of_inverse, *problem.counts,
         **problem.constants(launches.inverse_gradients, inverse_gradients_kernel),
     )  # fmt: skip
+    of_tiles = (inverse, d_reads, d_scores, d_overlap)
+    d_k = key_gradients(problem, decays, written, entry, (d_main, d_side), of_tiles, parts_of_exits)
+    return d_q, d_k, d_v, gate_gradients(problem, d_path), d_beta, d_source
+
+
+def key_gradients(
+    problem: Problem,
+    decays: Decays,
+    written: torch.Tensor,
+    entry: torch.Tensor,
+    d_exits: tuple[torch.Tensor, torch.Tensor],
+    of_tiles: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    parts_of_exits: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of k; also writes the exits' parts of the gradient of path sums.
+
+    Args:
+        problem: the forest and its inputs.
+        decays: of all tiles.
+        written: U [T, H, C, V].
+        entry: entry states of tiles.
+        d_exits: gradients of the states that leave tiles along chains, and of side exits.
+        of_tiles: inverses, and the gradients of reads, scores and overlaps; only scores count without `corrects`.
+        parts_of_exits: receives the parts.
+    """
+    plan, launches, d_k = problem.plan, problem.launches, torch.empty_like(problem.k)
     # This kernel writes one part of dK, the next one adds the rest.
     exit_gradients_kernel[problem.of_key_heads](
-        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
+        problem.k, written, entry, *d_exits, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
         plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
         **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
     )  # fmt: skip
     key_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, plan.token, d_k,
+        problem.q, problem.k, problem.beta, *of_tiles, decays.path, plan.token, d_k,
         *problem.counts, **problem.constants(launches.key_gradients, key_gradients_kernel),
     )  # fmt: skip
+    return d_k
+
+
+def gate_gradients(problem: Problem, d_path: torch.Tensor) -> torch.Tensor:
+    """Gradient of g, from all parts of the gradient of path sums."""
+    plan, d_g = problem.plan, torch.empty_like(problem.g)
     gate_gradients_kernel[problem.of_value_heads](
         d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
         PARTS=len(d_path), num_warps=1,
     )  # fmt: skip
-    return d_q, d_k, d_v, d_g, d_beta, d_source
+    return d_g
 
 
 def walk_back(

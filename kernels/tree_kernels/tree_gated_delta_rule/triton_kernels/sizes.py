@@ -63,6 +63,16 @@ def triton_unavailable_reason(device: torch.device, dtype: torch.dtype, key_size
     return reason
 
 
+def triton_or_chunked(
+    device: torch.device, dtype: torch.dtype, key_size: int, value_size: int, *, proven: frozenset[tuple[int, int]]
+) -> str:
+    """What `impl="auto"` runs: triton on CUDA in half precision at proven sizes, else chunked."""
+    # Not in float32: its exact products are unrolled, so that the first call at 128 x 128 would compile for minutes.
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    is_proven = device.type == "cuda" and is_half and (key_size, value_size) in proven
+    return "triton" if is_proven and not triton_unavailable_reason(device, dtype, key_size, value_size) else "chunked"
+
+
 AT_128 = Launches(
     prepare=Launch(keys=64, values=64, warps=2, stages=1),
     products=Launch(keys=128, values=128, warps=8, stages=2),

@@ -10,15 +10,16 @@ import torch
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.gradient_kernels import (
-    gate_gradients_kernel,
     query_gradients_kernel,
     score_gradients_kernel,
 )
-from tree_kernels.tree_gated_delta_rule.triton_kernels.key_gradient_kernels import (
-    exit_gradients_kernel,
-    key_gradients_kernel,
+from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import (
+    gate_gradients,
+    key_gradients,
+    outputs,
+    walk,
+    walk_back,
 )
-from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import outputs, walk, walk_back
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
     TILE_TOKENS,
@@ -122,28 +123,16 @@ def _gradients(problem: Problem, d_out: torch.Tensor, d_states: torch.Tensor) ->
         **problem.constants(launches.score_gradients, score_gradients_kernel),
     )  # fmt: skip
     d_main, d_side, d_source = walk_back(problem, decays, written, d_out, d_written, d_states)
-    d_c, d_b, d_x, d_g, d_dt = map(torch.empty_like, (problem.q, problem.k, problem.v, problem.g, problem.beta))
+    d_c, d_x, d_dt = map(torch.empty_like, (problem.q, problem.v, problem.beta))
     query_gradients_kernel[problem.of_key_heads](
         problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_c, d_scores,
         parts_of_queries, *problem.counts, problem.scale,
         **problem.constants(launches.query_gradients, query_gradients_kernel),
     )  # fmt: skip
-    # This kernel writes one part of dB, the next one adds the rest.
-    exit_gradients_kernel[problem.of_key_heads](
-        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
-        plan.main_row, plan.side_start, plan.side_row, d_b, parts_of_exits, *problem.counts,
-        **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
-    )  # fmt: skip
-    key_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, problem.beta, d_scores, d_scores, d_scores, d_scores, decays.path, plan.token, d_b,
-        *problem.counts, **problem.constants(launches.key_gradients, key_gradients_kernel),
-    )  # fmt: skip
-    gate_gradients_kernel[problem.of_value_heads](
-        d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
-        PARTS=len(d_path), num_warps=1,
-    )  # fmt: skip
+    of_tiles = (d_scores, d_scores, d_scores, d_scores)
+    d_b = key_gradients(problem, decays, written, entry, (d_main, d_side), of_tiles, parts_of_exits)
     write_gradients_kernel[problem.of_value_heads](
         problem.v, problem.beta, d_written, plan.token, d_x, d_dt, problem.counts[0],
         **problem.constants(launches.products, write_gradients_kernel),
     )  # fmt: skip
-    return d_x, d_b, d_c, d_g, d_dt, d_source
+    return d_x, d_b, d_c, gate_gradients(problem, d_path), d_dt, d_source
