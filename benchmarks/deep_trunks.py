@@ -28,12 +28,12 @@ from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.hand_overs import MicroBatchResult
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import run_partitioned
-from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.run import run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged

@@ -79,7 +79,7 @@ class Updates:
         for data, cell, old in zip(batches, cells, log_probs, strict=True):
             with clock.phase(UPDATE), engine.train_mode(disable_auto_offload=True):
                 engine.train_batch(rows_to_update(data, cell, old), actor_loss())
-            self.errors.append(engine.step.knowledge.calls.error)
+            self.errors.append(engine.step.learner.calls.error)
         return clock.stop()
 
     def cost_error(self) -> float | None:

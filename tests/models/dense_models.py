@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 SIZES = sizes(attention_dropout=0.0, initializer_range=0.3)

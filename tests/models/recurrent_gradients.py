@@ -9,12 +9,11 @@ from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from recurrent_models import RECURRENT
 
 from tree_rl.models import check_model, use_tree_attention
-from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.edges import forest_log_probs, plan_edges, wanted_everywhere
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

@@ -28,11 +28,10 @@ from tree_rl.models.routers.load_balance import (
 )
 from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.training.routers.forest_routing import ForestRouting
-from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

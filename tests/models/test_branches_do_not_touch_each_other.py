@@ -16,8 +16,7 @@ from transformers import PretrainedConfig
 
 from tree_rl.models import use_tree_attention
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges, tree_log_probs
-from tree_rl.training.whole import wanted_everywhere
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 CHANGED, TRUNK = 1, 21

@@ -16,8 +16,7 @@ from tree_kernels.edge_log_probs import EdgeValues
 from tree_rl.models import edge_head, use_edge_head, use_tree_attention
 from tree_rl.models.edge_head import EdgeHead, edge_values
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import EdgePlan, plan_edges, tree_log_probs
-from tree_rl.training.whole import wanted_everywhere
+from tree_rl.training.loss.edges import EdgePlan, plan_edges, tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 SCALED: dict[str, PretrainedConfig] = {

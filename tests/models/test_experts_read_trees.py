@@ -6,8 +6,8 @@ from float64_layers import float64_throughout
 from moe_models import BIASED, FAMILIES, LATENT, SHAPES, assert_equal_gradients, build, gradients, weighted
 
 from tree_rl.models import check_model, use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ALL = {**FAMILIES, "glm4_moe": BIASED, **LATENT}

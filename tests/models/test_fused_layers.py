@@ -24,8 +24,8 @@ from transformers import (
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.models.fused_layers import TESTED, check_liger, remove_liger_layers, use_liger_layers
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -13,8 +13,8 @@ from tree_rl.models import use_tree_attention
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 pytestmark = [

@@ -12,8 +12,8 @@ from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from recurrent_gradients import FLOAT32_TOLERANCE, Result, assert_same, gradients
 
 from tree_rl.models import use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 ROWS = rows_with_prefix(65)

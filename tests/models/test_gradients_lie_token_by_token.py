@@ -12,7 +12,7 @@ from hybrid_models import HYBRIDS, SIZES, build, rows_with_prefix
 from transformers import PretrainedConfig, Qwen3Config
 
 from tree_rl.models.attention import use_tree_attention
-from tree_rl.training.whole import forest_log_probs
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.tree import Forest
 
 QWEN3 = Qwen3Config(**{name: value for name, value in SIZES.items() if not name.startswith("linear")})

@@ -15,8 +15,8 @@ from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, gradien
 from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 PREFIXES = (1, 2, 3, 63, 64, 65, 129)

@@ -7,8 +7,8 @@ from float64_layers import float64_throughout
 from transformers import LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.training.whole import forest_log_probs
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 SIZES = sizes(num_key_value_heads=None, head_dim=None)

@@ -23,13 +23,12 @@ from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

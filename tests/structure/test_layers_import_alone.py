@@ -15,7 +15,7 @@ WITHOUT = {
         *("tree_rl.viewer.page", "tree_rl.cli"),
     ): VERL_SIDE + TORCH_SIDE,
     ("tree_kernels",): (*VERL_SIDE, "transformers", "tree_rl"),
-    ("tree_rl.models", "tree_rl.training.whole"): VERL_SIDE,
+    ("tree_rl.models", "tree_rl.training.loss.edges"): VERL_SIDE,
 }
 """Modules that one interpreter imports -> what none of them loads."""
 

@@ -15,7 +15,7 @@ from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
-from tree_rl.training.planning.planner import StepPlan
+from tree_rl.training.planner import StepPlan
 
 LAYERS, HIDDEN = 4, 32
 SIZES: dict[str, Any] = sizes(

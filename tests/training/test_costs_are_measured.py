@@ -5,10 +5,10 @@ import numpy as np
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS, Work
 from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.training import Rows
+from tree_rl.training.hand_overs import Budget
 from tree_rl.training.measured_calls import MeasuredCall, MeasuredCalls, work_of
-from tree_rl.training.planning.budget import Budget
-from tree_rl.training.planning.plan_cache import PlanCache
-from tree_rl.training.planning.planner import plan_micro_batches
+from tree_rl.training.plan_cache import PlanCache
+from tree_rl.training.planner import plan_micro_batches
 from tree_rl.training.tree_options import TreeOptions
 
 SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=100)

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_decoder import PlainDecoder
 
-from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

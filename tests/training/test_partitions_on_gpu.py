@@ -9,11 +9,10 @@ from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.models import use_tree_attention
-from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, training_ops
-from tree_rl.training.whole import wanted_everywhere
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

@@ -88,8 +88,8 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     expected, whole = run(step_of(model, None), model)
     memory = memory_of(model)
     step = step_of(model, memory)
-    assert step.knowledge.memory_model is not None
-    first = step.knowledge.memory_model.predicted(whole.micro_batches, 1.0)
+    first = step.learner.budget.predicted(whole.micro_batches)
+    assert first is not None
     failures = iter([True])
 
     def fail_once(module: Any, arguments: Any) -> None:
@@ -101,9 +101,10 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     hook.remove()
     assert step.out_of_memory == 1
     assert_close(found, expected)
-    assert step.knowledge.budget.tokens is not None
-    assert memory.bytes_of(step.knowledge.budget.tokens) <= first.device / 2
-    assert step.knowledge.memory_model.predicted(result.micro_batches, 1.0).device < first.device
+    assert step.learner.budget.tokens is not None
+    assert memory.bytes_of(step.learner.budget.tokens) <= first.device / 2
+    smaller = step.learner.budget.predicted(result.micro_batches)
+    assert smaller is not None and smaller.device < first.device
 
 
 def test_a_smaller_budget_never_predicts_more() -> None:
@@ -113,6 +114,7 @@ def test_a_smaller_budget_never_predicts_more() -> None:
     for share in SHARES[::2]:
         step = step_of(model, memory, max_tokens=tokens_for(memory, share))
         _, result = run(step, model)
-        assert step.knowledge.memory_model is not None
-        peaks.append(step.knowledge.memory_model.predicted(list(result.micro_batches), 1.0).device)
+        peak = step.learner.budget.predicted(result.micro_batches)
+        assert peak is not None
+        peaks.append(peak.device)
     assert peaks == sorted(peaks, reverse=True)

@@ -9,9 +9,8 @@ from paper_losses import sep_avg_loss, token_losses, weighted_loss
 from plain_decoder import PlainDecoder
 
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.loss.edges import forest_log_probs, plan_edges, tree_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.weights import tree_mean_weights
 

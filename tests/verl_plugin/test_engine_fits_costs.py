@@ -27,10 +27,10 @@ def test_updates_teach_what_work_costs(tmp_path: Path) -> None:
     assert {f"{COST}{name}" for name in NAMES} <= set(results[-1])
     assert results[-1]["tree/cost_error"].aggregate() >= 0
     reported = {f"actor/{name}": value.aggregate() for name, value in results[-1].items() if name.startswith(COST)}
-    assert fitted_cost(reported, "actor") == engine.step.knowledge.calls.fitted
+    assert fitted_cost(reported, "actor") == engine.step.learner.calls.fitted
     assert fitted_cost({}, "actor") is None
 
     engine.save_checkpoint(str(tmp_path / "checkpoint"))
     other = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=20))
     other.load_checkpoint(str(tmp_path / "checkpoint"), del_local_after_load=False)
-    assert other.step.knowledge.calls.fitted == engine.step.knowledge.calls.fitted is not None
+    assert other.step.learner.calls.fitted == engine.step.learner.calls.fitted is not None

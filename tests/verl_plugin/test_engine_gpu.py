@@ -209,7 +209,7 @@ def starving_main(rank: int, world: int, model: str, out: str, port: int) -> Non
     assert engine.step.out_of_memory == 1
     assert gradient_error(got, expected) < 1e-5
     Path(f"{out}/survived_{rank}").write_text(
-        f"{peak / 2**20:.0f} MiB, then {engine.step.knowledge.budget.tokens} tokens"
+        f"{peak / 2**20:.0f} MiB, then {engine.step.learner.budget.tokens} tokens"
     )
     torch.distributed.destroy_process_group()
 
@@ -225,7 +225,7 @@ def test_two_gpus_repeat_a_step_together_when_one_runs_out_of_memory(model_path:
 def test_auto_budget_follows_from_the_first_update(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens="auto"))
     run(engine, ppo_batch(agent_rows(), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
-    learnt = engine.step.knowledge.budget.tokens
+    learnt = engine.step.learner.budget.tokens
     assert learnt is not None and learnt >= 1024
     run(engine, ppo_batch(agent_rows(1), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
-    assert engine.step.knowledge.budget.tokens == learnt
+    assert engine.step.learner.budget.tokens == learnt

@@ -16,7 +16,7 @@ from rank_engines import join, share_of, spawn, update
 
 from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
-from tree_rl.training.planning.planner import Planner, StepPlan
+from tree_rl.training.planner import Planner, StepPlan
 from tree_rl.verl_plugin.options import TreeConfig
 
 CASES = [("unequal_trees", None), ("one_rank_empty", 9)]

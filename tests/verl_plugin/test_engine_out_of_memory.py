@@ -52,7 +52,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
             torch.save({"got": got["gradients"], "expected": expected}, f"{out}/{case}.pt")
             count = got["output"]["metrics"]["tree/out_of_memory"].aggregate()
             Path(f"{out}/{case}.json").write_text(json.dumps([engine.step.out_of_memory, count]))
-            engine.step.knowledge.budget.tokens = None
+            engine.step.learner.budget.tokens = None
     torch.distributed.destroy_process_group()
 
 

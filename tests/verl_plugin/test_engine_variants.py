@@ -115,7 +115,7 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     loss = actor_loss("vanilla", "token-mean")
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), loss)
-    engine.step.knowledge.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
+    engine.step.learner.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
     engine.save_checkpoint(str(tmp_path), global_step=1)
     configs = list(tmp_path.rglob("config.json"))
     assert configs and all("tree_rl" not in config.read_text() for config in configs)
@@ -124,5 +124,5 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
     saved, loaded = engine.get_per_tensor_param()[0], again.get_per_tensor_param()[0]
     for (name, expected), (_, got) in zip(saved, loaded, strict=True):
         assert torch.equal(got, expected), name
-    budget = again.step.knowledge.budget
+    budget = again.step.learner.budget
     assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tree_rl.training.planning import plan_cache
-from tree_rl.training.planning.plan_cache import PlanCache
+from tree_rl.training import plan_cache
+from tree_rl.training.plan_cache import PlanCache
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 

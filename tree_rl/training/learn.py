@@ -1,78 +1,74 @@
 """Learn: build the result of a call that ran, and keep what the next call can use."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from tree_rl.cost.memory.budget import room_beside
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.hand_overs import Ran, StepPlan, StepResult
+from tree_rl.training.last_inference import LastInference
 from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.micro_batch import live_tokens, predicted_peak
-from tree_rl.training.planning.knowledge import Knowledge
-from tree_rl.training.planning.planner import StepPlan
-from tree_rl.training.planning.step_memory import gradients_to_come
-from tree_rl.training.result import StepResult, in_row_order
-from tree_rl.training.run import Ran
+from tree_rl.training.measured_calls import MeasuredCalls
+from tree_rl.training.memory_budget import MemoryBudget
+from tree_rl.training.routers.expert_load import ExpertLoad
+from tree_rl.training.tree_options import TreeOptions
 
 
 class Learner:
-    """Turns what a call ran into its result and adds to the step's knowledge."""
+    """What a step has learnt from earlier calls; the planner reads it."""
 
-    def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
-        self._context, self._knowledge = context, knowledge
+    def __init__(self, context: StepContext, options: TreeOptions) -> None:
+        """Know nothing yet."""
+        coef, hooks = options.router_aux_loss_coef, context.routers
+        self._num_ranks = context.num_ranks
+        self.budget = MemoryBudget(context, options.offload)
+        self.calls = MeasuredCalls(context.model_shape, decides=not context.is_deterministic)
+        """Times of updates, and the cost model fitted to them; the same on all ranks."""
+        self.log_probs = LastInference()
+        """Log-probs of the last inference."""
+        self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, context)
+        """Load of experts; None unless `router_aux_loss_coef` is set."""
 
     def finish(self, plan: StepPlan, ran: Ran) -> StepResult:
         """The result of a call; also records its time, and after an inference its outputs."""
         call, batches = plan.call, plan.batches
-        calls, load = self._knowledge.calls, self._knowledge.load
-        if self._context.num_ranks == 1:
+        if self._num_ranks == 1:
             # With several ranks, Planner.plan has already learnt the previous call's time.
-            calls.learn((calls.take_last(),))
+            self.calls.learn((self.calls.take_last(),))
         if call.trains:
-            calls.note(call.rows, batches, ran.start, ran.end)
+            self.calls.note(call.rows, batches, ran.start, ran.end)
+        place_F = np.concatenate([np.zeros(0, np.int64), *(call.rows.flat_positions(batch.rows) for batch in batches)])
+
+        def in_row_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""
+            joined = torch.cat(list(parts))
+            ordered = torch.empty_like(joined)
+            ordered[torch.from_numpy(place_F).to(joined.device)] = joined
+            return ordered
+
         outputs_of = [result.outputs.present() for result in ran.results]
         names = call.outputs if ran.results else ()
-        outputs = {name: in_row_order([found[name] for found in outputs_of], batches, call.rows) for name in names}
         routes = [result.routes_fLK for result in ran.results if result.routes_fLK is not None]
         result = StepResult(
-            outputs=EdgeOutputs.of(outputs),
-            routes_FLK=in_row_order(routes, batches, call.rows) if routes else None,
+            outputs=EdgeOutputs.of({name: in_row_order([found[name] for found in outputs_of]) for name in names}),
+            routes_FLK=in_row_order(routes) if routes else None,
             losses=tuple(result.loss for result in ran.results),
             metrics=tuple(result.metrics for result in ran.results),
             micro_batches=batches,
             plan_seconds=plan.seconds,
-            load=load.report() if load is not None and call.trains else None,
+            load=self.load.report() if self.load is not None and call.trains else None,
         )
         if not (call.trains or call.is_reference):
             self._remember(call, result)
         return result
 
-    def bytes_before_update(self) -> int:
-        """Device memory in use before an update, plus what the update will allocate and keep."""
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() + self._context.pending_bytes() + gradients_to_come(self._context.module)
-
-    def learn_budget(self, plan: StepPlan, base_bytes: int) -> None:
-        """Set the token budget from the peak memory of the update that ran `plan`.
-
-        Args:
-            plan: the update's plan.
-            base_bytes: result of `bytes_before_update`.
-        """
-        used_bytes = torch.cuda.max_memory_allocated() + self._context.pending_bytes() - base_bytes
-        total_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        room, budget, memory = (
-            room_beside(base_bytes, total_bytes),
-            self._knowledge.budget,
-            self._knowledge.memory_model,
-        )
-        if memory is None:
-            budget.learn(live_tokens(plan.batches), used_bytes=used_bytes, room=room)
-            return
-        budget.learn_with(
-            memory.model, lambda model: predicted_peak(plan.batches, model).device, used_bytes=used_bytes, room=room
-        )
+    def forget(self) -> None:
+        """Drop the results of the last inference, because the weights have changed."""
+        self.log_probs.forget()
+        if self.load is not None:
+            self.load.last_inference.forget()
 
     def _remember(self, call: StepCall, result: StepResult) -> None:
         """After an inference: keep values that the next update can reuse."""
@@ -81,6 +77,6 @@ class Learner:
             rows = replace(rows, routes_FLK=result.routes_FLK.cpu().numpy())
         if result.outputs.log_probs is not None:
             log_probs_F = result.outputs.log_probs.cpu()
-            self._knowledge.log_probs.remember(rows, log_probs_F.split(np.diff(rows.offsets).tolist()))
-        if self._knowledge.load is not None:
-            self._knowledge.load.remember(rows)
+            self.log_probs.remember(rows, log_probs_F.split(np.diff(rows.offsets).tolist()))
+        if self.load is not None:
+            self.load.remember(rows)

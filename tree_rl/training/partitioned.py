@@ -22,15 +22,14 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
-from tree_rl.training.loss.edges import plan_edges
+from tree_rl.training.hand_overs import MicroBatchResult
+from tree_rl.training.loss.edges import edges_of_rows
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
-from tree_rl.training.loss.path_weighting import weigh
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
-from tree_rl.training.loss.rows_loss import slot_gradients
+from tree_rl.training.loss.rows_loss import weigh
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
-from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.tower import Tower
@@ -251,7 +250,7 @@ def run_partitioned(
             readout.preset(LOG_PROBS, known_f)
         if takes_preview(call, is_known=known_f is not None):
             yield from run.infer(preview=True)
-        yield from run.train(partial(slot_gradients, loss, batch.rows, readout), scale=context.loss_scale())
+        yield from run.train(partial(readout.gradients, loss, batch.rows), scale=context.loss_scale())
         if tower is not None:
             yield TOWER_BACKWARD
             tower.backward()
@@ -280,12 +279,5 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     assert batch.forest is not None and batch.plan is not None
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
-    wanted_F = call.rows.wanted_F[call.rows.flat_positions(batch.rows)]
-    edges = plan_edges(
-        batch.forest,
-        wanted_F,
-        call.rows.temperature_B[list(batch.rows)],
-        context.device,
-        candidates_FK=call.rows.candidates(batch.rows),
-    )
+    edges = edges_of_rows(batch.forest, call.rows, batch.rows, context.device)
     return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

@@ -16,16 +16,15 @@ import torch
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.hand_overs import Ran, StepPlan
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.loss.edges import edges_of_rows, plan_edges, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES, beside_log_probs
-from tree_rl.training.micro_batch import MicroBatch, largest_forward
+from tree_rl.training.memory_budget import MemoryBudget
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import takes_preview
-from tree_rl.training.planning.knowledge import Knowledge
-from tree_rl.training.planning.planner import StepPlan
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
-from tree_rl.training.run import Ran, Runner, run_in_lock_step
-from tree_rl.training.whole import tree_values
+from tree_rl.training.run import Runner, run_in_lock_step
 from tree_rl.tree.forest import Forest
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ logger = logging.getLogger(__name__)
 class Repeat:
     """Agrees with all ranks whether a call runs again."""
 
-    def __init__(self, context: StepContext, knowledge: Knowledge, runner: Runner) -> None:
-        self._context, self._knowledge, self._runner = context, knowledge, runner
+    def __init__(self, context: StepContext, budget: MemoryBudget, runner: Runner) -> None:
+        self._context, self._budget, self._runner = context, budget, runner
 
     def settle(self, plan: StepPlan, ran: Ran | None) -> Ran | None:
         """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
@@ -46,11 +45,7 @@ class Repeat:
         """
         if ran is None:
             self._catch_up(plan)
-        budget, memory = self._knowledge.budget, self._knowledge.memory_model
-        smaller = largest_forward(plan.batches) // 2
-        if memory is not None:
-            smaller = memory.smaller_budget(plan.batches, budget.working_scale, plan.budget.unique_tokens)
-        tokens = budget.shrink_after(ran is None, smaller)
+        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.budget.unique_tokens)
         if tokens is None:
             return ran
         logger.warning(
@@ -128,8 +123,7 @@ def _most_edges(
 ) -> list[int]:
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
-    rows = list(batch.rows)
-    edges = plan_edges(batch.forest, call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.temperature_B[rows])
+    edges = edges_of_rows(batch.forest, call.rows, batch.rows)
     source_E = edges.source_R[edges.source_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [

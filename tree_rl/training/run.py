@@ -3,42 +3,25 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.edges import plan_edges, tree_log_probs
+from tree_rl.training.hand_overs import MicroBatchResult, Ran, StepPlan
+from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES, beside_log_probs
-from tree_rl.training.loss.path_weighting import weigh
-from tree_rl.training.loss.rows_loss import Metrics
+from tree_rl.training.loss.rows_loss import Metrics, weigh
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
-from tree_rl.training.planning.planner import StepPlan
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
-from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.tower import Tower, idle_tower
-from tree_rl.training.whole import tree_values
 from tree_rl.tree.forest import Forest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Ran:
-    """Results and times of a plan that ran."""
-
-    results: tuple[MicroBatchResult, ...]
-    """One for each micro-batch, in order."""
-    dummy_ops: int
-    """Number of one-token forwards that kept this rank in lock-step."""
-    start: Stamp
-    """Start of the first op."""
-    end: Stamp
-    """End of the last op."""
 
 
 class Runner:
@@ -148,7 +131,7 @@ def run_whole(
         yield TOWER_FORWARD
         tower.forward()
     yield FORWARD
-    forest, rows, ranks = batch.forest, list(batch.rows), context.ranks
+    forest, ranks = batch.forest, context.ranks
     assert forest is not None
     routing = None if routers is None else routers.open(call, batch, context.device)
     trace = None if routing is None else routing.open()
@@ -167,16 +150,8 @@ def run_whole(
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            wanted_F, candidates_FK = call.rows.wanted_F[call.rows.flat_positions(rows)], call.rows.candidates(rows)
-            temperature_B = call.rows.temperature_B[rows]
-            outputs = tree_log_probs(
-                context.module,
-                inputs,
-                lambda: plan_edges(
-                    forest, wanted_F, temperature_B, context.device, ranks=ranks, candidates_FK=candidates_FK
-                ),
-                extras=beside_log_probs(call.outputs),
-            )
+            edges = partial(edges_of_rows, forest, call.rows, batch.rows, context.device, ranks=ranks)
+            outputs = tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
         loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
         if call.loss is not None:

@@ -11,11 +11,10 @@ from torch import nn
 
 from tree_rl.models.images import TOKENS
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.hand_overs import MicroBatchResult, StepPlan
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.planning.planner import StepPlan
 from tree_rl.training.ranks.lock_step import TOWER_FORWARD
-from tree_rl.training.result import MicroBatchResult
 from tree_rl.training.rows import Rows
 from tree_rl.training.run import run_whole
 from tree_rl.training.tower import Tower, idle_tower

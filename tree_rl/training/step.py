@@ -10,13 +10,12 @@ from torch import nn
 
 from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
+from tree_rl.training.hand_overs import StepPlan, StepResult
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
 from tree_rl.training.loss.rows_loss import Loss
-from tree_rl.training.planning.knowledge import Knowledge
-from tree_rl.training.planning.planner import Planner, StepPlan
+from tree_rl.training.planner import Planner
 from tree_rl.training.repeat import Repeat
-from tree_rl.training.result import StepResult
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.rows import Rows
 from tree_rl.training.run import Runner
@@ -53,11 +52,10 @@ class TreeStep:
         self.options = TreeOptions() if options is None else options
         self.context = StepContext.of(model, group) if context is None else context
         check_dropout(self.context.module)
-        self.knowledge = Knowledge.of(self.context, self.options)
-        self.planner = Planner(self.context, self.knowledge)
-        self.runner = Runner(self.context, self.knowledge.load)
-        self.learner = Learner(self.context, self.knowledge)
-        self.repeat = Repeat(self.context, self.knowledge, self.runner)
+        self.learner = Learner(self.context, self.options)
+        self.planner = Planner(self.context, self.learner)
+        self.runner = Runner(self.context, self.learner.load)
+        self.repeat = Repeat(self.context, self.learner.budget, self.runner)
         self.self_check = SelfCheck(self.context)
         self.dummy_ops = 0
         """One-token forwards of the last call that kept this rank in lock-step."""
@@ -104,7 +102,7 @@ class TreeStep:
 
     def run_call(self, call: StepCall, *, is_repeat: bool = False) -> StepResult:
         """`run` or `infer` with a trainer's options; `is_repeat` after it ran out of memory. Errors as in `run`."""
-        known, options = self.knowledge, self.options
+        known, options = self.learner, self.options
         if options.mode == "flat":
             raise ValueError("tree.mode=flat needs a trainer that runs rows without a tree: expected auto or tree")
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
@@ -114,7 +112,7 @@ class TreeStep:
             return self._again(call)
         learns_budget = options.max_tokens == AUTO and known.budget.tokens is None and call.trains
         learns_budget = learns_budget and self.context.device.type == "cuda"
-        base_bytes = self.learner.bytes_before_update() if learns_budget else 0
+        base_bytes = known.budget.bytes_before_update() if learns_budget else 0
         ran = self.runner.run(plan)
         if ran is None or (plan.may_repeat and self.context.num_ranks > 1):
             ran = self.repeat.settle(plan, ran)
@@ -122,8 +120,8 @@ class TreeStep:
             return self._again(call)
         self.dummy_ops = ran.dummy_ops
         if learns_budget:
-            self.learner.learn_budget(plan, base_bytes)
-        return self.learner.finish(plan, ran)
+            known.budget.learn(plan.batches, base_bytes)
+        return known.finish(plan, ran)
 
     def refuse(self, error: RowError) -> NoReturn:
         """Tell the other ranks that this one cannot read its rows, so that none of them waits, and raise the error."""
@@ -131,7 +129,7 @@ class TreeStep:
 
     def forget(self) -> None:
         """Drop the results of the last inference; call it when the weights have changed."""
-        self.knowledge.forget()
+        self.learner.forget()
 
     def _again(self, call: StepCall) -> StepResult:
         """Run a call again, after all ranks have taken a smaller budget."""

@@ -6,7 +6,7 @@ edges (one vector of logits each), B rows, W wanted flat positions.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,10 @@ from tree_kernels.edge_log_probs import rows_of_edges
 from tree_kernels.host_copy import to_device
 from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.sequence_parallel import SequenceParallel
-from tree_rl.models.tree_inputs import ModelInputs
+from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.outputs import EdgeOutputs, Wanted
+from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
 
 MOST_MARKS_PER_VALUE = 64
@@ -133,6 +134,21 @@ def plan_edges(
     )
 
 
+def edges_of_rows(
+    forest: Forest,
+    rows: Rows,
+    members: Sequence[int],
+    device: torch.device | str = "cpu",
+    *,
+    ranks: SequenceParallel | None = None,
+) -> EdgePlan:
+    """`plan_edges` for the forest of some rows of a call, by their indices."""
+    picked = list(members)
+    wanted_F, candidates_FK = rows.wanted_F[rows.flat_positions(picked)], rows.candidates(picked)
+    temperature_B = rows.temperature_B[picked]
+    return plan_edges(forest, wanted_F, temperature_B, device, ranks=ranks, candidates_FK=candidates_FK)
+
+
 def request_edges(
     source_R: np.ndarray,
     source_of_edge_E: np.ndarray,
@@ -218,3 +234,25 @@ def tree_log_probs(
 
     per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
     return outputs_of_rows(EdgeOutputs.of_edges(per_edge).map(plan().of_all), plan().reads)
+
+
+def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> EdgeOutputs:
+    """Value of every flat token, [F], from one forward of a token classifier with a single label."""
+    values_N = inputs.of_all(model(**inputs.model_kwargs()).logits[0, :, 0])
+    return EdgeOutputs(values=values_N[to_device(forest.row_index.values.astype(np.int64), values_N.device)])
+
+
+def wanted_everywhere(forest: Forest) -> np.ndarray:
+    """bool [F], True at every position with a next token in its row."""
+    wanted_F = np.ones(forest.num_flat, dtype=bool)
+    wanted_F[forest.row_index.offsets[1:] - 1] = False
+    return wanted_F
+
+
+def forest_log_probs(
+    model: nn.Module, forest: Forest, *, temperature: float = 1.0, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """Log-prob of every next token of every row, [F] (0 at a row's end): the shortest way to use a tree."""
+    temperature_B = np.full(forest.num_rows, temperature, dtype=np.float32)
+    edges = plan_edges(forest, wanted_everywhere(forest), temperature_B, device)
+    return tree_log_probs(model, TreeInputs.from_forest(forest, device), edges)[LOG_PROBS]

@@ -6,7 +6,7 @@ Legend: E slots, e slots of a partition, F flat tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import EdgePlan, FlatReads, outputs_of_rows, request_edges
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted, beside_log_probs
+from tree_rl.training.loss.rows_loss import PartsLoss
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 
@@ -59,6 +60,23 @@ class Readout(ABC):
     @abstractmethod
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition forward."""
+
+    def gradients(self, loss: PartsLoss, members: Sequence[int], slots: EdgeOutputs) -> EdgeOutputs:
+        """dL/dvalue of every slot at the values [E] in `slots`; does not run the model.
+
+        A token-separable loss needs only the values of the partition that runs; others need all values.
+
+        Args:
+            loss: the trainer's loss with path weights.
+            members: indices of the micro-batch's rows in the call.
+            slots: values [E].
+        """
+        with torch.enable_grad():
+            leaves = slots.map(lambda value: value.clone().requires_grad_())
+            value, _ = loss(self.flat(leaves), members)
+            named = leaves.present()
+            gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
+        return EdgeOutputs(**dict(zip(named, gradients, strict=True)))
 
     def preset(self, name: str, values_F: torch.Tensor) -> None:
         """Set one output from known values of the rows, [F]."""

@@ -1,16 +1,17 @@
-"""The rows' loss as a function of outputs.
+"""The rows' loss as a function of outputs, and optional path weights around it.
 
-For a partitioned forest the loss runs on leaf copies of the outputs and gives dL/doutput of every slot, which the
-partitions back-propagate. A token-separable loss needs only the current partition's values; others need all values.
+With path weights w_k a unique token weighs lambda_t (paper, "Derivation").
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.readout import Readout
+from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.tree.forest.jagged import positions_of_rows
 
 Metrics = Any
 """What a loss reports besides its value; a step passes it on unread."""
@@ -22,18 +23,44 @@ PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metr
 """A loss that may split the rows into parts and call the trainer's loss on each; one entry of metrics per part."""
 
 
-def slot_gradients(loss: PartsLoss, members: Sequence[int], readout: Readout, slots: EdgeOutputs) -> EdgeOutputs:
-    """dL/dvalue of every slot at the given values; does not run the model.
+def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
+    """The trainer's loss with the micro-batch's path weights, if it has any.
 
-    Args:
-        loss: the trainer's loss with path weights.
-        members: indices of the micro-batch's rows in the call.
-        readout: scatters the slots to these rows.
-        slots: values [E].
+    Row weights: rows of equal weight go through the loss together, and the result is scaled, which is right for any
+    loss. Token weights scale the gradient of each output; the reported loss stays unweighted.
     """
-    with torch.enable_grad():
-        leaves = slots.map(lambda value: value.clone().requires_grad_())
-        value, _ = loss(readout.flat(leaves), members)
-        named = leaves.present()
-        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
-    return EdgeOutputs(**dict(zip(named, gradients, strict=True)))
+    weight_B, weight_F = micro_batch.row_weight_B, micro_batch.edge_weight_F
+
+    def of_weighted_rows(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        assert weight_B is not None
+        losses, metrics = [], []
+        for weight in np.unique(weight_B):
+            picked = np.flatnonzero(weight_B == weight).tolist()
+            part = outputs.select(torch.from_numpy(positions_of_rows(micro_batch.offsets, picked)))
+            value, reported = loss(part, [members[row] for row in picked])
+            losses.append(float(weight) * value)
+            metrics.append(reported)
+        return torch.stack(losses).sum(), metrics
+
+    def of_tokens(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        if weight_F is not None:
+            weight = torch.from_numpy(weight_F)
+            outputs = outputs.map(lambda output: _ScaleGradient.apply(output, weight.to(output)))
+        value, reported = loss(outputs, members)
+        return value, [reported]
+
+    return of_tokens if weight_B is None else of_weighted_rows
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity whose backward multiplies by a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, values_F: torch.Tensor, weight_F: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight_F)
+        return values_F.view_as(values_F)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_F: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight_F,) = ctx.saved_tensors
+        return gradient_F * weight_F.view(-1, *[1] * (gradient_F.dim() - 1)), None

@@ -5,8 +5,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tree_rl.models import use_edge_head, use_tree_attention
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.training.whole import forest_log_probs
 from tree_rl.tree import Forest
 
 LOG_PROB_TOLERANCE = 2e-5

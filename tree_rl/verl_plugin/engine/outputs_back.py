@@ -7,9 +7,10 @@ import torch
 import torch.distributed
 
 from tree_rl.cost.memory.model import GIB
+from tree_rl.training.hand_overs import StepResult
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.routers.expert_load import LoadReport
-from tree_rl.training.step import StepResult, TreeStep
+from tree_rl.training.step import TreeStep
 from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
 from tree_rl.verl_plugin.options import ROUTES
 
@@ -67,8 +68,8 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
     }
     factor = step.context.num_ranks // step.context.sharing_ranks
     metrics = {key: Metric(AggregationType.SUM, float(value * factor)) for key, value in sums.items()}
-    if step.knowledge.memory_model is not None:
-        peak = step.knowledge.memory_model.predicted(list(batches), step.knowledge.budget.working_scale)
+    peak = step.learner.budget.predicted(batches)
+    if peak is not None:
         layers = max((batch.saving.offloaded_layers for batch in batches), default=0)
         metrics["tree/offloaded_layers"] = Metric(AggregationType.MAX, float(layers))
         metrics["tree/predicted_peak_gib"] = Metric(AggregationType.MAX, peak.device / GIB)
@@ -87,7 +88,7 @@ def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:
 
 def _cost_metrics(step: TreeStep) -> dict[str, Metric]:
     """`tree/cost_error` and the fitted coefficients, if they exist; the same on every rank."""
-    fitted, error = step.knowledge.calls.fitted, step.knowledge.calls.error
+    fitted, error = step.learner.calls.fitted, step.learner.calls.error
     found = {} if fitted is None else {f"{COST}{name}": value for name, value in dataclasses.asdict(fitted).items()}
     if error is not None:
         found["tree/cost_error"] = error

@@ -35,8 +35,8 @@ def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     state = {
         "device_bytes": device_bytes(),
         "sharing_ranks": step.context.sharing_ranks,
-        "budget": step.knowledge.budget.state(),
-        "costs": None if step.knowledge.calls.fit is None else step.knowledge.calls.fit.state(),
+        "budget": step.learner.budget.state(),
+        "costs": None if step.learner.calls.fit is None else step.learner.calls.fit.state(),
         "scaler": None if scaler is None else scaler.state_dict(),
     }
     state_file(folder).write_text(json.dumps(state))
@@ -50,9 +50,9 @@ def load_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
     state = json.loads(path.read_text())
     # Budgets and costs count the tokens of all ranks that share a forest.
     if (state["device_bytes"], state.get("sharing_ranks", 1)) == (device_bytes(), step.context.sharing_ranks):
-        step.knowledge.budget.restore(state["budget"])
+        step.learner.budget.restore(state["budget"])
         # Checkpoints of earlier versions have no costs.
-        if step.knowledge.calls.fit is not None and state.get("costs") is not None:
-            step.knowledge.calls.fit.restore(state["costs"])
+        if step.learner.calls.fit is not None and state.get("costs") is not None:
+            step.learner.calls.fit.restore(state["costs"])
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])

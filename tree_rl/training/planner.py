@@ -5,7 +5,7 @@ Whole groups are packed into forests by unique tokens; groups in which a tree wo
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import NoReturn
@@ -18,11 +18,12 @@ from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.hand_overs import Budget, StepPlan
+from tree_rl.training.learn import Learner
+from tree_rl.training.memory_budget import NO_LIMIT
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import ops_of_partitions
-from tree_rl.training.planning.budget import NO_LIMIT, Budget
-from tree_rl.training.planning.knowledge import Knowledge
-from tree_rl.training.planning.plan_cache import PlanCache
+from tree_rl.training.plan_cache import PlanCache
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops, with_tower
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
@@ -33,30 +34,11 @@ from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepPlan:
-    """A call that all ranks have agreed to run."""
-
-    call: StepCall
-    budget: Budget
-    batches: tuple[MicroBatch, ...]
-    """This rank's micro-batches, in the order in which they run."""
-    known: tuple[torch.Tensor | None, ...]
-    """[f] for each micro-batch: its rows' log-probs from an inference with the current weights, for a forest in
-    partitions whose loss couples tokens; else None."""
-    schedule: str
-    """Forwards and backwards that all ranks follow."""
-    may_repeat: bool
-    """True if every rank can run the call again from the start after running out of memory."""
-    seconds: float
-    """Host time of planning and agreeing."""
-
-
 class Planner:
     """Plans the calls of one step."""
 
-    def __init__(self, context: StepContext, knowledge: Knowledge) -> None:
-        self._context, self._knowledge = context, knowledge
+    def __init__(self, context: StepContext, learner: Learner) -> None:
+        self._context, self._learner = context, learner
         self._plans = PlanCache()
         # A failed rank cannot stand in for the gather of routes among sequence-parallel ranks.
         self._may_repeat = context.may_repeat and (context.ranks is None or context.routers is None)
@@ -74,7 +56,7 @@ class Planner:
             RuntimeError: another rank refused its rows, or sequence-parallel ranks have planned differently.
         """
         started = time.perf_counter()
-        context, known = self._context, self._knowledge
+        context, known = self._context, self._learner
         is_routed = call.records_routes or call.rows.routes_FLK is not None
         runs_flat = call.run_rows_flat is not None and call.rows.images is None
         if not runs_flat or context.always_forest or is_routed or context.ranks is not None:
@@ -86,16 +68,15 @@ class Planner:
             unique_tokens=tokens if known.budget.tokens is None else known.budget.tokens,
             flat_tokens=min(trainer_tokens, known.budget.most_flat_tokens),
         )
-        memory = known.memory_model
-        chooser = None if memory is None else memory.chooser(known.budget.working_scale)
         if not call.trains and options.path_weighting in GIVEN_WEIGHTINGS:
             options = replace(options, path_weighting="verl")
         try:
-            batches = plan_micro_batches(call.rows, options, budget, known.calls.model, self._plans, chooser)
+            batches = plan_micro_batches(
+                call.rows, options, budget, known.calls.model, self._plans, known.budget.chooser()
+            )
         except RowError as error:
             self.refuse(error)
-        if memory is not None:
-            memory.tell(batches, budget.unique_tokens)
+        known.budget.tell(batches, budget.unique_tokens)
         ops, log_probs_of = "", []
         for batch in batches:
             known_f = None
@@ -147,7 +128,7 @@ class Planner:
         # An inference does not compute candidates.
         if call.is_separable or not call.trains or call.rows.candidates_FK is not None:
             return None
-        known = self._knowledge.log_probs.recall(call.rows, batch.rows)
+        known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
 
 

@@ -1,1 +1,0 @@
-"""From rows to micro-batches within a budget of tokens."""
