@@ -14,8 +14,8 @@ from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
-from tree_rl.tree.bins import least_loaded
 from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.packing import least_loaded
 
 EQUAL, BALANCED, WHOLE_GROUPS = ARMS = ("equal", "balanced", "whole_groups")
 """A copy for each rank; dealt as by the trainer, which may split groups; whole groups, costliest first."""

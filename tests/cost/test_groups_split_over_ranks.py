@@ -11,7 +11,7 @@ from tree_rl.cost.balance import GroupPaths, lay_out_cell
 from tree_rl.cost.balance.cell_layout import LEAST_GAIN
 from tree_rl.cost.balance.paths import MOST_PATHS
 from tree_rl.tree import Forest
-from tree_rl.tree.bins import least_loaded
+from tree_rl.tree.packing import least_loaded
 
 COST = CostModel(per_token=10.0, per_pair=1.0, per_head_token=5.0)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.tree import Forest
-from tree_rl.tree.bins import bound_bins, pack_loads
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
+from tree_rl.tree.partition.exact_bins import bound_bins, pack_loads
 from tree_rl.tree.partition.heuristic import greedy_cuts, least_depth, lower_bounds
 from tree_rl.tree.partition.problem import measure_cuts, reduce_forest
 

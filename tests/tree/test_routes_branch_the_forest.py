@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.models.routers.merge_routes import NATIVE, drop_filler, route_keys, routes_of_unique_tokens
-from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.rows import RowError
+from tree_rl.tree.forest import Forest, RowError
 
 LAYERS, EXPERTS = 2, 3
 PAIRS = [(0, 1), (1, 2), (2, 0), (NATIVE, NATIVE)]

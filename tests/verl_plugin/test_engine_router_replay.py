@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from tiny_families import CONFIGS, EXPERTS
 from verl.workers.config.engine import EngineRouterReplayConfig
 
-from tree_rl.training.rows import Rows
+from tree_rl.training.context import StepCall
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -87,16 +87,16 @@ def test_a_worker_hands_recorded_routes_from_inference_to_update(path: Path) -> 
     routes = recorded["routed_experts"]
     assert routes.dtype == torch.int16 and [len(one) for one in routes.unbind()] == [len(row.tokens) for row in rows]
     seen: list[np.ndarray] = []
-    replayed = worker.engine.replay.with_routes
+    replayed = worker.engine.replay.in_call
 
-    def listening(data: TensorDict, given: Rows) -> Rows:
-        told = replayed(data, given)
-        seen.append(told.routes_FLK)
+    def listening(data: TensorDict, given: StepCall) -> StepCall:
+        told: StepCall = replayed(data, given)
+        seen.append(told.rows.routes_FLK)
         return told
 
     data = ppo_batch(rows, num_mini_batch=2, global_batch_size=2, epochs=2)
     data["routed_experts"] = routes
-    with patch.object(worker.engine.replay, "with_routes", listening):
+    with patch.object(worker.engine.replay, "in_call", listening):
         worker.train_mini_batch(data)
     flat = routes.values().numpy()
     half = sum(len(row.tokens) for row in rows[:2])

@@ -27,10 +27,9 @@ from tree_rl.training.plan_cache import PlanCache
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops, with_tower
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
-from tree_rl.tree.bins import best_fit
 from tree_rl.tree.forest import Forest, RowError
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
-from tree_rl.tree.packing import pack_groups
+from tree_rl.tree.packing import best_fit, pack_groups
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
 

@@ -1,15 +1,18 @@
-"""Packs whole groups of rows into forwards of at most ``max_tokens`` unique tokens.
+"""Greedy bin packing, and with it whole groups of rows in forwards of at most ``max_tokens`` unique tokens.
 
 A group beyond the budget runs in partitions instead (`tree_rl.tree.partition`).
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.bins import Bins, best_fit, least_loaded
 from tree_rl.tree.forest import Forest
+
+Bins = list[list[int]]
+"""For each bin, the indices of the items in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,22 +32,18 @@ def pack_groups(
 
     Args:
         forest: the forest of all rows.
-        groups: row indices of each group (a prompt's rows, or a tree); no row may appear twice. Empty groups are
-            skipped.
+        groups: row indices of each group (a prompt's rows, or a tree), each row at most once. Empty groups are skipped.
         max_tokens: budget in unique tokens.
 
     Returns:
         The forwards, longest first; together they hold every row exactly once.
 
     Raises:
-        ValueError: the budget is below 1, a row appears twice, or a group is beyond the budget.
-        IndexError: a row does not exist.
+        ValueError: the budget is below 1, or a group is beyond it.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens: expected at least 1 unique token, received {max_tokens}")
-    members = [np.asarray(group, dtype=np.int64) for group in groups]
-    _check_rows(members, forest.num_rows)
-    members = [rows for rows in members if len(rows)]
+    members = [np.asarray(group, dtype=np.int64) for group in groups if len(group)]
     order = forest.row_order
     rank_of_row = np.argsort(order.rows)
     sizes = [order.take(np.sort(rank_of_row[rows])).num_unique for rows in members]
@@ -64,19 +63,47 @@ def pack_groups(
     return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
 
 
-def _check_rows(groups: list[np.ndarray], num_rows: int) -> None:
-    rows = np.concatenate(groups) if groups else np.empty(0, dtype=np.int64)
-    if rows.size and not 0 <= rows.min() <= rows.max() < num_rows:
-        wrong = rows[(rows < 0) | (rows >= num_rows)][0]
-        raise IndexError(f"groups: expected rows in [0, {num_rows}), received {wrong}")
-    values, counts = np.unique(rows, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"groups: expected each row once, but row {values[np.argmax(counts)]} appears again")
-
-
 def fill_bins(sizes: list[int], capacity: int) -> Bins:
     """As many bins as best fit needs, balanced if that still fits; an item beyond the capacity gets a separate bin."""
     tight = best_fit(sizes, capacity)
     even = least_loaded(sizes, len(tight))
     fits = all(sum(sizes[index] for index in content) <= capacity for content in even)
     return even if fits else tight
+
+
+def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = None) -> Bins:
+    """Best-fit decreasing: largest item first, each into the fullest bin that has room for it.
+
+    An item larger than the capacity gets a separate bin. With `most_bins`, items that do not fit into that many bins
+    stay unpacked; None opens as many bins as needed.
+    """
+    bins: Bins = []
+    room: list[tuple[int, int]] = []
+    for index in largest_first(sizes):
+        place = bisect_left(room, (sizes[index], 0))
+        if place < len(room):
+            left, number = room.pop(place)
+        elif most_bins is None or len(bins) < most_bins:
+            left, number = capacity, len(bins)
+            bins.append([])
+        else:
+            continue
+        bins[number].append(index)
+        insort(room, (left - sizes[index], number))
+    return bins
+
+
+def least_loaded(sizes: Sequence[float] | np.ndarray, num_bins: int) -> Bins:
+    """Largest item first, each into the bin with the least load; some bins may stay empty."""
+    bins: Bins = [[] for _ in range(num_bins)]
+    load = [0.0] * num_bins
+    for index in largest_first(sizes):
+        chosen = min(range(num_bins), key=load.__getitem__)
+        bins[chosen].append(index)
+        load[chosen] += sizes[index]
+    return bins
+
+
+def largest_first(sizes: Sequence[float] | np.ndarray) -> list[int]:
+    """Indices by decreasing size; equal sizes keep their order."""
+    return sorted(range(len(sizes)), key=lambda index: -sizes[index])

@@ -11,7 +11,7 @@ import numpy as np
 from tree_rl.cost.balance.parts import Parts
 from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.cost.balance.search import Search, order
-from tree_rl.tree.bins import largest_first, least_loaded
+from tree_rl.tree.packing import largest_first, least_loaded
 
 LEAST_GAIN = 0.01
 """Share of the slowest rank's time that splitting groups must save; otherwise they stay whole."""

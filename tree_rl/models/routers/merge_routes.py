@@ -9,8 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.rows import RowError
+from tree_rl.tree.forest import Forest, RowError
 
 NATIVE = -1
 """Expert number where no route was recorded (last token of a row, observations); there the router chooses."""

@@ -2,7 +2,7 @@
 
 from tree_rl.tree.forest.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
-from tree_rl.tree.forest.rows import RowError
+from tree_rl.tree.forest.order import RowError
 from tree_rl.tree.forest.trie import Segments
 
 __all__ = ["Forest", "Jagged", "RowError", "Segments"]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.forest.jagged import Jagged, offsets_of
-from tree_rl.tree.forest.order import RowOrder, order_by_layout, sort_by_tokens
-from tree_rl.tree.forest.rows import flatten_rows, read_merge_keys
+from tree_rl.tree.forest.order import RowOrder, flatten_rows, order_by_layout, read_merge_keys, sort_by_tokens
 from tree_rl.tree.forest.trie import Segments, build_trie, lay_out
 
 

@@ -7,7 +7,7 @@ every item gives an optimal plan.
 
 from collections.abc import Callable
 
-from tree_rl.tree.bins import EXACT_LOADS, bound_bins, kept_tokens, pack_loads
+from tree_rl.tree.partition.exact_bins import EXACT_LOADS, bound_bins, kept_tokens, pack_loads
 from tree_rl.tree.partition.problem import KEPT, CutProblem, Cuts, measure_cuts, room_below, split_chain
 
 

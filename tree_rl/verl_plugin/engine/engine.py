@@ -7,6 +7,7 @@ metrics, checkpoints and weight sync stay unchanged.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,10 @@ from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
-from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
-from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
@@ -39,17 +39,15 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
-from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
-from tree_rl.verl_plugin.engine.rows_in import assign_normalisers, read_rows, trainer_tokens, wanted_of_language_model
+from tree_rl.verl_plugin.engine.rows_in import read_call
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
     OnPolicyLoss,
     VerlLossFunction,
     VerlRows,
-    is_token_separable,
-    with_length_of_step,
+    with_normalisers,
 )
 from tree_rl.verl_plugin.options import (
     DISABLED,
@@ -139,8 +137,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
-        self._read_rows = partial(
-            read_rows,
+        self._read_call = partial(
+            read_call,
+            is_critic=self.is_critic,
+            path_weighting=self.tree_config.path_weighting,
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
@@ -166,8 +166,9 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
         if self.tree_config.reuse_log_probs is True and not (forward_only or reuses or self.is_critic):
             refuse_if_unsupported(data, "", Of.UPDATE_WITH_REUSE)
-        if loss_function is not None and not (forward_only or is_flat):
-            loss_function = with_length_of_step(loss_function, data, self.get_data_parallel_group())
+        if not is_flat:
+            group = self.get_data_parallel_group()
+            loss_function = with_normalisers(loss_function, data, group, self.step.context, trains=not forward_only)
         if reuses:
             assert loss_function is not None
             sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
@@ -202,38 +203,16 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
         images = Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT
         refuse_if_unsupported(data, "", images, *(ignores if self.replay is None else ()))
-        group = self.get_data_parallel_group()
-        assign_normalisers(data, group, self.step.context)
         try:
-            # A pass has no weights yet, and needs none.
-            weighting = self.tree_config.path_weighting
-            unweighted = forward_only and weighting in GIVEN_WEIGHTINGS
-            rows = self._read_rows(data, path_weighting="verl" if unweighted else weighting)
-            if self.replay is not None:
-                self.replay.begin(data, forward_only=forward_only, is_reference=self._is_reference)
-                rows = self.replay.with_routes(data, rows)
+            call = self._read_call(data, trains=not forward_only)
+            if self.replay is not None and not self._is_reference:
+                call = self.replay.in_call(data, call)
         except RowError as error:
             self.step.refuse(error)
+        call = replace(call, is_reference=self._is_reference or self.optimizer is None)
+        group = self.get_data_parallel_group()
         verl_rows = VerlRows(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
-        loss = None if loss_function is None else verl_rows.loss
-        call = StepCall(
-            rows=rows,
-            loss=loss,
-            trains=not forward_only,
-            outputs=(VALUES,) if self.is_critic else wanted_of_language_model(data),
-            is_separable=is_token_separable(loss_function),
-            # verl's forward would slice rows over the ranks of a sequence-parallel group. Without trees, rows of a pair
-            # could run apart, and a teacher's candidates need all logits.
-            run_rows_flat=None
-            if self.sequence_parallel_group is not None
-            or isinstance(loss_function, PairLoss)
-            or rows.candidates_FK is not None
-            else verl_rows.run_flat,
-            trainer_tokens=trainer_tokens(data),
-            records_routes=self.replay is not None and self.replay.records,
-            is_reference=self._is_reference or self.optimizer is None,
-        )
-        result = self.step.run_call(call)
+        result = self.step.run_call(verl_rows.in_call(call, splits_tokens=self.sequence_parallel_group is not None))
         if not forward_only:
             build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)

@@ -8,10 +8,10 @@ import torch.distributed
 
 from tree_rl.cost.memory.model import GIB
 from tree_rl.training.hand_overs import StepResult
-from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.routers.expert_load import LoadReport
 from tree_rl.training.step import TreeStep
 from tree_rl.verl_plugin.compat import AggregationType, Metric, append_to_dict
+from tree_rl.verl_plugin.engine.verl_loss import as_model_output
 from tree_rl.verl_plugin.options import ROUTES
 
 COST = "tree/cost_s/"
@@ -46,14 +46,6 @@ def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *,
         if routes_FLK is not None:
             model_output[ROUTES] = torch.nested.nested_tensor_from_jagged(routes_FLK, offsets.to(routes_FLK.device))
     return {"model_output": model_output, "loss": list(result.losses), "metrics": metrics}
-
-
-def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Outputs as verl's nested tensors over full rows."""
-    return {
-        name: torch.nested.nested_tensor_from_jagged(value, offsets.to(value.device))
-        for name, value in outputs.present().items()
-    }
 
 
 def _plan_metrics(result: StepResult, step: TreeStep) -> dict[str, Metric]:

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from tree_rl.models.routers.merge_routes import NATIVE, drop_filler
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import UnsupportedModelError
+from tree_rl.training.context import StepCall
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -44,25 +45,22 @@ class RouterReplay:
                 f"expert 0; set it to {RECORDED}"
             )
         self._hooks, self._mode = hooks, mode
-        self.records = False
-        """True if the current call returns its routes to verl."""
-        self.replays = False
-        """True if the current call repeats the routes of its rows."""
 
-    def begin(self, data: TensorDict, *, forward_only: bool, is_reference: bool) -> None:
-        """Set what the call does. R2 records only with the weights of the old log-probs."""
-        active = tu.get_non_tensor_data(data=data, key=REPLAYS, default=True) and not is_reference
-        self.records = active and forward_only and self._mode == RECORDED
-        self.replays = active and not self.records
+    def in_call(self, data: TensorDict, call: StepCall) -> StepCall:
+        """The call with the routes that it repeats, or recording them.
 
-    def with_routes(self, data: TensorDict, rows: Rows) -> Rows:
-        """Add the routes to repeat to the rows, if the call repeats any.
+        R2 records only with the weights of the old log-probs.
 
         Raises:
             RowError: routes are missing, or do not fit the row or the model.
         """
-        if not self.replays or rows.num_rows == 0:
-            return rows
+        if not tu.get_non_tensor_data(data=data, key=REPLAYS, default=True):
+            return call
+        if not call.trains and self._mode == RECORDED:
+            return replace(call, records_routes=True)
+        return replace(call, rows=self._with_routes(data, call.rows)) if call.rows.num_rows else call
+
+    def _with_routes(self, data: TensorDict, rows: Rows) -> Rows:
         if ROUTES not in data:
             source = {
                 RECORDED: "compute old log-probs with this engine (algorithm.rollout_correction.bypass_mode=False)",

@@ -11,10 +11,11 @@ from tensordict import TensorDict
 
 from tree_rl.cost.balance.batch import number_groups
 from tree_rl.models.images import merge_size
-from tree_rl.training.context import StepContext
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
+from tree_rl.training.context import StepCall
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, VALUES, Wanted
 from tree_rl.training.row_images import RowImages
 from tree_rl.training.rows import Rows
+from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
@@ -29,47 +30,24 @@ LEAST_TEMPERATURE = 1e-8
 CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
-def assign_normalisers(
-    data: TensorDict, distinct_rows_group: torch.distributed.ProcessGroup, context: StepContext
-) -> None:
-    """Assign the row-based normalisers that verl's losses read.
+def read_call(data: TensorDict, *, trains: bool, is_critic: bool, path_weighting: str, **of_model: Any) -> StepCall:
+    """Read a call of a step from verl's batch: its rows, outputs and budget, without a loss.
 
     Args:
-        data: verl's batch.
-        distinct_rows_group: verl's data-parallel group, one rank of each sequence-parallel group, so all members hold
-            different rows.
-        context: device and ranks.
+        data: verl's batch, as in `read_rows`; `sp_size` is assigned.
+        trains: True if gradients are wanted; a pass without them has no path weights, and needs none.
+        is_critic: True if the model computes values.
+        path_weighting: `tree.path_weighting`.
+        of_model: the other arguments of `read_rows`, whose errors it raises.
     """
-    tokens = data["loss_mask"].values().sum().to(context.device)
-    torch.distributed.all_reduce(tokens, group=distinct_rows_group)
-    dp_size = torch.distributed.get_world_size(distinct_rows_group)
-    sp_size = context.num_ranks // dp_size
-    tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
-
-
-def trainer_tokens(data: TensorDict) -> int:
-    """verl's budget of a forward, in tokens of all ranks that share it.
-
-    It is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`), the rows of a
-    micro-batch times the longest row.
-    """
-    longest = int(data["input_ids"].offsets().diff().max()) if len(data) else 1
-    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-        sp_size = int(tu.get_non_tensor_data(data=data, key="sp_size", default=1))
-        tokens = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0))
-        return tokens * sp_size or longest
-    return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
-
-
-def wanted_of_language_model(data: TensorDict) -> Wanted:
-    """Names of the outputs that verl requests; an update that reuses its log-probs also returns the entropy."""
-    flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
-    asked = [
-        name
-        for name, flags in flags_of.items()
-        if any(tu.get_non_tensor_data(data=data, key=flag, default=False) for flag in flags)
-    ]
-    return (LOG_PROBS, *asked)
+    is_unweighted = not trains and path_weighting in GIVEN_WEIGHTINGS
+    return StepCall(
+        rows=read_rows(data, path_weighting="verl" if is_unweighted else path_weighting, **of_model),
+        loss=None,
+        trains=trains,
+        outputs=(VALUES,) if is_critic else _wanted_of_language_model(data),
+        trainer_tokens=_trainer_tokens(data),
+    )
 
 
 def read_rows(
@@ -133,6 +111,31 @@ def read_rows(
         else _images(data, image_config, np.split(token_ids_F, offsets[1:-1]), labels),
         candidates_FK=_teacher_ids(data, offsets, wanted_F, labels, vocab_size) if uses_top_k else None,
     )
+
+
+def _trainer_tokens(data: TensorDict) -> int:
+    """verl's budget of a forward, in tokens of all ranks that share it.
+
+    It is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`), the rows of a
+    micro-batch times the longest row.
+    """
+    longest = int(data["input_ids"].offsets().diff().max()) if len(data) else 1
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        sp_size = int(tu.get_non_tensor_data(data=data, key="sp_size", default=1))
+        tokens = int(tu.get_non_tensor_data(data=data, key="max_token_len_per_gpu", default=0))
+        return tokens * sp_size or longest
+    return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
+
+
+def _wanted_of_language_model(data: TensorDict) -> Wanted:
+    """Names of the outputs that verl requests; an update that reuses its log-probs also returns the entropy."""
+    flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
+    asked = [
+        name
+        for name, flags in flags_of.items()
+        if any(tu.get_non_tensor_data(data=data, key=flag, default=False) for flag in flags)
+    ]
+    return (LOG_PROBS, *asked)
 
 
 def _images(data: TensorDict, config: Any, token_ids: list[np.ndarray], labels: list[str]) -> RowImages | None:

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
 from tree_rl.verl_plugin.compat import (
@@ -21,7 +22,7 @@ from tree_rl.verl_plugin.compat import (
     value_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.outputs_back import as_model_output
+from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 
 VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
@@ -82,6 +83,20 @@ class VerlRows:
     _selected: tuple[tuple[int, ...], TensorDict] | None = field(init=False, default=None)
     _split: dict[str, tuple[torch.Tensor, ...]] = field(init=False, default_factory=dict)
     """Rows of each nested tensor, split when first read: that takes time in proportion to all rows of the call."""
+
+    def in_call(self, call: StepCall, *, splits_tokens: bool) -> StepCall:
+        """The call with verl's loss, and with verl's forward for rows without a tree, where that can run them.
+
+        verl's forward would slice rows over ranks that share tokens (`splits_tokens`). Without trees, rows of a pair
+        could run apart, and a teacher's candidates need all logits.
+        """
+        needs_trees = splits_tokens or isinstance(self.loss_function, PairLoss) or call.rows.candidates_FK is not None
+        return replace(
+            call,
+            loss=None if self.loss_function is None else self.loss,
+            is_separable=is_token_separable(self.loss_function),
+            run_rows_flat=None if needs_trees else self.run_flat,
+        )
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
@@ -166,19 +181,44 @@ def distillation_outputs(student: Any, teacher: Any, config: Any) -> dict[str, t
     return {name: torch.nested.nested_tensor_from_jagged(one, student.offsets()) for name, one in of_tokens.items()}
 
 
+def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Outputs as verl's nested tensors over full rows."""
+    return {
+        name: torch.nested.nested_tensor_from_jagged(value, offsets.to(value.device))
+        for name, value in outputs.present().items()
+    }
+
+
 def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
     return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
 
 
-def with_length_of_step(
-    loss_function: VerlLossFunction, data: TensorDict, group: torch.distributed.ProcessGroup | None
-) -> VerlLossFunction:
-    """verl's loss, but divided by the longest response of the step on all ranks instead of that of a micro-batch.
+def with_normalisers(
+    loss_function: VerlLossFunction | None,
+    data: TensorDict,
+    group: torch.distributed.ProcessGroup,
+    context: StepContext,
+    *,
+    trains: bool,
+) -> VerlLossFunction | None:
+    """Assign the row-based normalisers that verl's losses read; the loss with those of the step. Collective.
 
-    Applies to `seq-mean-token-sum-norm` without `loss_scale_factor`: the choice of micro-batches must not change the
-    loss. Collective: all ranks must call this.
+    `seq-mean-token-sum-norm` without `loss_scale_factor` divides by the longest response of the step on all ranks
+    instead of that of a micro-batch: the choice of micro-batches must not change the loss.
+
+    Args:
+        loss_function: verl's loss; None in inference.
+        data: verl's batch.
+        group: verl's data-parallel group, one rank of each sequence-parallel group, so all members hold different rows.
+        context: device and ranks.
+        trains: True in an update.
     """
-    config = _config_of(loss_function)
+    tokens = data["loss_mask"].values().sum().to(context.device)
+    torch.distributed.all_reduce(tokens, group=group)
+    dp_size = torch.distributed.get_world_size(group)
+    sp_size = context.num_ranks // dp_size
+    tu.assign_non_tensor(data, sp_size=sp_size, batch_num_tokens=tokens.item(), dp_size=dp_size)
+    config = _config_of(loss_function) if trains else None
     if config is None or config.loss_agg_mode != SEQUENCE_NORM or config.loss_scale_factor is not None:
         return loss_function
     # Ranks without rows have no such column.

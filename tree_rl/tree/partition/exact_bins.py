@@ -1,57 +1,15 @@
-"""Bin packing: greedy, and for the k subtrees below a cut token exact where k is small.
+"""Packs the k subtrees below a cut token into partitions, exactly where k is small.
 
 A bin is a new partition of at most C tokens. A subtree in no bin stays in the partition of the cut token, which has
 room for A tokens. The fewest bins win, then the fewest tokens that stay.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Sequence
-
 import numpy as np
+
+from tree_rl.tree.packing import Bins, best_fit
 
 EXACT_LOADS = 7
 """Most loads for which all subsets are tried; that takes less than a millisecond."""
-
-Bins = list[list[int]]
-"""For each bin, the indices of the items in it."""
-
-
-def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = None) -> Bins:
-    """Best-fit decreasing: largest item first, each into the fullest bin that has room for it.
-
-    An item larger than the capacity gets a separate bin. With `most_bins`, items that do not fit into that many bins
-    stay unpacked; None opens as many bins as needed.
-    """
-    bins: Bins = []
-    room: list[tuple[int, int]] = []
-    for index in largest_first(sizes):
-        place = bisect_left(room, (sizes[index], 0))
-        if place < len(room):
-            left, number = room.pop(place)
-        elif most_bins is None or len(bins) < most_bins:
-            left, number = capacity, len(bins)
-            bins.append([])
-        else:
-            continue
-        bins[number].append(index)
-        insort(room, (left - sizes[index], number))
-    return bins
-
-
-def least_loaded(sizes: Sequence[float] | np.ndarray, num_bins: int) -> Bins:
-    """Largest item first, each into the bin with the least load; some bins may stay empty."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    load = [0.0] * num_bins
-    for index in largest_first(sizes):
-        chosen = min(range(num_bins), key=load.__getitem__)
-        bins[chosen].append(index)
-        load[chosen] += sizes[index]
-    return bins
-
-
-def largest_first(sizes: Sequence[float] | np.ndarray) -> list[int]:
-    """Indices by decreasing size; equal sizes keep their order."""
-    return sorted(range(len(sizes)), key=lambda index: -sizes[index])
 
 
 def pack_loads(loads: list[int], room_tokens: int, capacity_tokens: int) -> tuple[Bins, bool]:
