@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from quickstart.rows import DumpedRow, group_advantages, read_step
 from tensordict import TensorDict
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
@@ -19,6 +19,7 @@ from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, HFModelCon
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
+from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, read_trees
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.sft import join_as_only_rank
 
@@ -50,7 +51,7 @@ def build_engine(model: Path, mode: str) -> Any:
     return engine
 
 
-def as_batch(rows: list[DumpedRow]) -> TensorDict:
+def as_batch(rows: list[FinishedRow]) -> TensorDict:
     """Rows as verl's workers receive them, old log-probs still missing."""
     advantages = group_advantages(rows)
     masks = [torch.tensor(row.response_mask) for row in rows]
@@ -76,6 +77,25 @@ def as_batch(rows: list[DumpedRow]) -> TensorDict:
     )
 
 
+def group_advantages(rows: list[FinishedRow]) -> np.ndarray:
+    """GRPO's advantage of every row: its session's reward against the other sessions of the task.
+
+    Args:
+        rows: Complete groups.
+
+    Returns:
+        float32 [rows].
+    """
+    advantages = np.zeros(len(rows), dtype=np.float32)
+    for uid in {row.uid for row in rows}:
+        members = [index for index, row in enumerate(rows) if row.uid == uid]
+        rewards = {rows[index].session: rows[index].reward for index in members}
+        values = np.array(list(rewards.values()), dtype=np.float64)
+        for index in members:
+            advantages[index] = (rewards[rows[index].session] - values.mean()) / (values.std(ddof=1) + 1e-6)
+    return advantages
+
+
 def update(engine: Any, data: TensorDict, loss: Any) -> tuple[float, dict[str, torch.Tensor]]:
     """One forward and backward over the batch.
 
@@ -97,13 +117,13 @@ def log_probs(engine: Any, data: TensorDict) -> torch.Tensor:
         return engine.forward_backward_batch(data, None, forward_only=True)["model_output"]["log_probs"].values()
 
 
-def trained_positions(rows: list[DumpedRow]) -> torch.Tensor:
+def trained_positions(rows: list[FinishedRow]) -> torch.Tensor:
     """bool [F]: positions whose next token is trained."""
     flags = [[*([0] * (len(row.prompt_ids) - 1)), *row.response_mask, 0] for row in rows]
     return torch.tensor([flag for row in flags for flag in row], dtype=torch.bool)
 
 
-def replay(model: Path, rows: list[DumpedRow], *, repeats: int) -> dict[str, Any]:
+def replay(model: Path, rows: list[FinishedRow], *, repeats: int) -> dict[str, Any]:
     """Measure updates of the same rows in both modes, interleaved.
 
     Args:
@@ -155,6 +175,6 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     join_as_only_rank()
     torch.distributed.init_process_group("gloo")
-    result = replay(arguments.model, read_step(arguments.trees, 1), repeats=arguments.repeats)
+    result = replay(arguments.model, read_trees(arguments.trees, 1), repeats=arguments.repeats)
     arguments.output.write_text(json.dumps(result))
     torch.distributed.destroy_process_group()

@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from quickstart.rows import DumpedRow, read_step
 from rich.console import Console
 from tokenizers import Tokenizer
 
@@ -15,6 +14,7 @@ from tree_rl.inspection.files.writing import write_whole
 from tree_rl.run_report.report import build_report
 from tree_rl.run_report.terminal import run_table
 from tree_rl.tree import Forest, draw_svg
+from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, read_trees
 
 CPU_CAVEAT = (
     "On a CPU the update can beat its token bound: rows attend through dense masks, whose cost grows faster than their "
@@ -33,30 +33,31 @@ marked.</p>
 """
 
 
-def largest_group(rows: list[DumpedRow]) -> list[DumpedRow]:
+def largest_group(rows: list[FinishedRow]) -> list[FinishedRow]:
     """Return the rows of the task that has most of them."""
-    groups: dict[str, list[DumpedRow]] = {}
+    groups: dict[str, list[FinishedRow]] = {}
     for row in rows:
         groups.setdefault(row.uid, []).append(row)
     return max(groups.values(), key=len)
 
 
-def show_session(rows: list[DumpedRow], tokenizer: Tokenizer) -> str:
+def show_session(rows: list[FinishedRow], tokenizer: Tokenizer) -> str:
     """Write one session's rows as HTML text, trained tokens marked.
 
     Args:
         rows: Of one task; the session with the best reward is shown.
         tokenizer: Of the policy.
     """
-    best = max(rows, key=lambda row: row.reward).session
-    parts, before = [], []
+    best = max(rows, key=lambda row: row.reward or 0.0).session
+    parts, before = list[str](), tuple[int, ...]()
     for number, row in enumerate(row for row in rows if row.session == best):
         ids = row.token_ids
         shared = next(
             (i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), min(len(ids), len(before))
         )
-        trained = [0] * len(row.prompt_ids) + row.response_mask
-        parts.append(f"<b>── row {number + 1}, reward {row.reward:.2f}: {shared} of {len(ids)} tokens shared ──</b>\n")
+        trained = [*[0] * len(row.prompt_ids), *row.response_mask]
+        said = f"row {number + 1}, reward {row.reward or 0.0:.2f}: {shared} of {len(ids)} tokens shared"
+        parts.append(f"<b>── {said} ──</b>\n")
         for index in range(shared, len(ids)):
             text = escape(tokenizer.decode([ids[index]], skip_special_tokens=False))
             parts.append(f"<mark>{text}</mark>" if trained[index] else text)
@@ -96,7 +97,7 @@ def report(folder: Path) -> None:
     """Write `report.html` of a finished run into its folder, and print its figures."""
     run = read_run(folder / "grpo.jsonl")
     rows = replay_rows(folder / "replay.json", run)
-    group = largest_group(read_step(folder / "trees", run.steps[-1]))
+    group = largest_group(read_trees(folder / "trees", run.steps[-1]))
     forest = Forest.from_rows([row.token_ids for row in group])
     sessions = len({row.session for row in group})
     note = f"{len(group)} rows of {sessions} sessions; POR of the run {run.mean('tree/por'):.3f}"

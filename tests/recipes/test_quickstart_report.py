@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from quickstart.prepare import task_words
+from quickstart.replay import group_advantages
 from quickstart.report import report
-from quickstart.rows import DumpedRow, group_advantages, read_step
 from quickstart.tokenizer import build_tokenizer
+
+from tree_rl.verl_plugin.agent_loops.tree_dump import read_trees
 
 STEPS = 10
 
@@ -80,12 +82,12 @@ def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.
 
 
 def test_advantages_of_the_replay_count_a_session_once(finished_run: Path) -> None:
-    rows = read_step(finished_run / "trees", 1)
+    rows = read_trees(finished_run / "trees", 1)
     assert group_advantages(rows) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
-    twice = [*rows, DumpedRow(**{name: getattr(rows[2], name) for name in DumpedRow.__dataclass_fields__})]
+    twice = [*rows, rows[2]]
     assert group_advantages(twice) == pytest.approx([-1.0, 0.0, 1.0, 1.0], abs=1e-5)
 
 
 def test_missing_rows_are_named(finished_run: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no rows of step 7"):
-        read_step(finished_run / "trees", 7)
+        read_trees(finished_run / "trees", 7)

@@ -15,7 +15,7 @@ from page_data import data_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.viewer.page import view_data, write_page
-from tree_rl.viewer.recorded_rows import RecordedRow, read_recorded_rows
+from tree_rl.viewer.recorded_rows import read_recorded_rows
 from tree_rl.viewer.roles import ROLES, RoleReader
 
 Write = Callable[..., Path]
@@ -174,7 +174,7 @@ def test_roles_follow_the_chat_template(qwen_tokenizer: Path) -> None:
     roles = reader.roles_of(ids, None)
     told = [ROLES[role] for role, _ in itertools.groupby(roles.tolist())]
     assert told == ["system", "user", "assistant", "tool"]
-    row = RecordedRow(row=Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1))
+    row = Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1)
     group = view_data([row], reader, source="s")["groups"][0]
     assert "".join(group["text"]) == text
 

@@ -13,7 +13,7 @@ from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.viewer.page import LIBRARY, STATIC, view_data, write_page
-from tree_rl.viewer.recorded_rows import RecordedRow, read_recorded_rows
+from tree_rl.viewer.recorded_rows import read_recorded_rows
 from tree_rl.viewer.roles import RoleReader
 from tree_rl.viewer.server import PageServer
 
@@ -21,7 +21,7 @@ HOSTILE = "</script><script>hacked=1</script><img src=x onerror=hacked=1>{{data}
 
 
 def page_named(name: str) -> bytes:
-    row = RecordedRow(row=Row(name=name, group=name, token_ids=np.array([1, 2]), trained=None))
+    row = Row(name=name, group=name, token_ids=np.array([1, 2]), trained=None)
     return write_page(view_data([row], RoleReader(None), source=name))
 
 

@@ -12,7 +12,6 @@ from chromium_page import Page
 
 from tree_rl.inspection.row import Row
 from tree_rl.viewer.page import view_data, write_page
-from tree_rl.viewer.recorded_rows import RecordedRow
 from tree_rl.viewer.roles import RoleReader
 
 Open = Callable[..., None]
@@ -24,7 +23,7 @@ ANSWERS = ("first answer", "second answer, longer", "third")
 def show(browser: Page, tmp_path: Path) -> Open:
     """Opens the page of rows in the browser."""
 
-    def show(rows: list[RecordedRow], roles: RoleReader, *, max_tokens: int | None = None, **size: int) -> None:
+    def show(rows: list[Row], roles: RoleReader, *, max_tokens: int | None = None, **size: int) -> None:
         path = tmp_path / "page.html"
         path.write_bytes(write_page(view_data(rows, roles, source="</title>rows.jsonl", max_tokens=max_tokens)))
         browser.open(path.as_uri(), **size)
@@ -37,7 +36,7 @@ def roles(qwen_tokenizer: Path) -> RoleReader:
     return RoleReader(qwen_tokenizer)
 
 
-def written_rows(roles: RoleReader, prompt: str) -> list[RecordedRow]:
+def written_rows(roles: RoleReader, prompt: str) -> list[Row]:
     """Three answers to one prompt, and another group."""
     assert roles.tokenizer is not None
     rows = []
@@ -46,9 +45,9 @@ def written_rows(roles: RoleReader, prompt: str) -> list[RecordedRow]:
         answer = roles.tokenizer.encode(words + "<|im_end|>").ids
         ids = np.concatenate([asked, answer])
         row = Row(name=f"row {number}", group="<b>one</b>", token_ids=ids, trained=np.arange(len(ids)) >= len(asked))
-        rows.append(RecordedRow(row=row, reward=number / 2, advantage=np.where(row.trained, number - 1.0, np.nan)))
+        rows.append(replace(row, reward=number / 2, advantage=np.where(row.trained, number - 1.0, np.nan)))
     other = Row(name="row 3", group="two", token_ids=np.array([1, 2, 3]), trained=None)
-    return [*rows, RecordedRow(row=other)]
+    return [*rows, other]
 
 
 def test_text_of_rows_stays_text(browser: Page, show: Open, roles: RoleReader) -> None:
@@ -183,7 +182,7 @@ def test_colours_on_the_canvas_are_those_of_the_legend(browser: Page, show: Open
 def test_a_long_run_keeps_its_colour_behind_runs_below_a_pixel(browser: Page, show: Open) -> None:
     trained = np.arange(9_000) % 4_500 >= 2
     row = Row(name="row 0", group="g", token_ids=np.arange(9_000), trained=trained)
-    show([RecordedRow(row=row)], RoleReader(None))
+    show([row], RoleReader(None))
     told = browser.evaluate(
         """(() => {
             viewer.drawNow();
@@ -208,7 +207,7 @@ def test_nothing_stands_wider_than_the_screen(browser: Page, show: Open, roles: 
     assert browser.evaluate(f"{named}.every((one) => one.ariaLabel || one.labels?.length || one.textContent.trim())")
 
 
-def many_rows() -> list[RecordedRow]:
+def many_rows() -> list[Row]:
     """4,000 rows that leave one another at any depth: more than 5,000 segments, with values at every token."""
     rng = random.Random(0)
     rows = [[rng.randrange(99) for _ in range(300)]]
@@ -216,8 +215,11 @@ def many_rows() -> list[RecordedRow]:
         base = rng.choice(rows) if rng.random() < 0.6 else rows[0]
         rows.append(base[: rng.randrange(50, len(base) + 1)] + [rng.randrange(99) for _ in range(rng.randrange(9, 99))])
     return [
-        RecordedRow(
-            row=Row(name=f"row {number}", group="g", token_ids=np.array(row), trained=None),
+        Row(
+            name=f"row {number}",
+            group="g",
+            token_ids=np.array(row),
+            trained=None,
             advantage=np.full(len(row), rng.random() - 0.5),
             log_prob_change=np.array([rng.random() - 0.5 for _ in row]),
         )

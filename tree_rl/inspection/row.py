@@ -23,6 +23,14 @@ class Row:
     """Index of its record in the file; None if it is not from a file."""
     step: str | None = None
     """Training step that sampled it; None if the file has none."""
+    reward: float | None = None
+    """Reward of the whole row; this and the rest are None if the file has none, or nobody read them."""
+    advantage: np.ndarray | None = None
+    """float64 [L], NaN at tokens without one."""
+    log_prob_change: np.ndarray | None = None
+    """float64 [L], newer minus older log-prob, NaN at tokens without both."""
+    weight_version: np.ndarray | None = None
+    """float64 [L], version of the weights that sampled the token, NaN at tokens without one."""
 
     def __post_init__(self) -> None:
         if self.token_ids.size == 0:

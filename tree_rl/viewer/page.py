@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from tree_rl.inspection.overlap_by_group import rows_by_group
-from tree_rl.viewer.recorded_rows import RecordedRow
+from tree_rl.inspection.row import Row
 from tree_rl.viewer.roles import ROLES, RoleReader
 from tree_rl.viewer.tree_data import MEASURES, group_data
 
@@ -19,14 +19,12 @@ LIBRARY = ("dispatch", "selection", "timer", "color", "interpolate", "ease", "tr
 SCRIPTS = ("text.js", "layout.js", "colours.js", "drawing.js", "panels.js", "viewer.js")
 
 
-def view_data(
-    rows: list[RecordedRow], roles: RoleReader, *, source: str, max_tokens: int | None = None
-) -> dict[str, Any]:
+def view_data(rows: list[Row], roles: RoleReader, *, source: str, max_tokens: int | None = None) -> dict[str, Any]:
     """Data of the page: groups sorted by POR, highest first, and the measures that it can colour by.
 
     `source` becomes the title; `max_tokens` is the token budget of a forward, None plans no partitions.
     """
-    members = rows_by_group(recorded.group for recorded in rows)
+    members = rows_by_group(row.group for row in rows)
     groups = [group_data([rows[index] for index in chosen], roles, max_tokens) for chosen in members.values()]
     return {
         "source": source,

@@ -5,7 +5,7 @@ Legend: L tokens of a row.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tree_rl.inspection.files import RowFileError
-from tree_rl.inspection.files.columns import ColumnFile, read_columns
+from tree_rl.inspection.files.columns import read_columns
 from tree_rl.inspection.files.quoting import quoted, quoted_path
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import data_files
@@ -33,27 +33,7 @@ DUMP = re.compile(r"(train|val)-step(\d{6,})-\d+\.jsonl")
 ReadRows = Callable[[Path], list[Row]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class RecordedRow:
-    """One row and its values: None if the file has none, NaN at tokens without one."""
-
-    row: Row
-    reward: float | None = None
-    """Reward of the whole row."""
-    advantage: np.ndarray | None = None
-    """float64 [L]."""
-    log_prob_change: np.ndarray | None = None
-    """float64 [L], newer minus older log-prob."""
-    weight_version: np.ndarray | None = None
-    """float64 [L], version of the weights that sampled the token."""
-
-    @property
-    def group(self) -> str:
-        """Group of the row."""
-        return self.row.group
-
-
-def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
+def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[Row]:
     """Rows of a file, a folder or a pattern; of a folder with tree dumps only the dumps.
 
     Args:
@@ -69,7 +49,7 @@ def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
     return list(chain.from_iterable(_read_file(file, read_rows) for file in dumps or files))
 
 
-def _read_file(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
+def _read_file(path: Path, read_rows: ReadRows) -> list[Row]:
     rows = read_rows(path)
     file = read_columns(path, {*VALUES, *RESPONSES, ATTENTION})
     columns = {name: file.values(name) for name in file.columns}
@@ -79,27 +59,24 @@ def _read_file(path: Path, read_rows: ReadRows) -> list[RecordedRow]:
         for row in rows:
             number = ROW_NUMBER.match(row.name)
             cells = {name: column[int(number[1])] for name, column in columns.items()} if number else {}
-            recorded.append(_recorded(row if dump is None else _of_step(row, dump), cells, file))
+            if dump is not None:
+                # In training, rows of different steps share no prefix.
+                row = replace(row, group=f"{dump[1]} step {int(dump[2])} · {row.group}")
+            recorded.append(_recorded(row, cells))
     except RowFileError as error:
         raise RowFileError(f"{quoted_path(path)}: {error}") from error
     return recorded
 
 
-def _of_step(row: Row, dump: re.Match[str]) -> Row:
-    """Give a row a group per step: in training, rows of different steps share no prefix."""
-    group = f"{dump[1]} step {int(dump[2])} · {row.group}"
-    return Row(name=row.name, group=group, token_ids=row.token_ids, trained=row.trained)
-
-
-def _recorded(row: Row, cells: dict[str, Any], file: ColumnFile) -> RecordedRow:
+def _recorded(row: Row, cells: dict[str, Any]) -> Row:
     def of(names: tuple[str, ...]) -> list[np.ndarray]:
         present = [name for name in names if cells.get(name) is not None]
         return [_per_token(cells[name], name, row, cells) for name in present]
 
     log_probs, advantages, versions = of(NEW_LOG_PROBS), of(ADVANTAGES), of(VERSIONS)
     rewards = [name for name in REWARDS if cells.get(name) is not None]
-    return RecordedRow(
-        row=row,
+    return replace(
+        row,
         reward=float(_numbers(cells[rewards[0]], rewards[0], row).sum()) if rewards else None,
         advantage=_at_trained(advantages[0], row) if advantages else None,
         log_prob_change=_at_trained(log_probs[0] - log_probs[1], row) if len(log_probs) > 1 else None,

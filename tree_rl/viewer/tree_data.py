@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from tree_rl.inspection.overlap_by_group import report_groups, sampled_tokens
+from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest
 from tree_rl.tree.partition import plan_partitions
 from tree_rl.tree.report.branching import classify_branches
-from tree_rl.viewer.recorded_rows import RecordedRow
 from tree_rl.viewer.roles import RoleReader
 from tree_rl.viewer.tracks import Track, class_track, mean_over_rows, number_track
 
@@ -84,10 +84,10 @@ MEASURES = (
 )
 
 
-def group_data(rows: list[RecordedRow], roles: RoleReader, max_tokens: int | None) -> dict[str, Any]:
+def group_data(rows: list[Row], roles: RoleReader, max_tokens: int | None) -> dict[str, Any]:
     """Tree, tracks, rows, text and curves of one group, ready for JSON; `max_tokens` None plans no partitions."""
-    forest = Forest.from_rows([recorded.row.token_ids for recorded in rows])
-    report = report_groups([recorded.row for recorded in rows])[0]
+    forest = Forest.from_rows([row.token_ids for row in rows])
+    report = report_groups(rows)[0]
     overlap, segments = report.overlap, forest.segments
     tracks = _tracks(forest, rows, roles, max_tokens)
     ids = forest.input_ids.astype("<i4").tobytes()
@@ -133,23 +133,23 @@ def active_counts(forest: Forest) -> dict[str, list[int]]:
     return {"at": at.tolist(), "rows": rows[at].tolist(), "distinct": distinct[at].tolist()}
 
 
-def _tracks(forest: Forest, rows: list[RecordedRow], roles: RoleReader, max_tokens: int | None) -> dict[str, Track]:
+def _tracks(forest: Forest, rows: list[Row], roles: RoleReader, max_tokens: int | None) -> dict[str, Track]:
     """Track of each measure for which the rows have values."""
     role_N = np.zeros(forest.num_unique, dtype=np.int64)
-    for number, recorded in enumerate(rows):
+    for number, row in enumerate(rows):
         index = forest.row_index[number]
         # A token counts as the model's if any row trains it.
-        role_N[index] = np.maximum(role_N[index], roles.roles_of(recorded.row.token_ids, recorded.row.trained))
+        role_N[index] = np.maximum(role_N[index], roles.roles_of(row.token_ids, row.trained))
     tracks = {"role": class_track(forest, role_N)}
     lengths = forest.row_index.lengths
-    if any(recorded.reward is not None for recorded in rows):
-        reward_B = [np.nan if recorded.reward is None else recorded.reward for recorded in rows]
+    if any(row.reward is not None for row in rows):
+        reward_B = [np.nan if row.reward is None else row.reward for row in rows]
         tracks["reward"] = number_track(forest, mean_over_rows(forest, np.repeat(reward_B, lengths)))
     for key in ("advantage", "log_prob_change"):
-        values = [getattr(recorded, key) for recorded in rows]
+        values = [getattr(row, key) for row in rows]
         if any(value is not None for value in values):
             tracks[key] = number_track(forest, mean_over_rows(forest, _flat(values, lengths)))
-    versions = [recorded.weight_version for recorded in rows]
+    versions = [row.weight_version for row in rows]
     if any(value is not None for value in versions):
         newest = np.full(forest.num_unique, -1.0)
         np.fmax.at(newest, forest.row_index.values, _flat(versions, lengths))
@@ -167,9 +167,9 @@ def _flat(values: list[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(length, np.nan) if value is None else value for value, length in pairs])
 
 
-def _causes(forest: Forest, rows: list[RecordedRow]) -> list[str | None]:
+def _causes(forest: Forest, rows: list[Row]) -> list[str | None]:
     """[S], why each segment branched off from its heaviest sibling; None for that sibling and for roots."""
-    sampled = sampled_tokens([recorded.row for recorded in rows], forest)
+    sampled = sampled_tokens(rows, forest)
     causes: list[str | None] = [None] * forest.num_segments
     for branch in classify_branches(forest, sampled=sampled):
         if branch.child is not None:
@@ -177,18 +177,15 @@ def _causes(forest: Forest, rows: list[RecordedRow]) -> list[str | None]:
     return causes
 
 
-def _paths(forest: Forest, rows: list[RecordedRow]) -> dict[str, list[Any]]:
+def _paths(forest: Forest, rows: list[Row]) -> dict[str, list[Any]]:
     """[B] each: name, last segment, length and reward of the rows."""
     last = forest.row_index.values[forest.row_index.offsets[1:] - 1]
     end = np.searchsorted(forest.segments.start, last, side="right") - 1
     return {
-        "name": [recorded.row.name for recorded in rows],
+        "name": [row.name for row in rows],
         "end": end.tolist(),
         "tokens": forest.row_index.lengths.tolist(),
-        "reward": [
-            None if recorded.reward is None or not np.isfinite(recorded.reward) else round(recorded.reward, 6)
-            for recorded in rows
-        ],
+        "reward": [None if row.reward is None or not np.isfinite(row.reward) else round(row.reward, 6) for row in rows],
     }
 
 

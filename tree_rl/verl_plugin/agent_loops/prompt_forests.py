@@ -174,7 +174,7 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
     async def _publish_tree(self, rows: list[FinishedRow], partition: str, figures: Mapping[str, int]) -> None:
         """Write a prompt's tree and figures into the tags of its rows."""
         # The rows of large sessions take tenths of a second to merge.
-        tokens = [with_image_keys(np.array(row.prompt_ids + row.response_ids), row.image_spans) for row in rows]
+        tokens = [with_image_keys(np.array(row.token_ids), row.image_spans) for row in rows]
         forest = await asyncio.to_thread(Forest.from_rows, tokens)
         tag = {"tree_unique_len": forest.num_unique, "tree_paths": forest.num_rows, "tree_por": float(forest.por)}
         tag |= {f"prompt_{name}": figure for name, figure in figures.items()}

@@ -1,4 +1,4 @@
-"""Writes finished rows to files, one JSON line each, for `tree-rl inspect` and `tree-rl view`."""
+"""Writes finished rows to files and reads them, one JSON line each; `tree-rl inspect` and `view` read them too."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tree_rl.verl_plugin.agent_loops.image_spans import Span
 
@@ -43,6 +44,10 @@ class FinishedRow:
     def key(self) -> str:
         return f"{self.uid}_{self.session}_{self.index}"
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.prompt_ids + self.response_ids
+
 
 def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Path:
     """Append the rows of one prompt of partition "train" or "val" to a file per partition, step and process.
@@ -56,6 +61,23 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
     with path.open("a") as stream:
         stream.write(text)
     return path
+
+
+def read_trees(folder: Path, step: int) -> list[FinishedRow]:
+    """All rows of a training step, those of a prompt together.
+
+    Raises:
+        FileNotFoundError: nothing was dumped for the step.
+    """
+    files = sorted(folder.glob(f"train-step{step:06d}-*.jsonl"))
+    if not files:
+        raise FileNotFoundError(f"{folder}: no rows of step {step}; was rollout.custom.tree_dump_dir set?")
+    records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    rows = []
+    for record in records:
+        fields: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in record.items()}
+        rows.append(FinishedRow(**fields))
+    return sorted(rows, key=lambda row: row.uid)
 
 
 def set_aside_later_trees(folder: Path, step: int) -> None:

@@ -113,7 +113,7 @@ def collate_pairs(collate: Callable[[list[Batch]], Batch], pairs: list[Preferenc
             {
                 "input_ids": torch.from_numpy(row.token_ids),
                 "position_ids": torch.arange(len(row.token_ids)),
-                "loss_mask": torch.from_numpy(row.loss_mask),
+                "loss_mask": torch.tensor(row.trained, dtype=torch.int64),
             }
             for row in rows
         ]

@@ -23,6 +23,7 @@ from tree_rl.inspection.messages.conversation import Chat, holds_messages, read_
 from tree_rl.inspection.messages.json_cells import without_padding
 from tree_rl.inspection.messages.roles import ASSISTANT
 from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
+from tree_rl.inspection.row import Row
 from tree_rl.verl_plugin.sft.checked_data import group_rows
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
 
@@ -34,21 +35,11 @@ MASKS = {side: f"{side}_mask" for side in SIDES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PreferenceRow:
-    """One side of a pair behind its prompt."""
-
-    token_ids: np.ndarray
-    """int64 [L]."""
-    loss_mask: np.ndarray
-    """int64 [L], 1 where a token is trained."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreferencePair:
-    """Two rows with one prompt."""
+    """Two rows with one prompt; a row trains the tokens behind it."""
 
-    chosen: PreferenceRow
-    rejected: PreferenceRow
+    chosen: Row
+    rejected: Row
     group: int
     """Number of the group whose rows form a tree."""
     reference: torch.Tensor | None
@@ -59,7 +50,7 @@ class PreferencePair:
 class PreferenceRows(Dataset):
     """Pairs of rows."""
 
-    pairs: list[tuple[PreferenceRow, PreferenceRow]]
+    pairs: list[tuple[Row, Row]]
     """Chosen and rejected row of each pair."""
     group_of_pair: np.ndarray
     """int64 [pairs]; equal for pairs with equal prompts, or prompts that begin with another one."""
@@ -100,7 +91,7 @@ def read_preferences(
         InputError: a file cannot be read or lacks a column, or a pair cannot be trained; names file and pair.
     """
     read = _Reader(tokenizer, config, vocab_size)
-    pairs, prompts, others = list[tuple[PreferenceRow, PreferenceRow]](), list[np.ndarray](), []
+    pairs, prompts, others = list[tuple[Row, Row]](), list[np.ndarray](), []
     columns_read = (PROMPT, *SIDES, TOOLS, *MASKS.values())
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
     for path in paths:
@@ -156,7 +147,7 @@ class _Reader:
         self._template_options = dict(config.get("apply_chat_template_kwargs", None) or {})
         self._form: TemplateForm | None = None
 
-    def pair(self, cells: Mapping[str, Any]) -> tuple[tuple[PreferenceRow, PreferenceRow], np.ndarray]:
+    def pair(self, cells: Mapping[str, Any]) -> tuple[tuple[Row, Row], np.ndarray]:
         """Both rows, and the prompt, int64 [tokens]."""
         for side in SIDES:
             if cells[side] is None or len(cells[side]) == 0:
@@ -169,7 +160,7 @@ class _Reader:
         chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
 
-    def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> PreferenceRow:
+    def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> Row:
         ids, mask = np.asarray(token_ids, dtype=np.int64), np.asarray(loss_mask, dtype=np.int64)
         outside = (ids < 0) | (ids >= self._vocab_size)
         if outside.any():
@@ -184,7 +175,7 @@ class _Reader:
             ids, mask = ids[: self._max_length], mask[: self._max_length]
         if not mask.any() or mask[0]:
             raise RowFileError(f"{side}: expected a prompt and a trained token behind it; drop the row")
-        return PreferenceRow(token_ids=ids, loss_mask=mask)
+        return Row(name=side, group="", token_ids=ids, trained=mask.astype(bool))
 
     def _from_token_ids(self, cells: Mapping[str, Any]) -> Any:
         prompt, sides = _prompt_and_sides(*(cells.get(name) for name in (PROMPT, *SIDES)))
