@@ -1,6 +1,6 @@
 """Gradients of models with recurrent layers: a forest, whole or in partitions, and its rows run alone in float64."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ from recurrent_models import RECURRENT
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs, plan_edges, wanted_everywhere
-from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.rows_alone import branch_log_probs
@@ -78,17 +77,12 @@ def partitioned_gradients(
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=CPU)
 
-    def slot_gradients(values: EdgeOutputs) -> EdgeOutputs:
-        leaf = values["log_probs"].clone().requires_grad_()
-        loss = readout.flat(EdgeOutputs(log_probs=leaf))["log_probs"].square().sum()
-        return EdgeOutputs(log_probs=torch.autograd.grad(loss, leaf)[0])
-
     run = PartitionedRun(model, forest, plan, readout, offload=offload)
     model.zero_grad()
     if preview:
-        assert "".join(run.infer(preview=True)) == inference_ops(run.plan)
+        assert "".join(run.infer()) == inference_ops(run.plan)
+    slot_gradients = partial(readout.gradients, lambda outputs, _: (outputs["log_probs"].square().sum(), []), [])
     assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
-    assert run.count.forward == run.count.backward == forest.num_unique
     named = model.named_parameters()
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
 

@@ -20,11 +20,9 @@ from moe_models import (
 
 from tree_rl.models import use_tree_attention
 from tree_rl.models.routers.load_balance import (
-    BalanceForm,
     balance_loss,
     balance_weight,
     expert_load,
-    update_expert_bias,
 )
 from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
@@ -100,28 +98,17 @@ def test_a_recomputation_leaves_no_graph_behind() -> None:
     assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS
 
 
-@pytest.mark.parametrize("form", ("pooled", "per_layer"))
-def test_both_forms_in_float64_are_exact_to_rounding(form: BalanceForm) -> None:
+def test_the_loss_in_float64_is_exact_to_rounding() -> None:
     stock, model = (build(FAMILIES["qwen3_moe"], attention="sdpa", dtype=torch.float64) for _ in range(2))
     float64_throughout(stock)
     float64_throughout(model)
     use_tree_attention(model)
     RouterHooks(model)
-    expected = (pooled_loss if form == "pooled" else per_layer_loss)(row_probabilities(stock, ROWS))
-    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)), form)
+    expected = pooled_loss(row_probabilities(stock, ROWS))
+    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)))
     got = tree_auxiliary_loss(model, ROWS, weight_LE)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
     assert_equal_gradients(gradients(model, got), gradients(stock, expected), 1e-10)
-
-
-@pytest.mark.parametrize("family", ("qwen3_next", "gpt_oss"))
-def test_switch_form_is_that_of_rows_alone(family: str) -> None:
-    stock, model = build(FAMILIES[family]), prepared(family)
-    expected = per_layer_loss(row_probabilities(stock, ROWS))
-    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)), "per_layer")
-    got = tree_auxiliary_loss(model, ROWS, weight_LE)
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
 
 
 def row_probabilities(model: torch.nn.Module, rows: list[list[int]]) -> list[torch.Tensor]:
@@ -140,12 +127,6 @@ def pooled_loss(layers: list[torch.Tensor]) -> torch.Tensor:
     """Transformers' formula, tokens of all layers as one sequence."""
     pooled = torch.cat(layers)
     return EXPERTS * (slots_per_token(pooled) * pooled.mean(0)).sum()
-
-
-def per_layer_loss(layers: list[torch.Tensor]) -> torch.Tensor:
-    """Switch Transformer, eq. 4 to 6, summed over layers; with several slots per token, the fraction of slots."""
-    terms = [EXPERTS * (slots_per_token(layer) / PER_TOKEN * layer.mean(0)).sum() for layer in layers]
-    return torch.stack(terms).sum()
 
 
 def test_shares_of_forests_add_up_to_the_global_loss() -> None:
@@ -169,7 +150,7 @@ def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     routing = ForestRouting(forest)
     readout = EdgeReadout(plan, edges, device=CPU)
     run = PartitionedRun(model, forest, plan, readout, routing=routing)
-    for _ in run.infer(preview=True):
+    for _ in run.infer():
         pass
     routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
     for _ in run.train(lambda values: values.map(torch.zeros_like)):
@@ -223,37 +204,6 @@ def test_any_forest_counts_like_its_rows(rows: list[list[int]], seed: int) -> No
                     naive[row, layer, expert] += 1
     assert torch.equal(routing.load_of_rows(4), naive)
     assert torch.equal(routing.load(4), naive.sum(0))
-
-
-def test_bias_balancing_moves_as_after_the_rows() -> None:
-    model = build(BIASED)
-    use_tree_attention(model)
-    RouterHooks(model)
-    before = {name: b.clone() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
-    update_expert_bias(model, load_of(model, ROWS), 1e-2)
-    flat = build(BIASED)
-    counts: dict[str, torch.Tensor] = {}
-    for name, module in flat.named_modules():
-        if name.endswith("experts") and hasattr(module, "num_experts"):
-            counts[name] = torch.zeros(EXPERTS)
-
-            def count(_: object, args: tuple[torch.Tensor, ...], name: str = name) -> None:
-                counts[name] += torch.bincount(args[1].flatten(), minlength=EXPERTS)
-
-            module.register_forward_pre_hook(count)
-    for row in ROWS:
-        flat(input_ids=torch.tensor([row]))
-    after = dict(model.named_buffers())
-    assert len(before) == len(counts) == LAYERS - 1
-    for (name, bias), load_E in zip(before.items(), counts.values(), strict=True):
-        expected = bias + 1e-2 * torch.sign(load_E.mean() - load_E)
-        torch.testing.assert_close(after[name], expected, rtol=0, atol=1e-7)
-        assert not torch.equal(expected, bias)
-
-
-def test_a_bias_is_needed_for_every_layer() -> None:
-    with pytest.raises(ValueError, match="expected a bias for each of 3 layers with experts, found 0"):
-        update_expert_bias(build(FAMILIES["mixtral"]), torch.ones(3, EXPERTS), 1e-3)
 
 
 def test_probabilities_of_all_layers_are_not_kept_for_the_backward() -> None:

@@ -1,5 +1,7 @@
 """Replayed routes on trees are those of each row alone through stock code; recorded ones replay to the same numbers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,6 @@ from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_un
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
-from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.training.routers.forest_routing import ForestRouting
@@ -89,12 +90,7 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=torch.device("cpu"))
-
-    def slot_gradients(values: EdgeOutputs) -> EdgeOutputs:
-        leaf = values["log_probs"].clone().requires_grad_()
-        total = (readout.flat(EdgeOutputs(log_probs=leaf))["log_probs"] * weight_F).sum()
-        return EdgeOutputs(log_probs=torch.autograd.grad(total, leaf)[0])
-
+    slot_gradients = partial(readout.gradients, lambda outputs, _: ((outputs["log_probs"] * weight_F).sum(), []), [])
     for _ in PartitionedRun(model, forest, plan, readout, routing=routing).train(slot_gradients):
         pass
     got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}

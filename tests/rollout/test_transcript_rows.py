@@ -1,7 +1,6 @@
 """Laws of cutting a session into rows."""
 
 import time
-from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
@@ -39,8 +38,6 @@ def test_parallel_branches_share_the_generated_turn_above_them() -> None:
     rows = rows_of_calls(calls)
     assert [row.token_ids for row in rows] == [(1, 2, 3, 10, 4), (1, 2, 3, 20, 5), (1, 2, 3, 4, 5, 6)]
     assert [row.response_mask for row in rows] == [(1, 1, 0, 1), (1, 1, 0, 1), (1, 1, 0, 0, 1)]
-    once = rows_of_calls(calls, shared="first_row")
-    assert [row.response_mask for row in once] == [(1, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0, 1)]
 
 
 def test_a_branch_that_does_not_start_with_the_first_prompt_keeps_its_own() -> None:
@@ -112,34 +109,21 @@ def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls
     assert trained == edges.keys()
 
 
-@settings(max_examples=200, deadline=None)
-@given(sessions())
-def test_with_first_row_no_token_is_trained_twice_and_none_is_lost(calls: list[ModelCall]) -> None:
-    counts: dict[tuple[tuple[int, ...], int], int] = defaultdict(int)
-    for row in rows_of_calls(calls, shared="first_row"):
-        for context, token, mask, _ in row_edges(row):
-            counts[context, token] += mask
-    assert max(counts.values(), default=0) <= 1
-    every = {edge[:2] for row in rows_of_calls(calls) for edge in row_edges(row) if edge[2]}
-    assert every == {edge for edge, count in counts.items() if count}
-
-
 @settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_every_generated_token_names_a_call_that_generated_it_in_that_context(calls: list[ModelCall]) -> None:
-    for shared in ("every_row", "first_row"):
-        for row in rows_of_calls(calls, shared=shared):
-            start, tokens = len(row.prompt_ids), row.token_ids
-            assert len(row.response_calls) == len(row.response_ids)
-            for offset, index in enumerate(row.response_calls):
-                if index < 0:
-                    assert row.response_mask[offset] == 0
-                    continue
-                source = calls[index]
-                position = start + offset
-                sequence = source.prompt_ids + source.response_ids
-                assert position >= len(source.prompt_ids)
-                assert sequence[: position + 1] == tokens[: position + 1]
+    for row in rows_of_calls(calls):
+        start, tokens = len(row.prompt_ids), row.token_ids
+        assert len(row.response_calls) == len(row.response_ids)
+        for offset, index in enumerate(row.response_calls):
+            if index < 0:
+                assert row.response_mask[offset] == 0
+                continue
+            source = calls[index]
+            position = start + offset
+            sequence = source.prompt_ids + source.response_ids
+            assert position >= len(source.prompt_ids)
+            assert sequence[: position + 1] == tokens[: position + 1]
 
 
 def test_weight_versions_turns_and_agents_travel_with_the_tokens() -> None:

@@ -1,7 +1,9 @@
 """A forest in partitions of any size has the gradient of the rows alone, float64 to 1e-10, each token run once."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ from hypothesis import strategies as st
 from plain_decoder import PlainDecoder
 
 from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
-from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
 from tree_rl.training.rows_alone import branch_log_probs
@@ -25,17 +26,6 @@ ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), mi
 RowLoss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def slot_gradients(readout: EdgeReadout, loss: RowLoss) -> Callable[[EdgeOutputs], EdgeOutputs]:
-    """dL/dlog-prob of each edge, from the rows' loss on leaf copies."""
-
-    def gradients(values: EdgeOutputs) -> EdgeOutputs:
-        leaves = values.map(lambda value: value.clone().requires_grad_())
-        total = loss(readout.flat(leaves)["log_probs"])
-        return EdgeOutputs(log_probs=torch.autograd.grad(total, leaves["log_probs"])[0])
-
-    return gradients
-
-
 def partitioned(
     model: PlainDecoder,
     rows: list[list[int]],
@@ -44,18 +34,28 @@ def partitioned(
     *,
     coupled: bool = False,
     offload: bool = False,
-) -> tuple[list[torch.Tensor], PartitionedRun]:
+) -> list[torch.Tensor]:
     """Gradients of one partitioned step."""
     forest = Forest.from_rows(rows)
     plan = plan_partitions(forest, capacity, solver="heuristic")
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=CPU)
-    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    tokens_that_ran = 0
+
+    def counted(**model_kwargs: Any) -> Any:
+        nonlocal tokens_that_ran
+        tokens_that_ran += model_kwargs["input_ids"].numel()
+        return model(**model_kwargs)
+
+    run = PartitionedRun(counted, forest, plan, readout, offload=offload)
     model.zero_grad()
     if coupled:
-        assert "".join(run.infer(preview=True)) == inference_ops(run.plan)
-    assert "".join(run.train(slot_gradients(readout, loss))) == training_ops(run.plan)
-    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()], run
+        assert "".join(run.infer()) == inference_ops(run.plan)
+    slot_gradients = partial(readout.gradients, lambda outputs, _: (loss(outputs["log_probs"]), []), [])
+    assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
+    # Every token once, and in the preview of coupled losses once more.
+    assert tokens_that_ran == (1 + coupled) * forest.num_unique
+    return [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
 
 
 def assert_exact(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -78,10 +78,8 @@ def test_any_rows_any_budget_any_token_separable_loss(rows: list[list[int]], cap
     def loss(log_probs_F: torch.Tensor) -> torch.Tensor:
         return (weight_F * log_probs_F.exp() + log_probs_F.square()).sum()
 
-    got, run = partitioned(model, rows, capacity, loss, offload=seed % 2 == 0)
+    got = partitioned(model, rows, capacity, loss, offload=seed % 2 == 0)
     assert_exact(got, row_gradients(model, rows, loss))
-    assert run.count.forward == run.count.backward == run.forest.num_unique
-    assert run.count.preview == 0
 
 
 @settings(max_examples=20, deadline=None)
@@ -94,15 +92,14 @@ def test_sequence_coupled_losses_take_one_preview_pass(rows: list[list[int]], ca
         sums = [log_probs_F[a:b].mean().exp() for a, b in pairwise(offsets)]
         return torch.stack(sums).prod() + torch.stack(sums).square().sum()
 
-    got, run = partitioned(model, rows, capacity, loss, coupled=True)
+    got = partitioned(model, rows, capacity, loss, coupled=True)
     assert_exact(got, row_gradients(model, rows, loss))
-    assert run.count.forward == run.count.backward == run.count.preview == run.forest.num_unique
 
 
 def test_two_runs_of_one_plan_are_bitwise_equal() -> None:
     model = PlainDecoder(VOCAB)
     rows = [[1, 2, 3, 4], [1, 2, 3, 1, 2], [1, 2, 4], [2, 2]]
-    first, second = (partitioned(model, rows, 3, lambda x: x.square().sum())[0] for _ in range(2))
+    first, second = (partitioned(model, rows, 3, lambda x: x.square().sum()) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
 
@@ -113,5 +110,5 @@ def test_two_runs_of_one_plan_are_bitwise_equal() -> None:
 def test_thousands_of_random_forests(rows: list[list[int]], capacity: int, seed: int) -> None:
     model = PlainDecoder(VOCAB)
     weight_F = torch.from_numpy(np.random.default_rng(seed).normal(size=sum(map(len, rows))))
-    got, _ = partitioned(model, rows, capacity, lambda x: (weight_F * x.exp()).sum())
+    got = partitioned(model, rows, capacity, lambda x: (weight_F * x.exp()).sum())
     assert_exact(got, row_gradients(model, rows, lambda x: (weight_F * x.exp()).sum()))

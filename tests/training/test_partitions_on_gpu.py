@@ -58,7 +58,6 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     torch.cuda.reset_peak_memory_stats()
     run = PartitionedRun(model, forest, plan, readout, offload=offload)
     assert "".join(run.train(gradients)) == training_ops(run.plan)
-    assert run.count.forward == run.count.backward == forest.num_unique
     peak = torch.cuda.max_memory_allocated() - before
     return {name: p.grad.clone() for name, p in model.named_parameters()}, peak
 

@@ -59,8 +59,9 @@ class TreeInputs:
         router_trace: RouterTrace | None = None,
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
+        images: TokensWithImages | None = None,
     ) -> "TreeInputs":
-        """Move a forest to `device`; the other arguments are fields."""
+        """Move a forest to `device`; the other arguments are those of `of_arrays`."""
         return cls.of_arrays(
             forest.input_ids,
             forest.position,
@@ -69,6 +70,7 @@ class TreeInputs:
             router_trace=router_trace,
             tile_tokens=tile_tokens,
             ranks=ranks,
+            images=images,
         )
 
     @classmethod

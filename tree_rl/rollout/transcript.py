@@ -15,8 +15,6 @@ import numpy as np
 
 from tree_rl.tree import Forest
 
-SharedTokens = Literal["every_row", "first_row"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCall:
@@ -78,17 +76,12 @@ class Row:
         return self.prompt_ids + self.response_ids
 
 
-def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_row") -> list[Row]:
-    """Split a session into rows.
+def rows_of_calls(calls: Sequence[ModelCall]) -> list[Row]:
+    """Split a session, calls in the order of their answers, into rows.
 
     A call extends a row if its prompt continues all tokens of the row; the tokens between are an observation. Any other
-    call starts a new row: reasoning was stripped, or a parallel branch begins.
-
-    Args:
-        calls: calls in the order of their answers.
-        shared: in which rows a generated token is trained that several rows contain in the same context. `every_row`:
-            in all, so its weight grows with the number of branches after it, as with independent rows. `first_row`:
-            once.
+    call starts a new row: reasoning was stripped, or a parallel branch begins. A generated token that several rows
+    contain in the same context is trained in all of them, as in independent rows.
 
     Returns:
         Rows in the order of their first calls, without those that train nothing. If no row trains, the first one.
@@ -98,16 +91,11 @@ def rows_of_calls(calls: Sequence[ModelCall], *, shared: SharedTokens = "every_r
     forest = Forest.from_rows([np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls])
     paths = [forest.row_index[index] for index in range(len(calls))]
     call_of_node, log_prob_of_node, weight_of_node = _generated(calls, paths, forest.num_unique)
-    is_trained_before = np.zeros(forest.num_unique, dtype=bool)
     rows: list[Row] = []
     for last in _branches(calls, paths, forest.num_unique):
         path = paths[last]
-        mask = weight_of_node[path] > 0
-        if shared == "first_row":
-            mask &= ~is_trained_before[path]
-            is_trained_before[path[mask]] = True
-        weights = np.where(mask, weight_of_node[path], 0.0)
-        rows.append(_row(forest.input_ids[path], weights, log_prob_of_node[path], call_of_node[path], calls, last))
+        columns = (column[path] for column in (forest.input_ids, weight_of_node, log_prob_of_node, call_of_node))
+        rows.append(_row(*columns, calls, last))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 

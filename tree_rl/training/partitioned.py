@@ -8,7 +8,6 @@ tokens of the forest's rows.
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,18 +37,6 @@ from tree_rl.tree.partition import Partition, PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
 """Takes the values of all slots known so far and returns dL/dvalue of each slot."""
-
-
-@dataclass(kw_only=True, slots=True)
-class TokenCount:
-    """Counts of tokens that ran, to test the paper's claim that each runs once."""
-
-    forward: int = 0
-    """Tokens in forwards with a graph, or in inference."""
-    backward: int = 0
-    """Tokens in backwards."""
-    preview: int = 0
-    """Tokens in an extra pass without gradients, which only off-policy losses that couple tokens need."""
 
 
 class PartitionedRun:
@@ -93,9 +80,8 @@ class PartitionedRun:
         self.images = images
         self._offload = offload
         self._offloaded = nullcontext if inputs is None else inputs.of_forward
-        self.count = TokenCount()
 
-    def infer(self, *, preview: bool = False) -> Iterator[str]:
+    def infer(self) -> Iterator[str]:
         """Compute the values of all slots without gradients and store them in `readout`; yields before each op."""
         stack = self._open_stack()
         waiting: dict[int, CutRelay] = {}
@@ -108,9 +94,6 @@ class PartitionedRun:
             with torch.no_grad():
                 waiting[number], outputs, _ = self._forward(number, waiting, stack)
             self.readout.store(number, outputs)
-            tokens = self.plan.partitions[number].num_tokens
-            self.count.preview += tokens if preview else 0
-            self.count.forward += 0 if preview else tokens
 
     def train(self, slot_gradients: SlotGradients, *, scale: float = 1.0) -> Iterator[str]:
         """Forward and backward of all partitions; yields before each op.
@@ -132,14 +115,12 @@ class PartitionedRun:
                 self.readout.store(number, outputs)
                 surrogate = self.readout.surrogate(number, outputs, slot_gradients(self.readout.values)) + anchor
                 live[number] = (relay, surrogate * scale)
-                self.count.forward += partition.num_tokens
             else:
                 yield BACKWARD
                 relay, loss = live.pop(number)
                 upward = relay.backward(loss)
                 if partition.parent >= 0:
                     live[partition.parent][0].receive(upward, self._path_to(partition))
-                self.count.backward += partition.num_tokens
 
     def _forward(
         self, number: int, live: dict[int, CutRelay], stack: PathStack
@@ -249,7 +230,7 @@ def run_partitioned(
         if known_f is not None:
             readout.preset(LOG_PROBS, known_f)
         if takes_preview(call, is_known=known_f is not None):
-            yield from run.infer(preview=True)
+            yield from run.infer()
         yield from run.train(partial(readout.gradients, loss, batch.rows), scale=context.loss_scale())
         if tower is not None:
             yield TOWER_BACKWARD

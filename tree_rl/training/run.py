@@ -137,10 +137,8 @@ def run_whole(
     trace = None if routing is None else routing.open()
     offloads = call.trains and batch.saving.offloaded_layers > 0
     with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
-        inputs = TreeInputs.of_arrays(
-            forest.input_ids,
-            forest.position,
-            forest.subtree_end,
+        inputs = TreeInputs.from_forest(
+            forest,
             context.device,
             router_trace=trace,
             tile_tokens=batch.saving.tile_tokens,

@@ -4,13 +4,9 @@ Legend: N tokens of a forward, L Mixture-of-Experts layers, E experts of a layer
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-BalanceForm = Literal["pooled", "per_layer"]
 
 
 def expert_load(chosen_NLK: torch.Tensor, count_N: torch.Tensor, num_experts: int) -> torch.Tensor:
@@ -32,30 +28,23 @@ def expert_load(chosen_NLK: torch.Tensor, count_N: torch.Tensor, num_experts: in
     return load.view(num_layers, num_experts)
 
 
-def balance_weight(load_LE: torch.Tensor, num_tokens: float, form: BalanceForm = "pooled") -> torch.Tensor:
+def balance_weight(load_LE: torch.Tensor, num_tokens: float) -> torch.Tensor:
     """Weight of a logical token's router probabilities; the auxiliary loss is the sum of weight times probability.
 
-    The load has no gradient. Once the load of all tokens is known, of one forward (Switch) or of all rows on all ranks
-    (global), the loss is linear in the probabilities, so the losses of partitions add up exactly.
-
-    * ``pooled``: transformers' `load_balancing_loss_func`, over the concatenated tokens of all layers,
-      E * sum_e (load_e / (L T)) * (probability_e / (L T)).
-    * ``per_layer``: Switch Transformer, eq. 4 to 6, and Megatron: the sum over layers of
-      E / K * sum_e (load_e / T) * (probability_e / T).
+    It is transformers' `load_balancing_loss_func`, over the concatenated tokens of all layers,
+    E * sum_e (load_e / (L T)) * (probability_e / (L T)). The load has no gradient. Once the load of all tokens is
+    known, of one forward or of all rows on all ranks, the loss is linear in the probabilities, so the losses of
+    partitions add up exactly.
 
     Args:
         load_LE: logical load of all T tokens.
         num_tokens: T, number of logical tokens, at least 1.
-        form: one of the two forms above.
 
     Returns:
         float64 [L, E].
     """
     num_layers, num_experts = load_LE.shape
-    if form == "pooled":
-        return (num_experts * load_LE.sum(0) / (num_layers * num_tokens) ** 2).expand(num_layers, -1)
-    per_token = load_LE.sum(1, keepdim=True) / num_tokens
-    return num_experts * load_LE / (per_token * num_tokens**2)
+    return (num_experts * load_LE.sum(0) / (num_layers * num_tokens) ** 2).expand(num_layers, -1)
 
 
 def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_LE: torch.Tensor) -> torch.Tensor:
@@ -75,26 +64,6 @@ def balance_loss(logits: Sequence[torch.Tensor], count_N: torch.Tensor, weight_L
         for layer_logits_NE, weight_E in zip(logits, weight_LE, strict=True)
     ]
     return torch.stack(shares).sum()
-
-
-def update_expert_bias(model: nn.Module, load_LE: torch.Tensor, rate: float) -> None:
-    """Loss-free balancing (DeepSeek-V3, section 2.1.2): the bias of an expert below the mean load rises by `rate`.
-
-    Args:
-        model: decoder whose layers hold an `e_score_correction_bias` [E], such as GLM-4-MoE or DeepSeek-V3.
-        load_LE: logical load of all rows on all ranks.
-        rate: the step, for example 1e-3.
-
-    Raises:
-        ValueError: the model does not have one bias per layer of the load.
-    """
-    biases: list[Any] = [tensor for name, tensor in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    if len(biases) != len(load_LE):
-        raise ValueError(f"expected a bias for each of {len(load_LE)} layers with experts, found {len(biases)}")
-    step_LE = rate * torch.sign(load_LE.mean(dim=1, keepdim=True) - load_LE)
-    with torch.no_grad():
-        for bias, step_E in zip(biases, step_LE, strict=True):
-            bias += step_E.to(bias)
 
 
 def _layer_share(logits_NE: torch.Tensor, count_N: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:

@@ -249,10 +249,7 @@ def wanted_everywhere(forest: Forest) -> np.ndarray:
     return wanted_F
 
 
-def forest_log_probs(
-    model: nn.Module, forest: Forest, *, temperature: float = 1.0, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def forest_log_probs(model: nn.Module, forest: Forest, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """Log-prob of every next token of every row, [F] (0 at a row's end): the shortest way to use a tree."""
-    temperature_B = np.full(forest.num_rows, temperature, dtype=np.float32)
-    edges = plan_edges(forest, wanted_everywhere(forest), temperature_B, device)
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), device)
     return tree_log_probs(model, TreeInputs.from_forest(forest, device), edges)[LOG_PROBS]
