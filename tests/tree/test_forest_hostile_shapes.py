@@ -8,7 +8,7 @@ import pytest
 from tree_rl.tree import Forest, RowError
 from tree_rl.tree.forest import order
 from tree_rl.tree.forest.order import RowOrder
-from tree_rl.tree.forest.trie import build_trie, lay_out
+from tree_rl.tree.forest.trie import lay_out
 
 
 def test_no_rows_give_an_empty_forest():
@@ -50,7 +50,7 @@ def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
     # Row k leaves a spine after k tokens; written as an order of rows, because its flat tokens would be 50 million.
     lengths = np.arange(10_001, 1, -1)
     shared = np.append(0, lengths[1:] - 1)
-    segments, _ = lay_out(build_trie(RowOrder(rows=np.arange(10_000), shared=shared, lengths=lengths)))
+    segments, _ = lay_out(RowOrder(rows=np.arange(10_000), shared=shared, lengths=lengths))
     assert len(segments) == 19_999
     assert segments.end[-1] == 20_000
     assert segments.depth.max() == 9_999
@@ -60,7 +60,7 @@ def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
 def test_one_path_of_twenty_thousand_segments():
     lengths = np.arange(1, 20_001)
     shared = np.append(0, lengths[:-1])
-    segments, _ = lay_out(build_trie(RowOrder(rows=np.arange(20_000), shared=shared, lengths=lengths)))
+    segments, _ = lay_out(RowOrder(rows=np.arange(20_000), shared=shared, lengths=lengths))
     assert segments.parent.tolist() == list(range(-1, 19_999))
     assert segments.path_count.tolist() == list(range(20_000, 0, -1))
     assert segments.depth.tolist() == list(range(20_000))

@@ -105,19 +105,6 @@ class SequenceParallel:
     exchanges: Exchanges = field(default_factory=Exchanges)
     """Issues the group's collectives."""
 
-    @classmethod
-    def of(
-        cls, group: torch.distributed.ProcessGroup | None, exchanges: Exchanges | None = None
-    ) -> "SequenceParallel | None":
-        """The ranks of a process group, or None if there is no group or it has one rank.
-
-        With `exchanges`, the caller can count the collectives.
-        """
-        if group is None or torch.distributed.get_world_size(group) == 1:
-            return None
-        size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-        return cls(group, size, rank, Exchanges() if exchanges is None else exchanges)
-
     def own_tokens(self, tokens: int) -> int:
         """n, tokens per rank of a forest with this many tokens, padding included."""
         return -(-tokens // self.size)

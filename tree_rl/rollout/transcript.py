@@ -94,8 +94,8 @@ def rows_of_calls(calls: Sequence[ModelCall]) -> list[Row]:
     rows: list[Row] = []
     for last in _branches(calls, paths, forest.num_unique):
         path = paths[last]
-        columns = (column[path] for column in (forest.input_ids, weight_of_node, log_prob_of_node, call_of_node))
-        rows.append(_row(*columns, calls, last))
+        weights, log_probs, call_of_token = weight_of_node[path], log_prob_of_node[path], call_of_node[path]
+        rows.append(_row(forest.input_ids[path], weights, log_probs, call_of_token, calls, last))
     training = [row for row in rows if any(row.response_mask)]
     return training or rows[:1]
 

@@ -90,7 +90,11 @@ class StepContext:
     @property
     def ranks(self) -> SequenceParallel | None:
         """The ranks of `sequence_parallel` alone, not of `data_parallel`; None if this rank runs its forests alone."""
-        return SequenceParallel.of(self.sequence_parallel, self.exchanges)
+        group = self.sequence_parallel
+        if group is None or torch.distributed.get_world_size(group) == 1:
+            return None
+        size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+        return SequenceParallel(group, size, rank, self.exchanges)
 
     @property
     def sharing_ranks(self) -> int:

@@ -75,7 +75,9 @@ class Planner:
             )
         except RowError as error:
             self.refuse(error)
-        known.budget.tell(batches, budget.unique_tokens)
+        chosen = [batch for batch in batches if batch.choice is not None]
+        if chosen:
+            known.budget.tell(chosen, budget.unique_tokens)
         ops, log_probs_of = "", []
         for batch in batches:
             known_f = None
@@ -173,9 +175,8 @@ def plan_micro_batches(
     if rows.num_rows == 0:
         return []
     by_uid = config.scope == "uid"
-    forest = Forest.from_rows(
-        [rows.token_ids(row) for row in range(rows.num_rows)], merge_key=rows.merge_keys(by_group=by_uid)
-    )
+    token_ids = np.split(rows.token_ids_F, rows.offsets[1:-1])
+    forest = Forest.from_rows(token_ids, merge_key=rows.merge_keys(by_group=by_uid))
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
     # Routers are traced only in rows that run as a tree.

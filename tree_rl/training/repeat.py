@@ -19,7 +19,7 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import Ran, StepPlan
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import edges_of_rows, plan_edges, tree_log_probs, tree_values
-from tree_rl.training.loss.outputs import VALUES, beside_log_probs
+from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.memory_budget import MemoryBudget
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import takes_preview
@@ -160,5 +160,5 @@ def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> t
             edges = plan_edges(
                 forest, np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32), context.device, ranks=ranks
             )
-            outputs = tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
+            outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
     return torch.stack([value.sum() * 0 for value in outputs.present().values()]).sum().float()

@@ -112,10 +112,6 @@ class Rows:
         """int64 flat positions of the given rows, one row after the other."""
         return positions_of_rows(self.offsets, rows)
 
-    def candidates(self, rows: Sequence[int]) -> np.ndarray | None:
-        """int [f, K] candidates of the given rows, one row after the other; None without candidates."""
-        return None if self.candidates_FK is None else self.candidates_FK[self.flat_positions(rows)]
-
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
         """Keys for `Forest.from_rows`: tokens merge only where routes and images agree, with `by_group` within groups.
 

@@ -12,7 +12,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import MicroBatchResult, Ran, StepPlan
 from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
-from tree_rl.training.loss.outputs import VALUES, beside_log_probs
+from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.loss.rows_loss import Metrics, weigh
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
@@ -149,7 +149,7 @@ def run_whole(
             outputs = tree_values(context.module, forest, inputs)
         else:
             edges = partial(edges_of_rows, forest, call.rows, batch.rows, context.device, ranks=ranks)
-            outputs = tree_log_probs(context.module, inputs, edges, extras=beside_log_probs(call.outputs))
+            outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
         loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
         if call.loss is not None:

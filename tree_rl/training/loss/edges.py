@@ -59,10 +59,6 @@ class EdgePlan:
     share: EdgeShare | None = None
     """This rank's share of the edges; None without sequence parallelism."""
 
-    def of_all(self, values_e: torch.Tensor) -> torch.Tensor:
-        """Values of all edges [E] from the head's answer to `request`."""
-        return values_e if self.share is None else self.share.gather(values_e)
-
 
 def plan_edges(
     forest: Forest,
@@ -144,9 +140,11 @@ def edges_of_rows(
 ) -> EdgePlan:
     """`plan_edges` for the forest of some rows of a call, by their indices."""
     picked = list(members)
-    wanted_F, candidates_FK = rows.wanted_F[rows.flat_positions(picked)], rows.candidates(picked)
-    temperature_B = rows.temperature_B[picked]
-    return plan_edges(forest, wanted_F, temperature_B, device, ranks=ranks, candidates_FK=candidates_FK)
+    flat = rows.flat_positions(picked)
+    candidates_FK = None if rows.candidates_FK is None else rows.candidates_FK[flat]
+    return plan_edges(
+        forest, rows.wanted_F[flat], rows.temperature_B[picked], device, ranks=ranks, candidates_FK=candidates_FK
+    )
 
 
 def request_edges(
@@ -222,7 +220,7 @@ def tree_log_probs(
         inputs: the model's inputs.
         edges: result of `plan_edges` for the same forest and ranks, or a function that calls it. Given a function, the
             CPU plans while the GPU computes the layers.
-        extras: outputs besides log-probs: `entropy`, `sum_pi_squared`.
+        extras: outputs besides log-probs, which may be named too: `entropy`, `sum_pi_squared`.
 
     Returns:
         [F] each; only the tokens of `source_R` are projected to the vocabulary.
@@ -230,10 +228,11 @@ def tree_log_probs(
     plan = functools.cache((lambda: edges) if isinstance(edges, EdgePlan) else edges)
 
     def request() -> EdgeRequest:
-        return replace(plan().request, extras=extras)
+        return replace(plan().request, extras=tuple(name for name in extras if name != LOG_PROBS))
 
-    per_edge = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
-    return outputs_of_rows(EdgeOutputs.of_edges(per_edge).map(plan().of_all), plan().reads)
+    values = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
+    per_edge, share = EdgeOutputs.of_edges(values), plan().share
+    return outputs_of_rows(per_edge if share is None else per_edge.map(share.gather), plan().reads)
 
 
 def tree_values(model: nn.Module, forest: Forest, inputs: TreeInputs) -> EdgeOutputs:

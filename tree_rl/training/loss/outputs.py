@@ -12,11 +12,6 @@ Wanted = tuple[str, ...]
 """Names of the outputs that a call asks for: `values` alone for a critic, else `log_probs` and any of the others."""
 
 
-def beside_log_probs(names: Wanted) -> Wanted:
-    """The given names without `log_probs`, which a head always computes."""
-    return tuple(name for name in names if name != LOG_PROBS)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeOutputs:
     """Outputs by name, all of length T; None (a KeyError from `outputs[name]`) if the call did not ask."""

@@ -17,7 +17,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import EdgePlan, FlatReads, outputs_of_rows, request_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted, beside_log_probs
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import PartsLoss
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
@@ -108,7 +108,7 @@ class EdgeReadout(Readout):
         super().__init__(slots_of, len(source_E), names, edges.reads, device)
         self._requests: list[EdgeRequest] = []
         self._shares: list[EdgeShare | None] = []
-        extras = beside_log_probs(names)
+        extras = tuple(name for name in names if name != LOG_PROBS)
         for slots, partition in zip(slots_of, plan.partitions, strict=True):
             source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
             temperature_e = edges.temperature_E[slots]

@@ -13,7 +13,6 @@ import torch.distributed
 
 from tree_rl.models.routers.load_balance import balance_weight
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepContext
 from tree_rl.training.last_inference import LastInference
 from tree_rl.training.routers.forest_routing import ForestRouting
@@ -44,7 +43,7 @@ class ExpertLoad:
         """Start without loads; `coef` is the factor on the auxiliary loss, and 0 only counts."""
         self.last_inference = LastInference()
         self._hooks, self._coef, self._context = hooks, coef, context
-        self._ranks = SequenceParallel.of(context.sequence_parallel)
+        self._ranks = context.ranks
         self._counted_anew = False
         self.begin(None)
 

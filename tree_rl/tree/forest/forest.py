@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tree_rl.tree.forest.jagged import Jagged, offsets_of
-from tree_rl.tree.forest.order import RowOrder, flatten_rows, order_by_layout, read_merge_keys, sort_by_tokens
-from tree_rl.tree.forest.trie import Segments, build_trie, lay_out
+from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.forest.order import RowOrder, order_by_layout, sort_rows
+from tree_rl.tree.forest.trie import Segments, lay_out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,9 +55,7 @@ class Forest:
             RowError: empty row, negative or non-integer id, id beyond int32, merge key of the wrong length.
             ValueError: merge_key does not have one entry per row.
         """
-        flat = flatten_rows(rows)
-        keys = None if merge_key is None else read_merge_keys(merge_key, flat.lengths)
-        return _assemble(flat, sort_by_tokens(flat, keys))
+        return _assemble(*sort_rows(rows, merge_key))
 
     def select_rows(self, rows: Sequence[int] | np.ndarray) -> "Forest":
         """The forest of these rows alone; merge keys still apply.
@@ -176,7 +174,7 @@ def _assemble(flat: Jagged, order: RowOrder) -> Forest:
     A segment's tokens come from the first row through it. A row copies the indices of its shared prefix from the row
     before it. No array here is longer than N or F.
     """
-    segments, first_rank = lay_out(build_trie(order))
+    segments, first_rank = lay_out(order)
     length = segments.lengths
     num_unique = int(length.sum())
     row_start = flat.offsets[order.rows]
@@ -201,5 +199,5 @@ def _assemble(flat: Jagged, order: RowOrder) -> Forest:
         subtree_end=np.repeat(segments.subtree_end, length),
         path_count=np.repeat(segments.path_count, length),
         segments=segments,
-        row_index=Jagged(values=index, offsets=offsets_of(flat.lengths)),
+        row_index=flat.with_values(index),
     )

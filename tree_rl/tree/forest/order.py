@@ -19,7 +19,7 @@ class RowError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MergeKeys:
+class _MergeKeys:
     """Keys that keep equal ids separate: tokens merge only if ids and keys agree along the whole prefix."""
 
     row_code: np.ndarray
@@ -28,7 +28,7 @@ class MergeKeys:
     """B entries: int64 [length of the row], or None for a row without per-token keys."""
 
 
-def flatten_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
+def _flatten(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     """Check rows of token ids and concatenate them as int32; no rows give B = 0.
 
     Raises:
@@ -47,7 +47,7 @@ def flatten_rows(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     return flat.with_values(flat.values.astype(np.int32, copy=False))
 
 
-def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndarray) -> MergeKeys:
+def _read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndarray) -> _MergeKeys:
     """Check merge keys against the rows.
 
     Args:
@@ -75,7 +75,7 @@ def read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndar
             label = ("per row", key)
             token_keys.append(None)
         codes.append(code_of.setdefault(label, len(code_of)))
-    return MergeKeys(row_code=np.array(codes, dtype=np.int32), token_key=tuple(token_keys))
+    return _MergeKeys(row_code=np.array(codes, dtype=np.int32), token_key=tuple(token_keys))
 
 
 def _integer_array(row: np.ndarray | Sequence[int], index: int, what: str) -> np.ndarray:
@@ -124,18 +124,23 @@ class RowOrder:
         return RowOrder(rows=self.rows[ranks], shared=shared, lengths=self.lengths[ranks])
 
 
-def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
-    """Sort rows (int32 token ids) so that rows with equal prefixes are neighbours; identical rows keep their order.
+def sort_rows(
+    rows: Sequence[np.ndarray | Sequence[int]], merge_key: Sequence[Hashable | np.ndarray] | None = None
+) -> tuple[Jagged, RowOrder]:
+    """Rows of token ids as int32, and their order in which equal prefixes are neighbours; arguments and errors are
+    those of `Forest.from_rows`.
 
     Rows are compared as byte strings (memcmp). Endianness does not matter: any fixed order of symbols gives the same
-    trie. Without keys, rows merge by ids alone.
+    trie. Identical rows keep their order.
     """
+    flat = _flatten(rows)
+    keys = None if merge_key is None else _read_merge_keys(merge_key, flat.lengths)
     ids = list(flat)
     strings = [_sortable(ids[row], keys, row) for row in range(len(ids))]
-    rows = sorted(range(len(ids)), key=strings.__getitem__)
-    shared = [0] * len(rows)
-    for rank in range(1, len(rows)):
-        before, row = rows[rank - 1], rows[rank]
+    sorted_rows = sorted(range(len(ids)), key=strings.__getitem__)
+    shared = [0] * len(ids)
+    for rank in range(1, len(ids)):
+        before, row = sorted_rows[rank - 1], sorted_rows[rank]
         if keys is not None and keys.row_code[before] != keys.row_code[row]:
             continue
         shared[rank] = shared_prefix(ids[before], ids[row])
@@ -143,8 +148,8 @@ def sort_by_tokens(flat: Jagged, keys: MergeKeys | None) -> RowOrder:
             key_before = keys.token_key[before]
             assert key_before is not None
             shared[rank] = min(shared[rank], shared_prefix(key_before, key))
-    order = np.array(rows, dtype=np.int64)
-    return RowOrder(rows=order, shared=np.array(shared, dtype=np.int64), lengths=flat.lengths[order])
+    order = np.array(sorted_rows, dtype=np.int64)
+    return flat, RowOrder(rows=order, shared=np.array(shared, dtype=np.int64), lengths=flat.lengths[order])
 
 
 def order_by_layout(
@@ -174,7 +179,7 @@ def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return first if length and differs[first] else length
 
 
-def _sortable(ids: np.ndarray, keys: MergeKeys | None, row: int) -> bytes:
+def _sortable(ids: np.ndarray, keys: _MergeKeys | None, row: int) -> bytes:
     if keys is None:
         return ids.tobytes()
     head, key = keys.row_code[row].tobytes(), keys.token_key[row]

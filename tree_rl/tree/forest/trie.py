@@ -11,7 +11,7 @@ from tree_rl.tree.forest.order import RowOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trie:
+class _Trie:
     """Segments in no particular order; all arrays are int64 [S]."""
 
     parent: np.ndarray
@@ -59,7 +59,7 @@ class Segments:
         return np.bincount(self.parent[self.parent >= 0], minlength=len(self))
 
 
-def build_trie(order: RowOrder) -> Trie:
+def _build_trie(order: RowOrder) -> _Trie:
     """Build the trie, at most 2 B segments, in one pass over sorted rows.
 
     The stack holds the open segments, which form the right edge of the trie. A row that is a prefix of another row
@@ -94,15 +94,16 @@ def build_trie(order: RowOrder) -> Trie:
             count[stack[-1]] += 1
             first_row[stack[-1]] = min(first_row[stack[-1]], row)
     arrays = [np.array(column, dtype=np.int64) for column in columns]
-    return Trie(**dict(zip(Trie.__slots__, arrays, strict=True)))
+    return _Trie(**dict(zip(_Trie.__slots__, arrays, strict=True)))
 
 
-def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
-    """Order the segments depth first, heaviest subtree first, equal weights by first row; also returns `first_rank`.
+def lay_out(rows: RowOrder) -> tuple[Segments, np.ndarray]:
+    """The rows' segments depth first, heaviest subtree first, equal weights by first row; and their `first_rank`.
 
     Raises:
         ValueError: more unique tokens than int32 can index.
     """
+    trie = _build_trie(rows)
     parent, has_parent = trie.parent, trie.parent >= 0
     depth = np.where(has_parent, trie.end_depth[parent], 0)
     length = trie.end_depth - depth
@@ -127,7 +128,7 @@ def lay_out(trie: Trie) -> tuple[Segments, np.ndarray]:
     return segments, trie.first_rank[order]
 
 
-def _tokens_of_siblings_before(trie: Trie) -> np.ndarray:
+def _tokens_of_siblings_before(trie: _Trie) -> np.ndarray:
     """int64 [S], unique tokens of the subtrees of all siblings that come before the segment."""
     order = np.lexsort((trie.first_row, -trie.tokens, trie.parent))
     before = np.cumsum(trie.tokens[order]) - trie.tokens[order]
