@@ -47,64 +47,40 @@ class SelfCheck:
         """Largest difference found so far; None before the first check."""
 
     def run(self, plan: StepPlan) -> None:
-        """Check the rows of a plan."""
-        context, call = self._context, plan.call
+        """Compare log-probs (or values) between tree and rows, in train mode, with two forwards on every rank.
+
+        It compares rows of the plan that share a prefix, through the trainer's forward if the call has one, else one
+        row alone. The last one gets a made-up sibling, so that there is always a branch. A row beyond the budget is
+        cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows. If any rank has images,
+        each forward comes after one of the tower, on every rank.
+
+        Raises:
+            TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
+        """
+        context, call, has_tower = self._context, plan.call, TOWER_FORWARD in plan.schedule
         self.checked.add(call.is_reference)
-        most = min(plan.budget.unique_tokens, plan.budget.flat_tokens)
-        # Rows without a tree are not split over the ranks that share tokens.
-        most = most // context.sharing_ranks
-        found = compare(context, call, plan.batches, max_tokens=most, has_tower=TOWER_FORWARD in plan.schedule)
-        self.error = max(found, self.error or 0.0)
-
-
-def compare(
-    context: StepContext,
-    call: StepCall,
-    micro_batches: Sequence[MicroBatch],
-    *,
-    max_tokens: int,
-    has_tower: bool = False,
-) -> float:
-    """Compare log-probs (or values) between tree and rows, in train mode, with two forwards on every rank.
-
-    It compares rows that share a prefix. The last one gets a made-up sibling, so that there is always a branch. A row
-    beyond `max_tokens` is cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows.
-
-    Args:
-        context: the model and its trainer.
-        call: the call whose rows are compared, through the trainer's forward if it has one, else one row alone.
-        micro_batches: the plan of this call.
-        max_tokens: most tokens of a forward, so that the check fits where a micro-batch fits.
-        has_tower: True if a rank has rows with images; each forward then comes after one of the tower, on every rank.
-
-    Returns:
-        The largest absolute difference over the compared tokens.
-
-    Raises:
-        TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
-    """
-    name = VALUES if VALUES in call.outputs else LOG_PROBS
-    runs_alone = context.always_forest or call.run_rows_flat is None or has_tower
-    most = min(max_tokens, MOST_TOKENS_ALONE) if runs_alone else max_tokens
-    members = _rows_to_compare(micro_batches, call.rows, most)
-    whole = bool(members)
-    rows = _excerpt(call.rows, members, None) if whole else _cut_row(call.rows, most)
-    last = rows.num_rows - 1
-    # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
-    by_trainer = whole and call.run_rows_flat is not None and not has_tower
-    compared = list(range(rows.num_rows)) if by_trainer and not context.always_forest else [last]
-    with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
-        of_tree, forest = _as_tree(context, call, rows, most, name, has_tower=has_tower)
-        if by_trainer:
-            assert call.run_rows_flat is not None
-            # Rows without a tree cannot replay routes, so in both forwards the routers choose.
-            of_rows = call.run_rows_flat([members[row] for row in compared], None)[1].present()[name]
-        else:
-            of_rows = _row_alone(context, rows, last, name, has_tower=has_tower)
-    positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
-    wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(compared)])
-    error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
-    return _judge(error, name, len(compared), context.compute_dtype)
+        name = VALUES if VALUES in call.outputs else LOG_PROBS
+        # The check fits where a micro-batch fits; rows without a tree are not split over the ranks that share tokens.
+        most = min(plan.budget.unique_tokens, plan.budget.flat_tokens) // context.sharing_ranks
+        if context.always_forest or call.run_rows_flat is None or has_tower:
+            most = min(most, MOST_TOKENS_ALONE)
+        members = _rows_to_compare(plan.batches, call.rows, most)
+        rows = _excerpt(call.rows, members, None) if members else _cut_row(call.rows, most)
+        last = rows.num_rows - 1
+        by_trainer = None if has_tower or not members else call.run_rows_flat
+        # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
+        compared = [last] if by_trainer is None or context.always_forest else list(range(rows.num_rows))
+        with torch.no_grad(), _train_mode(context.module, is_on=not call.trains):
+            of_tree, forest = _as_tree(context, call, rows, most, name, has_tower=has_tower)
+            if by_trainer is None:
+                of_rows = _row_alone(context, rows, last, name, has_tower=has_tower)
+            else:
+                # Rows without a tree cannot replay routes, so in both forwards the routers choose.
+                of_rows = by_trainer([members[row] for row in compared], None)[1][name]
+        positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
+        wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(compared)])
+        error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
+        self.error = max(_judge(error, name, len(compared), context.compute_dtype), self.error or 0.0)
 
 
 @contextmanager
