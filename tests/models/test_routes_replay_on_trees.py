@@ -22,7 +22,7 @@ from moe_models import (
 from transformers import Dots1Config, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
-from tree_rl.models.routers.merge_routes import NATIVE, route_keys, routes_of_unique_tokens
+from tree_rl.models.routers.merge_routes import NATIVE, number_routes, routes_of_unique_tokens
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
@@ -44,8 +44,9 @@ def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
 
 
 def replayed_forest(rows: Rows, routes: list[np.ndarray]) -> tuple[Forest, ForestRouting]:
-    forest = Forest.from_rows(rows, merge_key=route_keys(routes))
-    return forest, ForestRouting(forest, routes=routes_of_unique_tokens(forest, routes))
+    routes_FLK, ends = np.concatenate(routes), np.cumsum([len(row) for row in rows])
+    forest = Forest.from_rows(rows, merge_key=np.split(number_routes(routes_FLK), ends[:-1]))
+    return forest, ForestRouting(forest, routes=routes_of_unique_tokens(forest, routes_FLK))
 
 
 def forest_log_probs(model: torch.nn.Module, forest: Forest, trace: RouterTrace) -> torch.Tensor:

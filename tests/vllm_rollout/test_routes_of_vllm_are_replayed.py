@@ -139,12 +139,13 @@ def test_rows_carry_what_the_routers_of_the_model_choose(
 def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamespace, rollout: SimpleNamespace) -> None:
     from routed_rows import assert_same, stock_run
 
-    from tree_rl.models.routers.merge_routes import route_keys
+    from tree_rl.models.routers.merge_routes import number_routes
     from tree_rl.tree import Forest
 
     assert len(rollout.rows) >= 3
     tokens = [np.array(row.tokens) for row in rollout.rows]
-    forest = Forest.from_rows(tokens, merge_key=route_keys(rollout.routes))
+    numbers = number_routes(np.concatenate(rollout.routes))
+    forest = Forest.from_rows(tokens, merge_key=np.split(numbers, np.cumsum([len(row) for row in tokens])[:-1]))
     assert forest.num_unique < 0.8 * forest.num_flat
     expected = stock_run(engines.stock, rollout.rows, rollout.routes)
     assert_same(expected, updated(engines, rollout, rollout.routes), rollout.rows)

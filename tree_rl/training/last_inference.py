@@ -33,9 +33,8 @@ class LastInference:
 
 
 def _key(rows: Rows, row: int) -> tuple[bytes, float]:
-    wanted = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
-    routes = rows.routes(row)
-    content = rows.token_ids(row).tobytes() + wanted.tobytes()
-    if routes is not None:
-        content += blake2b(routes.tobytes(), digest_size=16).digest()
+    place = slice(rows.offsets[row], rows.offsets[row + 1])
+    content = rows.token_ids_F[place].tobytes() + rows.wanted_F[place].tobytes()
+    if rows.routes_FLK is not None:
+        content += blake2b(rows.routes_FLK[place].tobytes(), digest_size=16).digest()
     return content, float(rows.temperature_B[row])

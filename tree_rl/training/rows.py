@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tree_rl.models.routers.merge_routes import route_keys
+from tree_rl.models.routers.merge_routes import number_routes
 from tree_rl.training.row_images import RowImages, number_columns
 from tree_rl.tree.forest import Jagged, RowError
 from tree_rl.tree.forest.jagged import positions_of_rows
@@ -104,10 +104,6 @@ class Rows:
         """int64 token ids of one row."""
         return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
 
-    def routes(self, row: int) -> np.ndarray | None:
-        """int16 [tokens, L, K] routes of one row; None if routers choose."""
-        return None if self.routes_FLK is None else self.routes_FLK[self.offsets[row] : self.offsets[row + 1]]
-
     def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
         """int64 flat positions of the given rows, one row after the other."""
         return positions_of_rows(self.offsets, rows)
@@ -117,14 +113,11 @@ class Rows:
 
         Tokens of rows with images also need equal rotary positions.
         """
-        groups = self.group_B.tolist() if by_group else None
         if self.routes_FLK is None and self.images is None:
-            return groups
-        keys = None if self.routes_FLK is None else route_keys(np.split(self.routes_FLK, self.offsets[1:-1]), groups)
-        if self.images is None:
-            return keys
-        group_F = np.repeat(self.group_B, np.diff(self.offsets)) if by_group else np.zeros_like(self.token_ids_F)
-        columns = [group_F if keys is None else np.concatenate(keys), self.images.image_F, *self.images.position_AF]
+            return self.group_B.tolist() if by_group else None
+        columns = [np.repeat(self.group_B, np.diff(self.offsets))] if by_group else []
+        columns += [] if self.routes_FLK is None else [number_routes(self.routes_FLK)]
+        columns += [] if self.images is None else [self.images.image_F, *self.images.position_AF]
         return np.split(number_columns(columns), self.offsets[1:-1])
 
 

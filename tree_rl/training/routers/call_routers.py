@@ -27,11 +27,13 @@ class CallRouters:
     def open(self, call: StepCall, batch: MicroBatch, device: torch.device) -> ForestRouting:
         """The routing of a forest that is about to run."""
         assert batch.forest is not None
-        routes = [routes for row in batch.rows if (routes := call.rows.routes(row)) is not None]
+        routes_FLK = call.rows.routes_FLK
+        if routes_FLK is not None:
+            routes_FLK = routes_of_unique_tokens(batch.forest, routes_FLK[call.rows.flat_positions(batch.rows)])
         return ForestRouting(
             batch.forest,
             device,
-            routes=routes_of_unique_tokens(batch.forest, routes) if routes else None,
+            routes=routes_FLK,
             weight_LE=None if self.load is None else self.load.weight,
             ranks=self.ranks,
         )

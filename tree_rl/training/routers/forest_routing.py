@@ -32,7 +32,7 @@ class ForestRouting:
         """Start a forest.
 
         Args:
-            forest: the rows; if routes are replayed, built with `route_keys`.
+            forest: the rows; if routes are replayed, merged by `number_routes`.
             device: device of the model.
             routes: integer [N, decoder layers, K] to replay, from `routes_of_unique_tokens`; None lets routers choose.
             weight_LE: `balance_weight` over all rows of the auxiliary loss; None for no such loss.
