@@ -24,7 +24,7 @@ from tree_rl.benchmark.phases import Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows
 from tree_rl.cost.memory.choice import Chooser, quick_plan
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.model import GIB, TRITON_CHUNK_TENSORS, MemoryModel
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import GIB, TRITON_CHUNK_TENSORS, MemoryModel, MemorySaving
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.tree.forest import Forest
 

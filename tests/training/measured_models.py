@@ -11,7 +11,7 @@ from tiny_sizes import DELTA_NET, VOCAB, sizes
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES

@@ -7,7 +7,7 @@ import torch
 from measured_models import HIDDEN, KINDS, LAYERS, build, gradients, hostile_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.training.memory import host_slab, offloaded_inputs
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.tree.forest import Forest

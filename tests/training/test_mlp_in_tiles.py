@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models.tiled_mlp import tileable_layers, tiled
 from tree_rl.tree.forest import Forest
 

@@ -7,7 +7,7 @@ import torch
 from live_bytes import LiveBytes, peak_bytes
 from measured_models import HIDDEN, LAYERS, VOCAB, build, gradients
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 

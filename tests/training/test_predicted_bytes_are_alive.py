@@ -11,8 +11,7 @@ from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from measured_models import measured_step
 
-from tree_rl.cost.memory.model import MemoryModel
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemoryModel, MemorySaving
 from tree_rl.training import Rows, TreeOptions
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.memory_of_module import read_memory_model

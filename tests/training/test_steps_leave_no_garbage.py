@@ -8,7 +8,7 @@ import pytest
 from live_bytes import LiveBytes
 from measured_models import KINDS, build, gradients, hostile_rows
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 
 WAYS = {
     "whole": (None, MemorySaving()),

@@ -14,7 +14,7 @@ from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import actor_loss, assert_equal_gradients
 from rank_engines import join, share_of, spawn, update
 
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.planner import Planner, StepPlan
 from tree_rl.verl_plugin.options import TreeConfig

@@ -5,7 +5,7 @@ equation. A call's time is read and exchanged when the next call is planned, so 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,8 +25,6 @@ class MeasuredCall:
 
     work: Work
     seconds: float
-    predicted_seconds: float | None
-    """Prediction of the cost model as it was before the call; None before the first fit."""
 
 
 class MeasuredCalls:
@@ -42,8 +40,8 @@ class MeasuredCalls:
         self._start = None if shape is None else shape.cost
         self.fit = None if self._start is None else CostFit(self._start)
         self._decides = decides
-        self._last: tuple[MeasuredCall, Stamp, Stamp] | None = None
-        """The last update without its seconds, its start and its end."""
+        self._last: tuple[Work, Stamp, Stamp] | None = None
+        """Work, start and end of the last update."""
         self.error: float | None = None
         """Absolute relative error, |predicted / measured - 1|, of the last update that had a prediction."""
 
@@ -59,19 +57,16 @@ class MeasuredCalls:
 
     def note(self, rows: Rows, batches: Sequence[MicroBatch], start: Stamp, end: Stamp) -> None:
         """Keep an update until `take_last` reads its time; the device may not have reached `end` yet."""
-        if self.fit is None:
-            return
-        work = work_of(rows, batches)
-        predicted = None if self.fit.model is None else _seconds(self.fit.model, work)
-        self._last = MeasuredCall(work=work, seconds=0.0, predicted_seconds=predicted), start, end
+        if self.fit is not None:
+            self._last = work_of(rows, batches), start, end
 
     def take_last(self) -> MeasuredCall | None:
         """The last noted update with its time, and forget it; None if there is none."""
         last, self._last = self._last, None
         if last is None:
             return None
-        call, start, end = last
-        return replace(call, seconds=_between(start, end))
+        work, start, end = last
+        return MeasuredCall(work=work, seconds=_between(start, end))
 
     def learn(self, calls_of_ranks: Sequence[MeasuredCall | None]) -> None:
         """Add one update to the fit, given each rank's measurement; skipped if a rank has none."""
@@ -79,10 +74,10 @@ class MeasuredCalls:
         if self.fit is None or self._start is None or len(calls) < len(calls_of_ranks) or not calls:
             return
         seconds = max(call.seconds for call in calls)
-        predicted = [call.predicted_seconds for call in calls if call.predicted_seconds is not None]
-        if predicted and seconds > 0:
-            self.error = abs(max(predicted) / seconds - 1)
-        start = self._start
+        model, start = self.fit.model, self._start
+        if model is not None and seconds > 0:
+            # Nothing was learnt since the call began, so this is what the model predicted of it.
+            self.error = abs(max(_seconds(model, call.work) for call in calls) / seconds - 1)
         self.fit.add(max((call.work for call in calls), key=lambda work: _seconds(start, work)), seconds)
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tree_rl.cost.memory.choice import MemoryChoice
-from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
-from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.training.row_images import ForestImages
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan

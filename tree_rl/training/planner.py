@@ -15,7 +15,7 @@ import torch
 
 from tree_rl.cost.cost_model import CostModel
 from tree_rl.cost.memory.choice import Chooser
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import Budget, StepPlan

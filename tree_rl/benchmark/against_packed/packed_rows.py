@@ -17,7 +17,7 @@ from tree_rl.tree.packing import fill_bins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedRows:
+class PackedInputs:
     """Packed rows on the device, as the model reads them."""
 
     input_ids_1F: torch.Tensor
@@ -28,7 +28,7 @@ class PackedRows:
     """Row boundaries."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[np.ndarray], device: torch.device) -> "PackedRows":
+    def from_rows(cls, rows: Sequence[np.ndarray], device: torch.device) -> "PackedInputs":
         """Pack rows of token ids (int64 [L])."""
         positions = np.concatenate([np.arange(len(row)) for row in rows])
         return cls(

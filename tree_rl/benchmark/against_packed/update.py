@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_rl.benchmark.against_packed.packed_rows import PackedRows, pack_rows, plan_packed_edges
+from tree_rl.benchmark.against_packed.packed_rows import PackedInputs, pack_rows, plan_packed_edges
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
@@ -73,7 +73,7 @@ def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool =
         for chosen in pack_rows([len(row) for row in batch.rows], max_tokens):
             yield ForwardPlan(
                 rows=tuple(chosen),
-                inputs=PackedRows.from_rows([batch.rows[index] for index in chosen], device),
+                inputs=PackedInputs.from_rows([batch.rows[index] for index in chosen], device),
                 edges=cache(partial(_packed_edges, batch, chosen, device, project_all)),
                 advantages=partial(_advantages, batch, chosen, device),
             )

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from tree_rl.cost.memory.model import MemoryModel, Peak
+from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
-from tree_rl.cost.memory.saving import MemorySaving
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tree_rl.cost.cost_model import ModelShape
-from tree_rl.cost.memory.saving import MemorySaving
 
 FLOAT32 = 4
 GIB = 2**30
@@ -21,6 +20,20 @@ IN_FLIGHT = 2
 """Offloaded layers whose inputs are on the device at a time: one that runs and one that is being copied."""
 INDEX_BYTES = 40
 """Bytes of indices per token: id, position, depth, subtree end, and the loss's indices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySaving:
+    """Chosen per micro-batch by the memory model; the default keeps everything on the device."""
+
+    offloaded_layers: int = 0
+    """Number of decoder layers, from the first, whose checkpointed inputs are kept in host memory."""
+    tile_tokens: int | None = None
+    """Tokens per tile of each layer's MLP; None runs the MLP over all tokens at once."""
+    relays_on_host: bool = False
+    """True keeps the keys, values and states for child partitions in host memory."""
+
+
 KEEP_ALL = MemorySaving()
 
 

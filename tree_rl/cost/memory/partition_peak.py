@@ -7,8 +7,7 @@ Legend: n tokens of a partition, P tokens of its past, r relayed tokens.
 
 from dataclasses import dataclass
 
-from tree_rl.cost.memory.model import MemoryModel, Peak
-from tree_rl.cost.memory.saving import MemorySaving
+from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.tree.partition import Partition, PartitionPlan
 
 

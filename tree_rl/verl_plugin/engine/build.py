@@ -16,7 +16,6 @@ from transformers.utils import is_flash_attn_2_available
 from tree_kernels.tree_attention import chosen_implementation, unavailable_reason
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.model import MemoryModel
-from tree_rl.models import check_model, use_tree_attention
 from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.fused_layers import check_liger, why_not_liger
 from tree_rl.models.language_model import is_wrapper, language_model
@@ -64,18 +63,6 @@ def runs_as_forests(module: Any, flat_attention: str) -> bool:
 def flash_attention_works() -> bool:
     """True if flash-attn is installed and a CUDA device is present."""
     return torch.cuda.is_available() and is_flash_attn_2_available()
-
-
-def let_module_read_trees(module: Any, options: TreeOptions, *, deterministic: bool) -> str:
-    """Put tree attention into a built module; return the implementation for rows without a tree.
-
-    Raises:
-        UnsupportedModelError: trees cannot run this model exactly.
-    """
-    check_model(module)
-    flat = use_tree_attention(module, impl=options.attention, deterministic=deterministic)
-    logger.info("tree attention over %s on %s", flat, type(module).__name__)
-    return flat
 
 
 def chosen_attention(

@@ -16,7 +16,7 @@ import torch.distributed
 from tensordict import TensorDict
 from torch import nn
 
-from tree_rl.models import use_edge_head
+from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
@@ -45,8 +45,8 @@ from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_stat
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
     OnPolicyLoss,
+    VerlCall,
     VerlLossFunction,
-    VerlRows,
     with_normalisers,
 )
 from tree_rl.verl_plugin.options import (
@@ -211,8 +211,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             self.step.refuse(error)
         call = replace(call, is_reference=self._is_reference or self.optimizer is None)
         group = self.get_data_parallel_group()
-        verl_rows = VerlRows(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
-        result = self.step.run_call(verl_rows.in_call(call, splits_tokens=self.sequence_parallel_group is not None))
+        verl_call = VerlCall(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
+        result = self.step.run_call(verl_call.in_call(call, splits_tokens=self.sequence_parallel_group is not None))
         if not forward_only:
             build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
@@ -260,8 +260,12 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         # Read now, because adapters wrap the embedding and not all of them expose its size.
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
         self._reads_images = reads_images(module)
-        deterministic = self.engine_config.full_determinism
-        self._flat_attention = build.let_module_read_trees(module, self.tree_config, deterministic=deterministic)
+        # Raises before sharding if trees cannot run this model exactly.
+        check_model(module)
+        self._flat_attention = use_tree_attention(
+            module, impl=self.tree_config.attention, deterministic=self.engine_config.full_determinism
+        )
+        logger.info("tree attention over %s on %s", self._flat_attention, type(module).__name__)
         mode = replay_mode(self.engine_config)
         if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
             self._router_hooks = RouterHooks(module)

@@ -71,8 +71,8 @@ def with_columns(rows: TensorDict, columns: Mapping[str, torch.Tensor]) -> Tenso
 
 
 @dataclass(kw_only=True, slots=True)
-class VerlRows:
-    """The rows of one engine call, with verl's loss over them."""
+class VerlCall:
+    """One engine call in verl's terms: its rows, the loss over them, the forward without a tree."""
 
     data: TensorDict
     loss_function: VerlLossFunction | None
