@@ -12,7 +12,7 @@ from torch import nn
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models.routers.trace import RouterHooks
-from tree_rl.models.sequence_parallel import Exchanges, SequenceParallel
+from tree_rl.models.sequence_parallel import Exchanges, IssuedCollectives, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
@@ -100,6 +100,11 @@ class StepContext:
     def sharing_ranks(self) -> int:
         """Number of ranks that share a forest's tokens, this one included."""
         return 1 if self.ranks is None else self.ranks.size
+
+    @property
+    def counted(self) -> list[IssuedCollectives]:
+        """Counters of the collectives that this rank issues in a call."""
+        return [self.exchanges, *([] if self.collectives is None else [self.collectives])]
 
     def forward(self, **model_kwargs: Any) -> Any:
         """Run the module under the trainer's mixed precision."""

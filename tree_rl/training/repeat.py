@@ -58,18 +58,16 @@ class Repeat:
     def _catch_up(self, plan: StepPlan) -> None:
         """Issue the remaining collectives of the call, for which the other ranks wait."""
         context, call = self._context, plan.call
-        context.exchanges.restart()
-        if context.collectives is not None:
-            context.collectives.restart()
+        for counter in context.counted:
+            counter.restart()
         torch.cuda.empty_cache()
         if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
             sync_context = context.gradient_sync if call.trains else lambda is_last: nullcontext()
             work = stand_in_work(context, call, _sizes(context, plan))
             with nullcontext() if call.trains else torch.no_grad():
                 run_in_lock_step(plan.schedule, work, self._runner.idle_forward, sync_context)
-        context.exchanges.start()
-        if context.collectives is not None:
-            context.collectives.start()
+        for counter in context.counted:
+            counter.start()
 
 
 def _sizes(context: StepContext, plan: StepPlan) -> list["OpSize"]:

@@ -37,9 +37,8 @@ class Runner:
         """Follow the schedule; None if memory ran out on this rank and the call may be repeated."""
         context, call, routers = self._context, plan.call, self._routers
         if context.num_ranks > 1:
-            context.exchanges.start()
-            if context.collectives is not None:
-                context.collectives.start()
+            for counter in context.counted:
+                counter.start()
         results: list[MicroBatchResult] = []
 
         def work() -> Iterator[str]:

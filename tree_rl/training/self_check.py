@@ -16,6 +16,7 @@ from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import TOWER_FORWARD
 from tree_rl.training.rows import Rows
+from tree_rl.training.rows_alone import next_log_probs
 from tree_rl.training.run import run_whole
 from tree_rl.training.tower import Tower, idle_tower
 from tree_rl.tree.forest import Forest
@@ -138,9 +139,7 @@ def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tow
     logits_LV = context.forward(input_ids=ids_1L, position_ids=positions_1L, use_cache=False, **images).logits[0]
     if name == VALUES:
         return logits_LV[:, 0]
-    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32)) / float(rows.temperature_B[row])
-    found = logits_LV[:-1].log_softmax(-1).gather(1, ids_1L[0, 1:, None]).squeeze(1)
-    return torch.cat([found, found.new_zeros(1)])
+    return next_log_probs(logits_LV, ids_1L[0], float(rows.temperature_B[row]))
 
 
 def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) -> float:

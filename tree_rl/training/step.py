@@ -4,8 +4,6 @@ Each unique token runs once. Its outputs are scattered to the rows and go into t
 equal those of the rows run separately (paper, section 3).
 """
 
-from typing import NoReturn
-
 from torch import nn
 
 from tree_rl.models.support import check_dropout
@@ -21,7 +19,6 @@ from tree_rl.training.rows import Rows
 from tree_rl.training.run import Runner
 from tree_rl.training.self_check import SelfCheck
 from tree_rl.training.tree_options import AUTO, TreeOptions
-from tree_rl.tree.forest import RowError
 
 
 class TreeStep:
@@ -122,10 +119,6 @@ class TreeStep:
         if learns_budget:
             known.budget.learn(plan.batches, base_bytes)
         return known.finish(plan, ran)
-
-    def refuse(self, error: RowError) -> NoReturn:
-        """Tell the other ranks that this one cannot read its rows, so that none of them waits, and raise the error."""
-        self.planner.refuse(error)
 
     def forget(self) -> None:
         """Drop the results of the last inference; call it when the weights have changed."""

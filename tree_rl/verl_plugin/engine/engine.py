@@ -208,7 +208,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             if self.replay is not None and not self._is_reference:
                 call = self.replay.in_call(data, call)
         except RowError as error:
-            self.step.refuse(error)
+            self.step.planner.refuse(error)
         call = replace(call, is_reference=self._is_reference or self.optimizer is None)
         group = self.get_data_parallel_group()
         verl_call = VerlCall(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
