@@ -95,7 +95,7 @@ class Plan:
         assert memory is not None
         chooser = Chooser(model=memory)
         head_share = np.count_nonzero(tree.forest.rows_that_mark(tree.trained)) / tree.forest.num_unique
-        choice = chooser.choose(tree.forest, chooser.budget(self.budget_tokens), head_share=head_share)
+        choice = chooser.choose(tree.forest, self.budget_tokens, head_share=head_share)
         return replace(
             self,
             name=f"{self.name} ({choice.name})",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.budget import LARGEST_SCALE, LEAST_SCALE, working_scale
-from tree_rl.cost.memory.choice import SLACK, ByteBudget, Chooser, MemoryChoice, capacities
+from tree_rl.cost.memory.choice import SLACK, Chooser, MemoryChoice, capacities
 from tree_rl.cost.memory.model import GIB, MemoryModel
 from tree_rl.training.memory.host import local_ranks
 from tree_rl.tree.forest import Forest
@@ -37,7 +37,7 @@ def forest_of(trunk: int, branches: int, tokens: int) -> Forest:
 
 
 def choose(chooser: Chooser, forest: Forest, tokens: int) -> MemoryChoice:
-    return chooser.choose(forest, chooser.budget(tokens), head_share=0.5)
+    return chooser.choose(forest, tokens, head_share=0.5)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -99,8 +99,8 @@ def test_a_smaller_budget_never_has_a_higher_predicted_peak(forest: Forest, budg
 def test_a_budget_holds_what_it_chooses_unless_nothing_fits(forest: Forest, tokens: int) -> None:
     chooser = Chooser(model=TINY)
     chosen = choose(chooser, forest, tokens)
-    least = chooser.choose(forest, ByteBudget(device=0.0, host=math.inf), head_share=0.5)
-    assert chosen.peak.device <= max(chooser.budget(tokens).device, SLACK * least.peak.device)
+    least = chooser.choose(forest, 0, head_share=0.5)
+    assert chosen.peak.device <= max(TINY.bytes_of(tokens), SLACK * least.peak.device)
     if forest.num_unique <= tokens:
         assert chosen.kind == (False, False, False, False)
 

@@ -59,7 +59,7 @@ def test_peaks_of_what_a_budget_chooses_are_predicted(row: dict[str, Any]) -> No
     answers = [trunk + branch * tokens + np.arange(tokens) for branch in range(branches)]
     forest = Forest.from_rows([np.concatenate([prompt, answer]) for answer in answers])
     chooser = Chooser(model=model_of(row))
-    budget = chooser.budget(int(row["plan"].partition(" ")[0].removeprefix("budget:")))
+    budget = int(row["plan"].partition(" ")[0].removeprefix("budget:"))
     choice = chooser.choose(forest, budget, head_share=branches * tokens / forest.num_unique)
     assert f"({choice.name})" in row["plan"]
     measured = float(row["peak_gib"]) - float(row["base_gib"])

@@ -72,7 +72,7 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
         elif chooser is None:
             plan = plan_partitions(part, max_tokens)
         else:
-            choice = chooser.choose(part, chooser.budget(max_tokens))
+            choice = chooser.choose(part, max_tokens)
             plan = choice.plan
         alone += [] if fits or plan else [part]
         unique = part.num_unique

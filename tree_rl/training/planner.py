@@ -224,7 +224,7 @@ def _large_batch(
         head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
         # Rounded up to eighths, so that inference and update of a group usually share one cached plan.
         head_share = np.ceil(8 * head_share) / 8
-        choose = partial(chooser.choose, part, chooser.budget(max_tokens), head_share=head_share)
+        choose = partial(chooser.choose, part, max_tokens, head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
     return MicroBatch(
         rows=tuple(group.tolist()),

@@ -38,16 +38,6 @@ PATIENCE, WORTH_CUTTING = 8, 0.98
 """The search stops after more than PATIENCE capacities in a row that do not reach WORTH_CUTTING of the lowest peak."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ByteBudget:
-    """Memory limits of a run."""
-
-    device: float
-    """Bytes on the device, without weights, gradients and optimizer state."""
-    host: float = 0.0
-    """Bytes of offloaded tensors in host memory."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MemoryChoice:
     """One way to run a forest."""
@@ -96,15 +86,13 @@ class Chooser:
     host_bytes: float = math.inf
     """Host memory in bytes that this rank may fill."""
 
-    def budget(self, tokens: int) -> ByteBudget:
-        """Convert `tree.max_tokens` to bytes."""
-        return ByteBudget(device=self.model.bytes_of(tokens), host=self.host_bytes)
-
-    def choose(self, forest: Forest, budget: ByteBudget, *, head_share: float = 1.0) -> MemoryChoice:
-        """The cheapest way within the budget; if none fits, the cheapest within `SLACK` of the least predicted peak.
+    def choose(self, forest: Forest, max_tokens: int, *, head_share: float = 1.0) -> MemoryChoice:
+        """The cheapest way in the memory of a whole forest of `max_tokens` tokens (`tree.max_tokens`); if none fits,
+        the cheapest within `SLACK` of the least predicted peak.
 
         `head_share` is the share of the forest's tokens that the head reads.
         """
+        device_bytes = self.model.bytes_of(max_tokens)
         fitting: list[MemoryChoice] = []
         refused: list[MemoryChoice] = []
         lowest, in_vain = math.inf, 0
@@ -112,8 +100,8 @@ class Chooser:
         for capacity in (None, *capacities(tokens)):
             fewest_cuts = 0 if capacity is None else -(-tokens // capacity) - 1
             least_seconds = whole_seconds + fewest_cuts * self._partition_seconds
-            within = _cheapest(fitting, budget.device)
-            if within is not None and within.seconds < least_seconds and budget.device >= SLACK * _least(fitting):
+            within = _cheapest(fitting, device_bytes)
+            if within is not None and within.seconds < least_seconds and device_bytes >= SLACK * _least(fitting):
                 break
             found = self._ways(forest, capacity, head_share)
             if capacity is not None:
@@ -121,9 +109,9 @@ class Chooser:
                 lowest, in_vain = (lower, 0) if lower < WORTH_CUTTING * lowest else (lowest, in_vain + 1)
                 if in_vain > PATIENCE:
                     break
-            fitting += [choice for choice in found if choice.peak.host <= budget.host]
-            refused += [choice for choice in found if choice.peak.host > budget.host]
-        limit = max(budget.device, SLACK * _least(fitting))
+            fitting += [choice for choice in found if choice.peak.host <= self.host_bytes]
+            refused += [choice for choice in found if choice.peak.host > self.host_bytes]
+        limit = max(device_bytes, SLACK * _least(fitting))
         chosen, beyond = _cheapest(fitting, limit), _cheapest(refused, limit)
         assert chosen is not None
         is_refused = beyond is not None and beyond.order < chosen.order

@@ -11,7 +11,7 @@ from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import StepModel, StepTime
 from tree_rl.cost.memory.budget import GRANULARITY, room_beside, rounded_tokens
-from tree_rl.cost.memory.choice import ByteBudget, Chooser
+from tree_rl.cost.memory.choice import Chooser
 from tree_rl.inspection.model_shape import read_model_config
 from tree_rl.inspection.overlap_by_group import forest_of, report_groups, rows_by_group, total_of
 from tree_rl.inspection.row import Row
@@ -152,7 +152,7 @@ def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPredict
     largest = max(forests, key=lambda forest: forest.num_unique)
     longest = max(len(row.token_ids) for row in rows)
     chooser = Chooser(model=activations)
-    least = chooser.choose(largest, ByteBudget(device=0.0))
+    least = Chooser(model=activations, host_bytes=0.0).choose(largest, 0)
     tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
     state = model.memory_with(0.0).total
     room = room_beside(state, model.cluster.memory)
@@ -161,7 +161,7 @@ def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPredict
     runs = None
     if max_tokens is not None:
         is_whole = largest.num_unique <= max_tokens
-        runs = "whole" if is_whole else chooser.choose(largest, chooser.budget(max_tokens)).name
+        runs = "whole" if is_whole else chooser.choose(largest, max_tokens).name
     return MemoryPrediction(
         gpu=gpu,
         gpus=model.cluster.gpus,
