@@ -61,7 +61,7 @@ def test_a_plan_computes_every_token_once(recorded: Recorded) -> None:
     unique = total_of(report_groups(rows)).overlap.unique_tokens
     for max_tokens in (16384, 8192):
         plan = plan_run(rows, max_tokens)
-        whole = [forward.unique_tokens for forward in plan.whole]
+        whole = list(plan.whole)
         assert sum(whole) + sum(len(part.partition_of_token) for part in plan.partitioned) == unique
         sizes = list(whole)
         sizes += [partition.num_tokens for part in plan.partitioned for partition in part.partitions]

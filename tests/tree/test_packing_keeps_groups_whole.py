@@ -27,21 +27,22 @@ def test_every_row_once_within_the_budget_in_whole_groups(rows, budget, num_grou
             pack_groups(forest, groups, max_tokens=budget)
         return
     packed = pack_groups(forest, groups, max_tokens=budget)
-    assert sorted(int(row) for batch in packed for row in batch.rows) == list(range(len(rows)))
+    assert sorted(int(row) for batch in packed for row in batch) == list(range(len(rows)))
     for batch in packed:
-        assert batch.unique_tokens == unique_tokens(forest, batch.rows) <= budget
+        assert unique_tokens(forest, batch) <= budget
     for group in groups:
-        holders = [batch for batch in packed if set(group) & set(batch.rows.tolist())]
+        holders = [batch for batch in packed if set(group) & set(batch.tolist())]
         assert len(holders) == bool(group)
     # Any two micro-batches of best fit decreasing overflow one bin, so at least every other one is half full.
     assert len(packed) <= 2 * -(-sum(sizes) // budget)
-    assert sum(batch.unique_tokens for batch in packed) <= sum(sizes)
+    assert sum(unique_tokens(forest, batch) for batch in packed) <= sum(sizes)
 
 
 def test_small_groups_fill_few_even_micro_batches():
     rows = [[group] * 10 for group in range(8)]
-    packed = pack_groups(Forest.from_rows(rows), [[row] for row in range(8)], max_tokens=30)
-    assert [batch.unique_tokens for batch in packed] == [30, 30, 20]
+    forest = Forest.from_rows(rows)
+    packed = pack_groups(forest, [[row] for row in range(8)], max_tokens=30)
+    assert [unique_tokens(forest, batch) for batch in packed] == [30, 30, 20]
 
 
 def test_a_group_beyond_the_budget_is_refused_by_its_first_row():

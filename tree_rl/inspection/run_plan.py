@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from tree_rl.cost.memory.choice import Chooser, MemoryChoice
 from tree_rl.inspection.overlap_by_group import forest_of, rows_by_group
 from tree_rl.inspection.row import Row
-from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import AttentionBlocks, count_attention_blocks
-from tree_rl.tree.packing import PackedGroups, pack_groups
+from tree_rl.tree.packing import fill_bins, pack_groups
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
 
 
@@ -34,10 +33,10 @@ class RunPlan:
     """Token budget of one forward."""
     groups: tuple[GroupRun, ...]
     """All groups, in the order of the file."""
-    whole: tuple[PackedGroups, ...]
-    """Forwards of the groups within the budget, packed by unique tokens."""
-    flat: tuple[PackedGroups, ...]
-    """Forwards of the rows within the budget without sharing, packed by all tokens."""
+    whole: tuple[int, ...]
+    """Unique tokens of each forward of the groups within the budget."""
+    flat: tuple[int, ...]
+    """Tokens of each forward of the rows within the budget without sharing."""
     oversized_rows: tuple[Row, ...]
     """Rows that are longer than the budget; without trees each runs in a forward beyond it."""
     attention: AttentionBlocks
@@ -77,18 +76,16 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
         alone += [] if fits or plan else [part]
         unique = part.num_unique
         groups.append(GroupRun(name=name, num_rows=len(members), unique_tokens=unique, partitions=plan, choice=choice))
-    unshared = Forest.from_rows([row.token_ids for row in rows], merge_key=list(range(len(rows))))
-    fitting = [[index] for index, row in enumerate(rows) if len(row.token_ids) <= max_tokens]
-    packed = pack_groups(forest, whole, max_tokens=max_tokens)
-    forests = [*(forest.select_rows(forward.rows) for forward in packed), *alone]
-    counts = [count_attention_blocks(one.subtree_end) for one in forests]
+    lengths = [len(row.token_ids) for row in rows if len(row.token_ids) <= max_tokens]
+    packed = [forest.select_rows(members) for members in pack_groups(forest, whole, max_tokens=max_tokens)]
+    counts = [count_attention_blocks(one.subtree_end) for one in (*packed, *alone)]
     for one in (one for group in groups if group.partitions for one in group.partitions.partitions):
         counts.append(count_attention_blocks(one.local_subtree_end, past_length=one.past_length))
     return RunPlan(
         max_tokens=max_tokens,
         groups=tuple(groups),
-        whole=packed,
-        flat=pack_groups(unshared, fitting, max_tokens=max_tokens),
+        whole=tuple(one.num_unique for one in packed),
+        flat=tuple(sum(lengths[index] for index in content) for content in fill_bins(lengths, max_tokens)),
         oversized_rows=tuple(row for row in rows if len(row.token_ids) > max_tokens),
         attention=sum(counts, start=AttentionBlocks(full=0, partial=0)),
     )

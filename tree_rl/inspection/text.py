@@ -44,9 +44,8 @@ def format_report(
 
 def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
     """Totals with and without sharing, and at most `at_most` groups, those in partitions first."""
-    whole = [forward.unique_tokens for forward in plan.whole]
+    whole, flat = list(plan.whole), list(plan.flat)
     parts = [partition.num_tokens for group in plan.partitioned for partition in group.partitions]
-    flat = [forward.unique_tokens for forward in plan.flat]
     long = [len(row.token_ids) for row in plan.oversized_rows]
     beyond = [group.unique_tokens for group in plan.beyond]
     num_groups, num_cut = len(plan.groups), len(plan.partitioned)

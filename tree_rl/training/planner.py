@@ -193,8 +193,8 @@ def plan_micro_batches(
             large = wanted.select(group)
             batches.append(_large_batch(part, group, large, budget.unique_tokens, config, plans, chooser))
     for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
-        part = forest.select_rows(packed.rows)
-        batches.append(MicroBatch(rows=tuple(packed.rows.tolist()), offsets=part.row_index.offsets, forest=part))
+        part = forest.select_rows(packed)
+        batches.append(MicroBatch(rows=tuple(packed.tolist()), offsets=part.row_index.offsets, forest=part))
     for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
         members = [flat_rows[index] for index in bin_]
         offsets = offsets_of(forest.row_index.lengths[members])

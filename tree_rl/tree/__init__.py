@@ -1,7 +1,7 @@
 """Prefix trees of rows: forest, layout, weights, partitions, overlap and drawings. Needs NumPy only."""
 
 from tree_rl.tree.forest import Forest, Jagged, RowError, Segments
-from tree_rl.tree.packing import PackedGroups, pack_groups
+from tree_rl.tree.packing import pack_groups
 from tree_rl.tree.report.overlap import Overlap, measure_forest
 from tree_rl.tree.report.svg_drawing import draw_svg
 from tree_rl.tree.report.text_drawing import draw_text
@@ -11,7 +11,6 @@ __all__ = [
     "Forest",
     "Jagged",
     "Overlap",
-    "PackedGroups",
     "RowError",
     "Segments",
     "draw_svg",

@@ -5,7 +5,6 @@ A group beyond the budget runs in partitions instead (`tree_rl.tree.partition`).
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,19 +14,9 @@ Bins = list[list[int]]
 """For each bin, the indices of the items in it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedGroups:
-    """Groups that run in one forward."""
-
-    rows: np.ndarray
-    """int64, row indices, ascending."""
-    unique_tokens: int
-    """Length of the forward: the unique tokens of these rows."""
-
-
 def pack_groups(
     forest: Forest, groups: Sequence[Sequence[int] | np.ndarray], *, max_tokens: int
-) -> tuple[PackedGroups, ...]:
+) -> tuple[np.ndarray, ...]:
     """Pack groups into few forwards of similar size.
 
     Args:
@@ -36,7 +25,7 @@ def pack_groups(
         max_tokens: budget in unique tokens.
 
     Returns:
-        The forwards, longest first; together they hold every row exactly once.
+        The rows of each forward, int64 ascending, those with most unique tokens first; together every row once.
 
     Raises:
         ValueError: the budget is below 1, or a group is beyond it.
@@ -46,21 +35,20 @@ def pack_groups(
     members = [np.asarray(group, dtype=np.int64) for group in groups if len(group)]
     order = forest.row_order
     rank_of_row = np.argsort(order.rows)
-    sizes = [order.take(np.sort(rank_of_row[rows])).num_unique for rows in members]
+
+    def unique_tokens(rows: np.ndarray) -> int:
+        return order.take(np.sort(rank_of_row[rows])).num_unique
+
+    sizes = [unique_tokens(rows) for rows in members]
     for rows, size in zip(members, sizes, strict=True):
         if size > max_tokens:
             raise ValueError(
                 f"the group of row {rows.min()} has {size} unique tokens, expected at most max_tokens={max_tokens}; "
                 "run it in partitions (tree_rl.tree.partition.plan_partitions)"
             )
-    bins = fill_bins(sizes, max_tokens)
-    packed = []
-    for content in bins:
-        rows = np.sort(np.concatenate([members[index] for index in content]))
-        # Not the sum of the sizes: a prefix that groups share runs once.
-        unique_tokens = order.take(np.sort(rank_of_row[rows])).num_unique
-        packed.append(PackedGroups(rows=rows, unique_tokens=unique_tokens))
-    return tuple(sorted(packed, key=lambda one: (-one.unique_tokens, int(one.rows[0]))))
+    packed = [np.sort(np.concatenate([members[index] for index in bin_])) for bin_ in fill_bins(sizes, max_tokens)]
+    # Not by the sum of the sizes: a prefix that groups share runs once.
+    return tuple(sorted(packed, key=lambda rows: (-unique_tokens(rows), int(rows[0]))))
 
 
 def fill_bins(sizes: list[int], capacity: int) -> Bins:

@@ -50,8 +50,8 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
         forest = batch.forest()
-        for micro_batch in pack_groups(forest, batch.rows_of_groups(), max_tokens=max_tokens):
-            rows = micro_batch.rows.tolist()
+        for packed in pack_groups(forest, batch.rows_of_groups(), max_tokens=max_tokens):
+            rows = packed.tolist()
             part = forest.select_rows(rows)
             yield ForwardPlan(
                 rows=tuple(rows),
