@@ -67,7 +67,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         mamba_head_dim=16,
         ssm_state_size=8,
         n_groups=2,
-        chunk_size=256,
+        chunk_size=96,
     ),
     "falcon_h1": FalconH1Config(
         **SIZES, **MAMBA, **MULTIPLIERS, num_hidden_layers=2, mamba_d_ssm=64, mamba_rms_norm=True
@@ -84,7 +84,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         n_mamba_heads=4,
         mamba_d_state=8,
         mamba_ngroups=2,
-        chunk_size=256,
+        chunk_size=96,
         time_step_min=0.05,
     ),
 }
