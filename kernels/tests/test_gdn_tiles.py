@@ -48,7 +48,7 @@ def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePla
     return plan
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(most=st.integers(1, 20), data=st.data(), **FORESTS)
 def test_tiles_of_random_forests(
     size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
@@ -58,7 +58,7 @@ def test_tiles_of_random_forests(
     check(parent, most, tuple(wanted))
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(**FORESTS)
 def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
     parent = random_trie(size, seed, branching=branching, roots=roots)

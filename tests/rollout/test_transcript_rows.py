@@ -97,7 +97,7 @@ def row_edges(row: Row) -> list[tuple[tuple[int, ...], int, int, float]]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls: list[ModelCall]) -> None:
     edges = generated_edges(calls)
@@ -112,7 +112,7 @@ def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls
     assert trained == edges.keys()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_with_first_row_no_token_is_trained_twice_and_none_is_lost(calls: list[ModelCall]) -> None:
     counts: dict[tuple[tuple[int, ...], int], int] = defaultdict(int)
@@ -124,7 +124,7 @@ def test_with_first_row_no_token_is_trained_twice_and_none_is_lost(calls: list[M
     assert every == {edge for edge, count in counts.items() if count}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sessions())
 def test_every_generated_token_names_a_call_that_generated_it_in_that_context(calls: list[ModelCall]) -> None:
     for shared in ("every_row", "first_row"):
