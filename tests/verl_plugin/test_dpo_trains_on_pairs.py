@@ -97,6 +97,7 @@ def test_with_lora_the_model_without_adapters_is_the_reference(toy: Path, pairs:
     torch.testing.assert_close(trainer._reference(trainer.train_dataset), plain, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_two_ranks(toy: Path, pairs: Path, tmp_path: Path) -> None:
     files = [f"data.train_files={pairs}", f"model.path={toy}/model", "trainer.logger=[console,file]"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -115,6 +115,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         n_routed_experts=4,
         moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=24,
+        chunk_size=96,
     ),
     "falcon_h1": FalconH1Config(
         **NO_GATED_DELTA_NET,
@@ -132,6 +133,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         use_mem_rope=True,
         n_mamba_heads=4,
         mamba_d_state=8,
+        chunk_size=96,
     ),
 }
 
