@@ -13,7 +13,9 @@ ABSENT = {"verl", "ray", "vllm", "torch", "triton", "transformers"}
 
 
 def test_what_needs_no_torch_loads_none() -> None:
-    code = f"import json, sys, {', '.join(WITHOUT_TORCH)}; print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+    code = (
+        f"import json, sys, {', '.join(WITHOUT_TORCH)}; print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+    )
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=120

@@ -30,6 +30,7 @@ def run_python(code: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_another_choice_of_platform_is_respected() -> None:
     out = run_python(
         "import verl; from verl.plugin.platform import get_platform; print(type(get_platform()).__name__)",
@@ -44,19 +45,25 @@ def test_a_cuda_build_without_a_device_is_left_to_verl(monkeypatch: pytest.Monke
 
 
 @without_accelerator
-def test_verl_finds_the_platform_by_itself_and_its_stock_training_worker_starts_its_process_group(
-    tmp_path: object,
-) -> None:
-    """verl asks torch for "cpu:gloo,cpu:gloo"; FSDP2, a clipped step and weight export run on that group."""
-    out = run_python(
-        f"""
+def test_verl_finds_the_platform_by_itself() -> None:
+    run_python(
+        """
         import verl
         from verl.plugin.platform import get_platform
         from verl.utils.device import get_device_id, get_device_name, get_torch_device
         assert type(get_platform()).__name__ == "PlatformCPU", get_platform()
         assert (get_device_name(), str(get_device_id()), get_torch_device().is_available()) == ("cpu", "cpu", False)
+        """
+    )
 
-        import os, socket, sys
+
+@pytest.mark.slow
+@without_accelerator
+def test_verls_stock_training_worker_starts_its_process_group(tmp_path: object) -> None:
+    """verl asks torch for "cpu:gloo,cpu:gloo"; FSDP2, a clipped step and weight export run on that group."""
+    out = run_python(
+        f"""
+        import os, socket, sys, verl
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]

@@ -49,6 +49,7 @@ def test_short_forms_are_written_out(good: list[str]) -> None:
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
 
 
+@pytest.mark.slow
 def test_the_program_ends_so(good: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tree_rl.sft", *good, "engine.strateg=fsdp2"]
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=240)
