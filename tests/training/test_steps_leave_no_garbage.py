@@ -13,8 +13,8 @@ from tree_rl.cost.memory.saving import MemorySaving
 WAYS = {
     "whole": (None, MemorySaving()),
     "offloaded and tiled": (None, MemorySaving(offloaded_layers=3, tile_tokens=16)),
-    "partitions": (8, MemorySaving()),
-    "partitions, relays on the host": (8, MemorySaving(relays_on_host=True)),
+    "partitions": (16, MemorySaving()),
+    "partitions, relays on the host": (16, MemorySaving(relays_on_host=True)),
 }
 
 
