@@ -91,6 +91,8 @@ GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     ),
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
+CHUNK = 96
+"""More tokens than a row has: transformers computes rows that cross a chunk wrong (transformers#47246)."""
 NO_GATED_DELTA_NET = {key: value for key, value in HYBRID_SIZES.items() if not key.startswith(("linear", "head_dim"))}
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(
@@ -115,7 +117,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         n_routed_experts=4,
         moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=24,
-        chunk_size=96,
+        chunk_size=CHUNK,
     ),
     "falcon_h1": FalconH1Config(
         **NO_GATED_DELTA_NET,
@@ -133,7 +135,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         use_mem_rope=True,
         n_mamba_heads=4,
         mamba_d_state=8,
-        chunk_size=96,
+        chunk_size=CHUNK,
     ),
 }
 
