@@ -43,7 +43,7 @@ NEMOTRON_EXPERTS = {
     "routed_scaling_factor": 1.5,
 }
 CHUNK = 96
-"""Tokens of the longest row: transformers computes rows that cross a chunk wrong (transformers#47246)."""
+"""Tokens of the longest row: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**SIZES, **CONV),
     "lfm2_moe": Lfm2MoeConfig(

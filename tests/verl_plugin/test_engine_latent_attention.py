@@ -1,6 +1,6 @@
 """Models with multi-head latent attention train in verl's FSDP2 engine as on rows alone.
 
-Whole and in partitions, with recomputed layers, adapters, two ranks with rows of their own, and two that share tokens.
+Whole and in partitions, with recomputed layers, adapters, and two ranks that share tokens.
 Every family in every budget is held without an engine in `models/test_latent_attention_runs_in_partitions.py`.
 """
 
@@ -14,7 +14,7 @@ from equivalence import ALONE, LOSS, alone, assert_equal_gradients, assert_train
 from hostile_rows import SHAPES
 from latent_models import latent_configs
 from layouts_of_four_ranks import update, whole_batch
-from rank_engines import assert_two_ranks_step_as_one, join, spawn
+from rank_engines import join, spawn
 from transformers import AutoModelForCausalLM
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -65,13 +65,6 @@ def test_adapters(path: Path) -> None:
     for engine in engines:
         got = assert_trains_as(expected, engine, SHAPES["comb"])
         assert got["gradients"] and all("lora" in name for name in got["gradients"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path, family: str) -> None:
-    save(tmp_path / "model", family)
-    assert_two_ranks_step_as_one(tmp_path)
 
 
 def sharing_main(rank: int, world: int, model: str, out: str, port: int) -> None:

@@ -92,7 +92,7 @@ GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
 CHUNK = 96
-"""More tokens than a row has: transformers computes rows that cross a chunk wrong (transformers#47246)."""
+"""More tokens than a row has: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
 NO_GATED_DELTA_NET = {key: value for key, value in HYBRID_SIZES.items() if not key.startswith(("linear", "head_dim"))}
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(
