@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
+from tree_rl.models.own_forwards import restore_own_forwards
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
 from tree_rl.training.row_images import RowImages
 from tree_rl.tree.forest import Forest, RowError
@@ -63,6 +64,8 @@ def assert_equal(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]
 
 def build(family: str, *, checkpointing: bool = False) -> Any:
     model = wrapped_model(wrapped_config(family, initializer_range=0.2)).train()
+    # Engines of other tests in this process replace forwards of its classes.
+    restore_own_forwards(model)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
