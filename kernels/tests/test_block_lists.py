@@ -61,7 +61,7 @@ def check(layout: TreeLayout, query_block: int, key_block: int, window: int | No
         assert not (some & ~full & ~partial).any(), "a block with visible keys is skipped"
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(
     size=st.integers(1, 90),
     seed=st.integers(0, 10**6),

@@ -114,7 +114,7 @@ def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
-    vocabulary, edges = 700, 60
+    vocabulary, edges = 700, 24
     data = problem(edges, vocabulary, torch.float32)
     rows = rows_of_edges(data["source"], data["target"], data["temperature"])
     # Strided along both dimensions, as a transposed weight or a slice of hidden states may be.
@@ -257,7 +257,7 @@ class _Largest(TorchDispatchMode):
 def test_logits_alive_are_those_of_a_chunk() -> None:
     """Neither direction holds [rows, V]: the largest float32 tensor is a chunk of logits."""
     vocabulary, chunk_rows = 9000, 2
-    data = problem(30, vocabulary, torch.float32, sources=30)
+    data = problem(10, vocabulary, torch.float32, sources=10)
     leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
     rows = len(data["source"].unique())
     chunk = chunk_rows * vocabulary
@@ -271,7 +271,7 @@ def test_logits_alive_are_those_of_a_chunk() -> None:
 
 def test_no_float32_copy_of_the_head_weights_gradient_exists() -> None:
     vocabulary = 9000
-    data = problem(30, vocabulary, HALF)
+    data = problem(8, vocabulary, HALF)
     leaves = [data[name].clone().requires_grad_() for name in ("hidden", "weight")]
     log_prob = edge_log_probs(*leaves, data["source"], data["target"], impl="triton", chunk_rows=1).log_prob.sum()
     with _Largest() as largest:

@@ -74,7 +74,7 @@ def walk(plan: ChainPlan, parent: list[int], tile: int, state: frozenset[int], s
     return state if main == NONE else state | {int(plan.token[tile, j]) for j in visible(plan, tile, main)}
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(
     size=st.integers(1, 70),
     seed=st.integers(0, 10**6),

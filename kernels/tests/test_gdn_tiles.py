@@ -48,7 +48,7 @@ def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> TilePla
     return plan
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(most=st.integers(1, 20), data=st.data(), **FORESTS)
 def test_tiles_of_random_forests(
     size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
@@ -58,7 +58,7 @@ def test_tiles_of_random_forests(
     check(parent, most, tuple(wanted))
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(**FORESTS)
 def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
     parent = random_trie(size, seed, branching=branching, roots=roots)
@@ -83,10 +83,10 @@ def test_tiles_of_every_shape(shape: str, size: int) -> None:
     assert parents_of(layout).tolist() == parent and parents_of(layout) is parents_of(layout)
 
 
-@pytest.mark.parametrize(("stub", "most_tiles"), [(1, 66), (5, 70), (15, 84)])
+@pytest.mark.parametrize(("stub", "most_tiles"), [(1, 17), (5, 18), (15, 21)])
 def test_stubs_of_a_few_tokens_do_not_occupy_a_tile_each(stub: int, most_tiles: int) -> None:
-    # A trunk of 2048 tokens with 2048 / stub stubs off it: 64 full tiles, where a tile a segment would be 400 to 4096.
-    turns = 2048 // stub
+    # A trunk of 512 tokens with 512 / stub stubs off it: 16 full tiles, where a tile a segment would be 100 to 1024.
+    turns = 512 // stub
     trunk = turns * stub
     parent = list(range(-1, trunk - 1))
     for turn in reversed(range(turns)):

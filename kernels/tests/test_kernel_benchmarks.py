@@ -56,8 +56,14 @@ def run(*arguments: str) -> str:
     ("script", "shapes", "contenders", "missing", "error"),
     [
         ("attention.py", ["grpo", "recorded call"], ["tree sdpa", "paths sdpa", "causal sdpa"], "paths cudnn", 1e-5),
-        ("gated_delta_rule.py", ["grpo", "tiny"], ["tree chunked", "rows chunked"], "linear fla", 2e-6),
-        ("state_space.py", ["grpo", "tiny"], ["tree chunked", "linear chunked"], "linear mamba_ssm", 2e-6),
+        pytest.param(
+            *("gated_delta_rule.py", ["grpo", "tiny"], ["tree chunked", "rows chunked"], "linear fla", 2e-6),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("state_space.py", ["grpo", "tiny"], ["tree chunked", "linear chunked"], "linear mamba_ssm", 2e-6),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_timing_has_passed_the_gate_and_says_what_it_is(

@@ -43,7 +43,7 @@ def check(items: list[int], most_cuts: int) -> KeyPieces:
     return pieces
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(1, 60))
 def test_every_item_is_in_one_piece(items: list[int], most_cuts: int) -> None:
     check(items, most_cuts)

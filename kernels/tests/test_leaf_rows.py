@@ -34,7 +34,7 @@ def test_rows_hold_whole_paths_and_ask_for_what_is_new(shape: str, size: int) ->
     check(SHAPES[shape](size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 10**6), st.floats(0, 0.9), st.integers(1, 4))
 def test_rows_of_any_forest(size: int, seed: int, branching: float, roots: int) -> None:
     check(random_trie(size, seed, branching=branching, roots=roots))

@@ -123,7 +123,7 @@ def test_random_tries(size: int, seed: int, roots: int, taps: int) -> None:
     check(random_trie(size, seed, branching=0.4, roots=roots), taps=taps, contexts_at=(size // 2,))
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 @given(
     size=st.integers(1, 60),
     seed=st.integers(0, 10**6),

@@ -26,7 +26,7 @@ def test_position_is_depth(shape: str, size: int) -> None:
     assert layout.position.dtype == torch.int32 and layout.num_tokens == size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 10**6), st.data())
 def test_only_nested_subtrees_are_accepted(size: int, seed: int, data: st.DataObject) -> None:
     end = subtree_end_of(random_trie(size, seed, branching=0.4))

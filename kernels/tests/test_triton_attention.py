@@ -140,13 +140,12 @@ def test_every_head_size(head_size: int) -> None:
     check(SHAPES["bushy_trie"](33), head_size=head_size, past=3)
 
 
-@pytest.mark.parametrize(("head_size", "value_size"), [(48, 16), (24, 20), (16, 40)])
+@pytest.mark.parametrize(("head_size", "value_size"), [(48, 16), (16, 40)])
 def test_values_of_another_size_than_keys(head_size: int, value_size: int) -> None:
     sizes: dict[str, Any] = {"head_size": head_size, "value_size": value_size}
     check(SHAPES["bushy_trie"](33), past=3, **sizes)
-    check(SHAPES["star"](130), tiles=same_tiles(16, 16), **sizes)
     two_kernels = replace(same_tiles(16, 16), key_gradients=same_tiles(16, 16).key_gradients * 2)
-    check(SHAPES["forest"](65), heads=(4, 2), tiles=two_kernels, **sizes, **EVERYTHING)
+    check(SHAPES["forest"](33), heads=(4, 2), tiles=two_kernels, **sizes, **EVERYTHING)
 
 
 @pytest.mark.parametrize(

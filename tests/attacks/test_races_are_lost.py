@@ -11,7 +11,7 @@ from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 pytestmark = pytest.mark.skipif(why_no_bubblewrap() is not None, reason="bubblewrap does not work here")
 
 
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("user", [USERS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in USERS[1:])])
 @pytest.mark.timeout(600)
 def test_nothing_is_scored_beside_a_live_process_and_nothing_outside_is_touched(user: str, open_folder: Path) -> None:
     try:

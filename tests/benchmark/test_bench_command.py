@@ -1,8 +1,6 @@
 """`tree-rl bench` on a tiny model: real updates, the gate passed, a table, a CSV and a figure. Times are not judged."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,16 +94,6 @@ def test_classes_add_up_and_the_longest_comes_first() -> None:
         ["600.0", "ms", "75.0%", "3", "x", "matrix", "product"],
         ["200.0", "ms", "25.0%", "4", "x", "fill"],
     ]
-
-
-def test_packed_rows_are_compared_where_verl_is_absent() -> None:
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(('verl', 'ray', 'vllm', 'tensordict')));"
-        "from tree_rl.cli import app; app()"
-    )
-    arguments = [*TINY, "--row-tokens", "64", "--por", "0.5", "--repeats", "1"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0 and "speed-up" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ RECORDS = st.one_of(
     st.lists(ANYTHING, max_size=3),
 )
 SHAPE = ModelShape(hidden=8, layers=1, intermediate=8, heads=2, kv_heads=2, head_dim=4, vocab=16)
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def read_and_show(path: Path) -> list[Row] | None:

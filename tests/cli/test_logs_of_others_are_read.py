@@ -194,7 +194,7 @@ VALUES = st.one_of(st.lists(MESSAGE, max_size=3), MESSAGE.map(lambda one: choice
 LOG_COLUMNS = ["request", "messages", "response", "input", "output", "prompt", "completion", "segments", "type"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(st.dictionaries(st.sampled_from(LOG_COLUMNS), VALUES, max_size=5), max_size=3))
 def test_whatever_a_log_holds_is_read_or_refused(
     records: list[dict[str, Any]], tmp_path: Path, tokenizer: Path

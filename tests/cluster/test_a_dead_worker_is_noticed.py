@@ -14,7 +14,7 @@ import ray
 from tree_rl.verl_plugin.resume import liveness
 from tree_rl.verl_plugin.resume.liveness import Watch, WorkerDiedError
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 @pytest.fixture(scope="module")

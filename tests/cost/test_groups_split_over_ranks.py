@@ -35,7 +35,7 @@ def cells(draw: st.DrawFn) -> tuple[list[Forest], int]:
     return [Forest.from_rows(group_rows(generator, size, nested=nested)) for size in sizes], draw(st.integers(1, 7))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(cells())
 def test_laws_of_a_layout(cell: tuple[list[Forest], int]) -> None:
     forests, num_ranks = cell

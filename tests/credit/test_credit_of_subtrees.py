@@ -68,7 +68,7 @@ def test_a_session_alone_has_its_outcome() -> None:
     assert credit_of_tokens([[1, 2], [1, 3]], [0, 0], [0.7]) == [[0.7, 0.7], [0.7, 0.7]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(groups())
 def test_credit_is_relative_linear_and_blind_to_order(group: tuple[list[list[int]], list[int], list[float]]) -> None:
     rows, sessions, outcomes = group
@@ -82,7 +82,7 @@ def test_credit_is_relative_linear_and_blind_to_order(group: tuple[list[list[int
     assert [turned[order.index(i)] for i in range(len(rows))] == credit
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(groups())
 def test_weighted_by_who_stays_and_who_leaves_the_credits_of_a_fork_sum_to_zero(
     group: tuple[list[list[int]], list[int], list[float]],
@@ -106,7 +106,7 @@ def test_weighted_by_who_stays_and_who_leaves_the_credits_of_a_fork_sum_to_zero(
         assert total == pytest.approx(0, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups(), st.integers(1, 3))
 def test_identical_branches_change_no_credit(
     group: tuple[list[list[int]], list[int], list[float]], copies: int

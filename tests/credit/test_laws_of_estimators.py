@@ -36,7 +36,7 @@ def credit(name: str, tree: CreditTree, options: dict[str, str]) -> list[np.ndar
 
 
 @pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups(), seed=st.integers(0, 99))
 def test_the_order_of_rows_does_not_matter(name: str, options: dict[str, str], group: Group, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(group[0])).tolist()
@@ -46,7 +46,7 @@ def test_the_order_of_rows_does_not_matter(name: str, options: dict[str, str], g
 
 
 @pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups())
 def test_equal_outcomes_teach_nothing_and_credit_is_finite(name: str, options: dict[str, str], group: Group) -> None:
     rows, sessions, outcomes = group
@@ -58,7 +58,7 @@ def test_equal_outcomes_teach_nothing_and_credit_is_finite(name: str, options: d
 
 
 @pytest.mark.parametrize("name, options", [case for case in SHIFTED if case[1].get("variant") != "tree_per_token"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups())
 def test_a_shift_of_all_outcomes_changes_nothing(name: str, options: dict[str, str], group: Group) -> None:
     rows, sessions, outcomes = group
@@ -71,7 +71,7 @@ def test_a_shift_of_all_outcomes_changes_nothing(name: str, options: dict[str, s
 
 
 @pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups())
 def test_credit_is_constant_over_a_nodes_and_a_steps_tokens(name: str, options: dict[str, str], group: Group) -> None:
     tree = built(group)
@@ -86,7 +86,7 @@ def test_credit_is_constant_over_a_nodes_and_a_steps_tokens(name: str, options: 
 
 
 @pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(reward=st.floats(-2, 2), tokens=st.lists(st.integers(1, 3), min_size=2, max_size=5))
 def test_a_session_alone_has_no_credit(name: str, options: dict[str, str], reward: float, tokens: list[int]) -> None:
     if options.get("variant") == "tree_per_token" or options.get("smooth") == "state":
@@ -97,7 +97,7 @@ def test_a_session_alone_has_no_credit(name: str, options: dict[str, str], rewar
 
 
 @pytest.mark.parametrize("name, options", [case for case in CASES if case[0] != "tree_per_token"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups(), copies=st.integers(2, 3))
 def test_a_leaf_that_stands_for_several_counts_as_many(
     name: str, options: dict[str, str], group: Group, copies: int
@@ -113,7 +113,7 @@ def test_a_leaf_that_stands_for_several_counts_as_many(
 
 
 @pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(group=groups(), reward=st.floats(-5, 5))
 def test_the_outcome_of_a_leaf_without_weight_moves_no_other_leaf(
     name: str, options: dict[str, str], group: Group, reward: float

@@ -42,6 +42,8 @@ NEMOTRON_EXPERTS = {
     "moe_latent_size": 20,
     "routed_scaling_factor": 1.5,
 }
+CHUNK = 96
+"""Tokens of the longest row: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**SIZES, **CONV),
     "lfm2_moe": Lfm2MoeConfig(
@@ -67,7 +69,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         mamba_head_dim=16,
         ssm_state_size=8,
         n_groups=2,
-        chunk_size=256,
+        chunk_size=CHUNK,
     ),
     "falcon_h1": FalconH1Config(
         **SIZES, **MAMBA, **MULTIPLIERS, num_hidden_layers=2, mamba_d_ssm=64, mamba_rms_norm=True
@@ -84,7 +86,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         n_mamba_heads=4,
         mamba_d_state=8,
         mamba_ngroups=2,
-        chunk_size=256,
+        chunk_size=CHUNK,
         time_step_min=0.05,
     ),
 }

@@ -179,7 +179,7 @@ def test_load_counts_every_row(config: object) -> None:
     assert torch.equal(routing.load_of_rows(EXPERTS), torch.stack(alone))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7), seed=st.integers(0, 999)
 )

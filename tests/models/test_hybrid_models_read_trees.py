@@ -43,7 +43,7 @@ def test_forest_in_float32_with_checkpointing_equals_rows_alone(family: str) -> 
     (
         *(("qwen3_next", prefix) for prefix in (1, 3, 64)),
         *(pytest.param("qwen3_5", prefix, marks=pytest.mark.slow) for prefix in PREFIXES),
-        *((family, prefix) for family in ("lfm2", "bamba", "nemotron_h", "falcon_h1", "zamba2") for prefix in (1, 3)),
+        *(("lfm2", 1), ("bamba", 3), ("nemotron_h", 1), ("falcon_h1", 3), ("zamba2", 1)),
     ),
 )
 def test_every_prefix_length(family: str, prefix: int) -> None:

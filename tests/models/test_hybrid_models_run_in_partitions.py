@@ -32,9 +32,8 @@ TWO_LAYERS = Qwen3NextConfig(
 @pytest.mark.parametrize(
     ("family", "capacity"),
     (
-        *(("qwen3_next", capacity) for capacity in (3, 5, 17, 10_000)),
-        *(("lfm2", 3), ("lfm2", 17), ("granite_4", 3), ("granite_4", 17)),
-        *((family, capacity) for family in ("nemotron_h", "falcon_h1", "zamba2") for capacity in (3, 16)),
+        *(("qwen3_next", capacity) for capacity in (3, 5, 17)),
+        *(("lfm2", 3), ("granite_4", 17), ("nemotron_h", 16), ("falcon_h1", 3), ("zamba2", 3)),
     ),
 )
 def test_every_budget_in_float64(family: str, capacity: int) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -58,17 +59,22 @@ def test_arms_of_software_tasks_compose(tmp_path: Path, arm: str) -> None:
     assert config.data.seed == config.actor_rollout_ref.rollout.custom.gateway_agent.seed == 7
 
 
+@pytest.fixture(scope="module")
+def quickstart_agent() -> dict[str, Any]:
+    """The agent of grpo.yaml."""
+    rollout = composed("quickstart", "grpo", []).actor_rollout_ref.rollout
+    return as_gateway_agent(OmegaConf.to_container(rollout.custom.tree_agent))
+
+
 @pytest.mark.parametrize("arm", CREDIT)
-def test_arms_of_the_quickstarts_task_compose(tmp_path: Path, arm: str) -> None:
+def test_arms_of_the_quickstarts_task_compose(tmp_path: Path, arm: str, quickstart_agent: dict[str, Any]) -> None:
     overrides = learning_seeds.overrides_of(
         arm, start=tmp_path, model=tmp_path, rows=tmp_path, seed=7, steps=3, prompts=4, sessions=8
     )
     config = composed("quickstart", "grpo", overrides)
     check_credit(config, arm)
-    rollout = composed("quickstart", "grpo", []).actor_rollout_ref.rollout
-    agent = as_gateway_agent(OmegaConf.to_container(rollout.custom.tree_agent))
     mine = OmegaConf.to_container(config.actor_rollout_ref.rollout.custom.gateway_agent)
-    assert {key: mine[key] for key in agent} == agent, "the agent of grpo.yaml"
+    assert {key: mine[key] for key in quickstart_agent} == quickstart_agent
 
 
 def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

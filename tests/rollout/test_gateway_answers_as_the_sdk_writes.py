@@ -29,7 +29,7 @@ CHOICES = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(CHOICES, min_size=1, max_size=3), TEXTS, st.booleans())
 def test_an_answer_is_what_the_sdk_writes(choices: list[Choice], model: str, with_log_probs: bool) -> None:
     request = ChatRequest(model=model, messages=(), count=len(choices), with_log_probs=with_log_probs)

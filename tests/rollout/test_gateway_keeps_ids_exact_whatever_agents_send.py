@@ -111,7 +111,7 @@ def test_prompts_are_exact_and_all_that_was_generated_is_trained(
     scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @given(st.lists(STEPS, max_size=14))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def check(steps: list[tuple[Any, ...]]) -> None:
         async def run() -> None:
             session = checked_session(scene, monkeypatch)

@@ -199,7 +199,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return [*value[: path[0]], part, *value[path[0] + 1 :]]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.data(), VALUES)
 def test_any_value_anywhere_is_read_or_refused(data: st.DataObject, new: Any) -> None:
     for body, read in (

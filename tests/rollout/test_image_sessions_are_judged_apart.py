@@ -123,8 +123,8 @@ def test_no_repair_no_reward_and_no_lost_session(docker: Path, command: str) -> 
 
 def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(docker: Path) -> None:
     # Itself last: its number may come before the server's.
-    kill = "sleep 1; for place in /proc/[0-9]*; do [ ${place#/proc/} = $$ ] || kill -9 ${place#/proc/}; done"
-    reward, report = score_in_image(docker, f"(setsid sh -c '{kill}' >/dev/null 2>&1 &); sleep 0.5", wait_seconds=3)
+    kill = "sleep 0.5; for place in /proc/[0-9]*; do [ ${place#/proc/} = $$ ] || kill -9 ${place#/proc/}; done"
+    reward, report = score_in_image(docker, f"(setsid sh -c '{kill}' >/dev/null 2>&1 &); sleep 0.2", wait_seconds=1)
     assert (reward, "does not answer" in report.output) == (0.0, True), report
 
 

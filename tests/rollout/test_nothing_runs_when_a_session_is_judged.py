@@ -33,7 +33,7 @@ from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOp
 RACES = int(os.environ.get("TREE_RL_RACES", "5"))
 """Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
 AGENTS = ("react", "command_line", "mini_swe")
-SECONDS = 4.0
+SECONDS = 2.0
 """That an agent has. Its command repairs the task later than that, again and again."""
 MARK = "61.91"
 DONE = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
@@ -207,7 +207,7 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
             return 0.5
 
     agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
-    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=3, environment=Asked)
+    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=2, environment=Asked)
     assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
 
 

@@ -63,8 +63,9 @@ def check_tree(tree: Tree) -> None:
     assert Forest.from_rows(rows).num_unique < sum(map(len, rows)) and trained
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("environment", [SweEnvironment, Replayed], ids=["copy", "replay"])
+@pytest.mark.parametrize(
+    ("policy", "environment"), [(policy, (SweEnvironment, Replayed)[at % 2]) for at, policy in enumerate(POLICIES)]
+)
 async def test_every_policy_grows_a_tree(
     chatml: PreTrainedTokenizerFast, policy: str, environment: Callable[..., Any]
 ) -> None:

@@ -159,7 +159,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
                 endpoint=gateway.endpoint(session),
                 task={"swe": TASK.to_row()},
                 messages=[{"role": "user", "content": f"session {number}: {kind}"}],
-                timeout_seconds=15 if kind == "hanging model" else 120,
+                timeout_seconds=8 if kind == "hanging model" else 120,
             )
             return done, await gateway.close_session(session)
 

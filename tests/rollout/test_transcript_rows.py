@@ -94,7 +94,7 @@ def row_edges(row: Row) -> list[tuple[tuple[int, ...], int, int, float]]:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls: list[ModelCall]) -> None:
     edges = generated_edges(calls)
@@ -109,7 +109,7 @@ def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls
     assert trained == edges.keys()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_every_generated_token_names_a_call_that_generated_it_in_that_context(calls: list[ModelCall]) -> None:
     for row in rows_of_calls(calls):

@@ -211,7 +211,7 @@ def test_a_missing_extra_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("extra", "code"),
     [
-        ("train", "import tree_rl.training, tree_rl.models, tree_rl.tree.partition.solver"),
+        slow("train", "import tree_rl.training, tree_rl.models, tree_rl.tree.partition.solver"),
         slow("verl", "import sys, verl; assert 'tree_rl.verl_plugin' in sys.modules; import verl.workers.engine"),
         ("gateway", "import tree_rl.rollout.gateway.gateway, transformers"),
         slow("agents", "import tree_rl.rollout.agents.mini_swe, tree_rl.rollout.sandbox.swe_rex_sandbox"),

@@ -35,7 +35,7 @@ def test_tiles_have_the_gradient_of_the_whole(kind: str) -> None:
     # Layers with experts are left alone.
     assert len(tileable_layers(model)) == (1 if kind == "experts" else 4)
     whole = gradients(model, MemorySaving())
-    for tile_tokens in (1, 64, UNIQUE + 1):
+    for tile_tokens in (1, UNIQUE + 1) if kind == "dense" else (16,):
         assert_close(gradients(model, MemorySaving(tile_tokens=tile_tokens)), whole)
     both = MemorySaving(tile_tokens=3, offloaded_layers=2)
     assert_close(gradients(model, both, max_tokens=20), whole)

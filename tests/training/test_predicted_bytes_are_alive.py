@@ -51,7 +51,6 @@ def assert_predicted(model: Any, shape: str, saving: MemorySaving, max_tokens: i
     [
         ("dense", True, BF16, "bush"),
         ("dense", False, F32, "bush"),
-        ("experts", True, F32, "bush"),
         ("experts", False, BF16, "trunk"),
     ],
 )
@@ -71,7 +70,6 @@ def test_of_partitions(checkpointing: bool, shape: str, max_tokens: int) -> None
     ("max_tokens", "saving"),
     [
         (None, MemorySaving(offloaded_layers=3)),
-        (200, MemorySaving(offloaded_layers=4)),
         (None, MemorySaving(tile_tokens=64)),
         (200, MemorySaving(offloaded_layers=4, tile_tokens=64)),
     ],

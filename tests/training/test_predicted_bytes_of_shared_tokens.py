@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from larger_models import BF16, CPU, F32, build, rows_of
+from larger_models import CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from sharing_ranks import join, spawn
 
@@ -18,8 +18,6 @@ from tree_rl.training.micro_batch import predicted_peak
 
 CASES: dict[str, tuple[bool, torch.dtype, str, int | None]] = {
     "whole": (True, F32, "trunk", None),
-    "half_precision": (True, BF16, "bush", None),
-    "without_checkpoints": (False, F32, "bush", None),
     "partitions": (True, F32, "comb", 200),
 }
 

@@ -1,7 +1,6 @@
 """Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,13 @@ from sharing_ranks import (
 )
 
 FOUR_SHARE = [
-    *(Case(shapes=(shape,)) for shape in SHAPES),
-    *(Case(shapes=(shape,), max_tokens=6) for shape in ("branches", "comb", "long_trunk")),
-    *(Case(model=model, shapes=("comb",)) for model in MODELS[1::2]),
+    *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
+    *(Case(model=model, shapes=("comb",), max_tokens=6) for model in MODELS[1::2]),
     Case(shapes=("branches",), max_tokens=4, is_coupled=True),
-    Case(shapes=("comb",), max_tokens=6, is_sharded=True),
 ]
 """One group of four ranks."""
 TWO_SHARE = [
-    *(Case(shapes=shapes, max_tokens=6) for shapes in list(pairwise(SHAPES))[::2]),
+    Case(shapes=("no_common_root", "one_row"), max_tokens=6),
     *(Case(model=model, shapes=("branches", "comb"), max_tokens=7) for model in MODELS[2::2]),
     Case(shapes=("comb", "two_tokens"), is_coupled=True, is_sharded=True),
     Case(shapes=("long_trunk", ""), max_tokens=9, is_sharded=True),
@@ -56,7 +53,7 @@ def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: Path, size: int
 @pytest.mark.timeout(900)
 def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
     # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
-    others = [Case(model=model, shapes=("comb",)) for model in MODELS[2::2]]
+    others = [*(Case(model=model, shapes=("comb",)) for model in MODELS), *(Case(shapes=(shape,)) for shape in SHAPES)]
     spawn(rank_main, 8, tmp_path, [(8, [*FOUR_SHARE, *others])])
     assert_no_failures(tmp_path, 8)
 

@@ -34,7 +34,7 @@ def test_a_label_stays_on_one_line():
 
 
 @given(rows=ROWS, limit=st.integers(1, 12), level=st.integers(0, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_hidden_is_counted(rows, limit, level):
     forest = Forest.from_rows(rows)
     shown = choose_shown(forest, max_segments=limit, max_level=level)
@@ -54,7 +54,7 @@ def test_what_is_hidden_is_counted(rows, limit, level):
 
 
 @given(rows=ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_svg_has_one_bar_per_segment(rows):
     forest = Forest.from_rows(rows)
     root = ElementTree.fromstring(draw_svg(forest))

@@ -63,7 +63,7 @@ def keyed(rows: list[list[int]], kind: str, seed: int) -> tuple[object, list[lis
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_array_equals_the_naive_trie(rows, kind, seed):
     merge_key, symbols = keyed(rows, kind, seed)
     forest = Forest.from_rows(rows, merge_key=merge_key)
@@ -85,7 +85,7 @@ def test_every_array_equals_the_naive_trie(rows, kind, seed):
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_token_sees_exactly_its_ancestors(rows, kind, seed):
     forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
     index = np.arange(forest.num_unique)
@@ -98,7 +98,7 @@ def test_a_token_sees_exactly_its_ancestors(rows, kind, seed):
 
 
 @given(rows=ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_segments_are_a_heaviest_first_preorder(rows):
     forest = Forest.from_rows(rows)
     segments = forest.segments
@@ -121,7 +121,7 @@ def test_segments_are_a_heaviest_first_preorder(rows):
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_selected_rows_are_the_forest_of_these_rows(rows, kind, seed):
     merge_key, _ = keyed(rows, kind, seed)
     draw = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def test_selected_rows_are_the_forest_of_these_rows(rows, kind, seed):
 
 
 @given(rows=ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_trees_partition_tokens_rows_and_segments(rows):
     forest = Forest.from_rows(rows)
     roots = np.flatnonzero(forest.parent < 0)
@@ -149,7 +149,7 @@ def test_trees_partition_tokens_rows_and_segments(rows):
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_row_order_shares_what_neighbours_share(rows, kind, seed):
     forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
     order = forest.row_order

@@ -14,7 +14,7 @@ SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, hea
 
 
 @given(rows=ROWS, seed=st.integers(0, 99), masked=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_figures_equal_a_count_by_hand(rows, seed, masked):
     forest = Forest.from_rows(rows)
     mask = np.random.default_rng(seed).integers(0, 2, forest.num_flat) if masked else np.ones(forest.num_flat)

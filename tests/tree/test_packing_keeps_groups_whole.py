@@ -16,7 +16,7 @@ def unique_tokens(forest: Forest, rows: np.ndarray) -> int:
 
 
 @given(rows=ROWS, budget=st.integers(1, 40), num_groups=st.integers(1, 5), is_merged=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_row_once_within_the_budget_in_whole_groups(rows, budget, num_groups, is_merged):
     groups = [list(range(number, len(rows), num_groups)) for number in range(num_groups)]
     merge_key = None if is_merged else [row % num_groups for row in range(len(rows))]

@@ -82,10 +82,10 @@ def score(plan: PartitionPlan) -> Score:
     return plan.num_partitions, plan.relayed_tokens, plan.depth
 
 
-@pytest.mark.parametrize("start", range(0, 1_200, 300))
-def test_small_forests_are_cut_optimally(start):
+@pytest.mark.parametrize("seeds", [range(200), pytest.param(range(200, 1_200), marks=pytest.mark.slow)])
+def test_small_forests_are_cut_optimally(seeds):
     improved = 0
-    for seed in range(start, start + 300):
+    for seed in seeds:
         forest, budget = grow(seed)
         best = best_score(forest, budget)
         problem = reduce_forest(forest, budget)
@@ -101,7 +101,7 @@ def test_small_forests_are_cut_optimally(start):
             plan = plan_partitions(forest, budget, solver=solver, time_limit_s=60.0)
             assert plan.is_optimal and plan.lower_bound == best[0]
             assert score(plan) == best, f"seed {seed}, {solver}"
-    assert improved > 5
+    assert improved > len(seeds) // 60
 
 
 @given(
@@ -109,7 +109,7 @@ def test_small_forests_are_cut_optimally(start):
     budget=st.integers(1, 40),
     limit=st.sampled_from([0.0, 0.002, 0.2]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_solver_is_never_worse_and_repeats_itself(rows, budget, limit):
     forest = Forest.from_rows(rows)
     heuristic = plan_partitions(forest, budget, solver="heuristic")
@@ -151,7 +151,7 @@ def every_packing(loads: list[int], room: int, capacity: int) -> tuple[int, int]
 
 
 @given(data=st.data(), capacity=st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_few_loads_are_packed_optimally_and_bounds_hold(data, capacity):
     loads = data.draw(st.lists(st.integers(1, capacity), min_size=1, max_size=6))
     room = data.draw(st.integers(0, capacity - 1))
@@ -164,7 +164,7 @@ def test_few_loads_are_packed_optimally_and_bounds_hold(data, capacity):
 
 
 @given(data=st.data(), capacity=st.integers(1, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_many_loads_are_packed_within_their_room(data, capacity):
     loads = data.draw(st.lists(st.integers(1, capacity), min_size=8, max_size=60))
     room = data.draw(st.integers(0, capacity - 1))

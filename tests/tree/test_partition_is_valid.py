@@ -117,14 +117,14 @@ def check(forest: Forest, plan: PartitionPlan, budget: int) -> None:
 
 
 @given(rows=ROWS, budget=st.integers(1, 60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_heuristic_keeps_every_law(rows, budget):
     forest = Forest.from_rows(rows)
     check(forest, plan_partitions(forest, budget, solver="heuristic"), budget)
 
 
 @given(rows=ROWS, budget=st.integers(1, 60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_solver_keeps_every_law(rows, budget):
     forest = Forest.from_rows(rows)
     check(forest, plan_partitions(forest, budget, solver="cp_sat", time_limit_s=1.0), budget)

@@ -32,7 +32,7 @@ def canonical(row: RoutedRow, length: int) -> tuple[object, ...]:
     return tuple((token, tuple(tuple(sorted(pair)) for pair in route)) for token, route in row[:length])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows=ROWS, data=st.data())
 def test_unique_tokens_are_the_distinct_routed_prefixes(rows: list[RoutedRow], data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows)))
@@ -51,7 +51,7 @@ def test_unique_tokens_are_the_distinct_routed_prefixes(rows: list[RoutedRow], d
         assert np.array_equal(np.sort(unique[forest.row_index[row]]), np.sort(routes_of_row))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=ROWS)
 def test_subsets_keep_the_branching(rows: list[RoutedRow]) -> None:
     ids, routes = ids_and_routes(rows)

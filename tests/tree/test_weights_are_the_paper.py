@@ -27,7 +27,7 @@ def in_total(forest: Forest, weights: Jagged) -> np.ndarray:
 
 
 @given(rows=ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_rows_of_weight_one_weigh_a_unique_token_by_their_number(rows):
     forest = Forest.from_rows(rows)
     total = in_total(forest, per_token(forest, np.ones(forest.num_rows)))
@@ -35,7 +35,7 @@ def test_rows_of_weight_one_weigh_a_unique_token_by_their_number(rows):
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):
     forest = Forest.from_rows(rows)
     loss = np.random.default_rng(seed).normal(size=forest.num_unique)
@@ -54,7 +54,7 @@ def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_token_unique_weighs_every_trained_token_once(rows, seed):
     forest = Forest.from_rows(rows)
     everywhere = in_total(forest, once_per_token_weights(forest))
@@ -67,7 +67,7 @@ def test_token_unique_weighs_every_trained_token_once(rows, seed):
 
 
 @given(rows=ROWS, seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_path_weights_add_up_on_shared_tokens(rows, seed):
     forest = Forest.from_rows(rows)
     weight_of_row = np.random.default_rng(seed).normal(size=len(rows))

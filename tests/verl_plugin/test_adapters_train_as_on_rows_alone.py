@@ -66,7 +66,12 @@ def with_adapter(model: Path, folder: Path, options: dict[str, Any]) -> dict[str
     return {"lora_rank": 4, "lora_alpha": 8, "lora_adapter_path": str(folder)}
 
 
-@pytest.mark.parametrize("adapter", TRAINED)
+SLOW = ("embedding and head", "whole embedding", "dora", "biases")
+
+
+@pytest.mark.parametrize(
+    "adapter", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in TRAINED]
+)
 def test_what_stock_verl_trains(models: dict[bool, Path], tmp_path: Path, adapter: str) -> None:
     tied, options, trained = TRAINED[adapter]
     model = with_adapter(models[tied], tmp_path, options)

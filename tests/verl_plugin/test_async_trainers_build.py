@@ -74,6 +74,7 @@ def test_every_tree_trainer_refuses_what_trees_cannot_do(mode: str) -> None:
         build(mode, "algorithm.adv_estimator=remax")
 
 
+@pytest.mark.slow
 def test_a_worker_process_can_import_its_class_first() -> None:
     # verl's import of its engines loads ours: a worker that starts with another module must not run in a circle.
     code = "from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker"

@@ -241,8 +241,9 @@ class Killed(BaseException):
     """Where a kill would have ended the process."""
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_write_of_a_save_loses_no_checkpoint(
-    saved: Path, tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     calls = 0
     while True:
@@ -263,7 +264,7 @@ def test_a_kill_at_any_write_of_a_save_loses_no_checkpoint(
         shutil.rmtree(root)
         if left[0] >= 0:
             break
-        calls += 1
+        calls += every
     assert calls > 20 and resumed_again.global_steps == LAST
 
 

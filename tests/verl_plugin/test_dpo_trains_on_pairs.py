@@ -59,14 +59,13 @@ def test_the_reference_is_the_model_before_the_first_step(toy: Path, pairs: Path
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("loss_type", ("sigmoid", "ipo"))
-def test_margins_grow(toy: Path, pairs: Path, tmp_path: Path, loss_type: str) -> None:
-    steps = fitted(trainer_of(toy, pairs, tmp_path, f"dpo.loss_type={loss_type}"))
+def test_margins_grow(toy: Path, pairs: Path, tmp_path: Path) -> None:
+    steps = fitted(trainer_of(toy, pairs, tmp_path))
     assert len(steps) == 6
     first, last = steps[0], steps[-1]
     # Before the first step policy and reference are one model.
     assert first["rewards/margins"] == pytest.approx(0, abs=1e-4)
-    assert first["loss"] == pytest.approx(0.6931 if loss_type == "sigmoid" else 25.0, rel=1e-3)
+    assert first["loss"] == pytest.approx(0.6931, rel=1e-3)
     assert last["rewards/margins"] > 0.05 and last["rewards/accuracies"] == 1.0 and last["loss"] < first["loss"]
     assert last["logps/chosen"] - last["logps/rejected"] > first["logps/chosen"] - first["logps/rejected"]
     assert first["tree/realised_saving"] > 0.5
@@ -97,6 +96,7 @@ def test_with_lora_the_model_without_adapters_is_the_reference(toy: Path, pairs:
     torch.testing.assert_close(trainer._reference(trainer.train_dataset), plain, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_two_ranks(toy: Path, pairs: Path, tmp_path: Path) -> None:
     files = [f"data.train_files={pairs}", f"model.path={toy}/model", "trainer.logger=[console,file]"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

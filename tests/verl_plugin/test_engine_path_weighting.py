@@ -92,7 +92,8 @@ def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: P
     assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0
 
 
-BUDGETS = (None, 16)
+WEIGHED = (("session", None), ("custom", 16))
+"""Weighting, and budget."""
 POLICY_LOSS = actor_loss("vanilla", "token-mean")
 
 
@@ -125,8 +126,7 @@ def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> d
     return {name: sum(weight * gradient[name] for gradient, weight in pairs) for name in alone[0]}
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("weighting", ("session", "custom"))
+@pytest.mark.parametrize(("weighting", "budget"), WEIGHED)
 def test_rows_weigh_what_their_column_says(
     model_path: Path, rows_alone: list[dict[str, torch.Tensor]], weighting: str, budget: int | None
 ) -> None:
@@ -145,12 +145,11 @@ def test_rows_weigh_what_their_column_says(
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     """This rank's rows, every second one."""
     join(rank, world, port)
-    for weighting in ("session", "custom"):
-        engine = build_engine(Path(model), tree=TreeConfig(mode="tree", path_weighting=weighting))
+    for weighting, budget in WEIGHED:
+        tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
         data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
-        for budget in BUDGETS:
-            engine.step.options = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
-            torch.save(run(engine, data, POLICY_LOSS)["gradients"], f"{out}/{weighting}_{budget}_{rank}.pt")
+        got = run(build_engine(Path(model), tree=tree), data, POLICY_LOSS)
+        torch.save(got["gradients"], f"{out}/{weighting}_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -159,10 +158,9 @@ def test_rows_weigh_the_same_on_two_ranks(
 ) -> None:
     (tmp_path / "model").symlink_to(model_path)
     spawn(rank_main, 2, tmp_path)
-    for weighting in ("session", "custom"):
+    for weighting, _ in WEIGHED:
         expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
-        for budget in BUDGETS:
-            assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_{budget}_0.pt"))
+        assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_0.pt"))
 
 
 def weighted_sft_loss(model_output: Any, data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -171,8 +169,7 @@ def weighted_sft_loss(model_output: Any, data: TensorDict, dp_group: Any = None)
     return -(model_output["log_probs"].values() * mask).sum() / data["batch_num_tokens"], {}
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_custom_weights_differ_from_token_to_token(model_path: Path, stock: Any, budget: int | None) -> None:
+def test_custom_weights_differ_from_token_to_token(model_path: Path, stock: Any) -> None:
     data = with_whole_masks(whole_batch())
     generator = np.random.default_rng(3)
     weights = nested([torch.from_numpy(generator.uniform(0, 2, len(ids))) for ids in data["input_ids"].unbind()])
@@ -180,7 +177,7 @@ def test_custom_weights_differ_from_token_to_token(model_path: Path, stock: Any,
     flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
     tu.assign_non_tensor(data, **flags)
     expected = run(stock, data, weighted_sft_loss)
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom", max_tokens=budget))
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom", max_tokens=16))
     assert_equal_gradients(expected["gradients"], run(engine, data, partial(sft_loss, config=None))["gradients"])
 
 

@@ -19,12 +19,7 @@ def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **bu
     return assert_trains_as(alone(stock, SHAPES[name]), engine, SHAPES[name])
 
 
-def test_gradient_checkpointing(model_path: Path) -> None:
-    tree = TreeConfig(mode="tree", max_tokens=7)
-    compare_built(model_path, "comb", tree=tree, model={"enable_gradient_checkpointing": True})
-
-
-def test_lora(model_path: Path) -> None:
+def test_lora_under_gradient_checkpointing(model_path: Path) -> None:
     tree = TreeConfig(mode="tree", max_tokens=7)
     got = compare_built(model_path, "comb", tree=tree, model={**LORA, "enable_gradient_checkpointing": True})
     assert got["gradients"] and all("lora" in name for name in got["gradients"])

@@ -1,11 +1,12 @@
-"""Two steps of verl's `main_ppo` on two CPU cores with each estimator of trees, on branching sessions."""
+"""Two steps of verl's `main_ppo` on two CPU cores with an estimator of one's own, on branching sessions.
+
+That tree_rl's estimators run in the trainer, test_trainer_batch.py holds.
+"""
 
 from pathlib import Path
 
 import pytest
 import toy_qwen
-
-from tree_rl.credit import ESTIMATORS
 
 AGENT = """
 import openai
@@ -35,37 +36,22 @@ def against_the_group(tree, *, scale=1.0):
 """
 
 
-def train(folder: Path, estimator: str, *options: str) -> list[dict[str, float]]:
-    """The metrics of both steps."""
-    (folder / "forking.py").write_text(AGENT)
-    (folder / "own_credit.py").write_text(OWN)
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_function_of_ones_own_trains(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(AGENT)
+    (tmp_path / "own_credit.py").write_text(OWN)
     overrides = [
-        *toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), "forking.ForkingAgent"),
-        f"algorithm.adv_estimator={estimator}",
-        *options,
+        *toy_qwen.gateway_overrides(tmp_path, toy_qwen.save_model(tmp_path / "model"), "forking.ForkingAgent"),
+        "algorithm.adv_estimator=own_credit.against_the_group",
+        "+algorithm.credit.scale=0.5",
     ]
-    environment = toy_qwen.job_environment(folder)
-    finished = toy_qwen.run_main_ppo(folder, overrides, environment=environment, seconds=500)
-    return toy_qwen.read_metrics(finished.stdout)
-
-
-def assert_trained(steps: list[dict[str, float]]) -> None:
+    environment = toy_qwen.job_environment(tmp_path)
+    steps = toy_qwen.read_metrics(
+        toy_qwen.run_main_ppo(tmp_path, overrides, environment=environment, seconds=500).stdout
+    )
     assert len(steps) == 2
     for step in steps:
         assert step["tree/paths_per_session/mean"] > 1, "sessions branch"
         assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
         assert step["actor/grad_norm"] > 0
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-def test_a_function_of_ones_own_trains(tmp_path: Path) -> None:
-    assert_trained(train(tmp_path, "own_credit.against_the_group", "+algorithm.credit.scale=0.5"))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_each_estimator_trains(tmp_path: Path, estimator: str) -> None:
-    assert_trained(train(tmp_path, estimator))

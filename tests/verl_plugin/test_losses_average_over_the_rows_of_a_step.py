@@ -190,10 +190,9 @@ def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
 @pytest.mark.parametrize(
     "weighting, agg_mode",
     (
-        ("sep_avg", "seq-mean-token-mean"),
         ("token_unique", "seq-mean-token-sum-norm"),
         ("session", "seq-mean-token-mean"),
-        ("custom", "seq-mean-token-mean"),
+        *(pytest.param(name, "seq-mean-token-mean", marks=pytest.mark.slow) for name in ("sep_avg", "custom")),
     ),
 )
 def test_path_weights_of_a_step_make_a_weighted_average(

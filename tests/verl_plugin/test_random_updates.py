@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import random_updates
 
+pytestmark = pytest.mark.slow
 DRAW = ("--seconds", "0", "--seed", "3", "--setups", "2", "--updates", "3")
 
 

@@ -56,28 +56,25 @@ def test_it_can_be_switched_off(model_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
-    (TreeConfig(mode="auto"), TreeConfig(mode="tree", max_tokens=5, scope="uid")),
-    ids=("auto", "rows_beyond_the_budget"),
+    "name, tree",
+    (
+        *(("no_common_root", TreeConfig(mode="auto")), ("strict_prefix", TreeConfig(mode="auto"))),
+        ("no_common_root", TreeConfig(mode="tree", max_tokens=5, scope="uid")),
+        *((name, TreeConfig(mode="tree")) for name in ("identical", "one_row_untrained", "single_response_token")),
+    ),
 )
-def test_rows_that_share_nothing_are_checked_beside_a_made_up_sibling(model_path: Path, tree: TreeConfig) -> None:
+def test_something_is_compared_whatever_the_first_rows_are(model_path: Path, name: str, tree: TreeConfig) -> None:
+    """Rows that share nothing stand beside a made-up sibling."""
     engine = build_engine(model_path, tree=tree)
     layer = engine.module.model.layers[0].mlp
     layer.forward = leaky(layer)
     with engine.train_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: log_probs"):
-        engine.forward_backward_batch(ppo_batch(SHAPES["no_common_root"]), LOSS)
+        engine.forward_backward_batch(ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)
 
 
-@pytest.mark.parametrize(
-    "name, mode",
-    (
-        *(("no_common_root", "auto"), ("identical", "tree"), ("strict_prefix", "auto")),
-        *(("one_row_untrained", "tree"), ("branches", "tree"), ("single_response_token", "tree")),
-    ),
-)
-def test_something_is_compared_whatever_the_first_rows_are(model_path: Path, name: str, mode: str) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode=mode))
-    got = run(engine, ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)
+def test_the_error_is_a_metric(model_path: Path) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
+    got = run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
     assert 0 < engine.step.self_check.error == got["metrics"]["tree/self_check_error"].aggregate() < 2e-5
 
 
@@ -94,7 +91,8 @@ def test_an_inference_first_is_checked_as_training_computes(model_path: Path) ->
 
 def test_a_critic_whose_rows_share_nothing_is_checked(tmp_path: Path) -> None:
     path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
-    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), value=True)
-    with engine.eval_mode(disable_auto_offload=True):
+    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=5), value=True)
+    layer = engine.module.model.layers[0].mlp
+    layer.forward = leaky(layer)
+    with engine.eval_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: values"):
         engine.infer_batch(ppo_batch(SHAPES["no_common_root"]))
-    assert 0 < engine.step.self_check.error < 2e-5

@@ -7,6 +7,7 @@ import pytest
 import rank_processes
 import sft_harness
 import torch
+import torch.multiprocessing
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
@@ -147,6 +148,8 @@ class Countdown(torch.utils.data.Dataset):
 
 def complaint_of(rank: int, world: int, folder: str) -> None:
     """What a rank says of the data set of the user."""
+    # As under torchrun: from this rank's own server, processes that read would import everything again.
+    torch.multiprocessing.set_start_method("fork", force=True)
     torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)
     data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 1})
     try:

@@ -204,6 +204,7 @@ def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> N
     assert longest_paths(sessions, [5, 4, 7, 7, 1]) == [0, 3, 4]
 
 
+@pytest.mark.slow
 def test_they_load_before_verls_agent_loop() -> None:
     subprocess.run([sys.executable, "-c", "import tree_rl.verl_plugin.trainer.tree_estimators"], check=True)
 

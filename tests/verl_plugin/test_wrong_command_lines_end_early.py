@@ -200,6 +200,7 @@ def test_an_environment_where_ray_starts_no_worker_is_one_line(
     checked(*good)
 
 
+@pytest.mark.slow
 def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tree_rl.train", *good, "tree.max_token=5"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

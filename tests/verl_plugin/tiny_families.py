@@ -91,6 +91,8 @@ GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     ),
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
+CHUNK = 96
+"""More tokens than a row has: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
 NO_GATED_DELTA_NET = {key: value for key, value in HYBRID_SIZES.items() if not key.startswith(("linear", "head_dim"))}
 RECURRENT: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(
@@ -115,6 +117,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         n_routed_experts=4,
         moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=24,
+        chunk_size=CHUNK,
     ),
     "falcon_h1": FalconH1Config(
         **NO_GATED_DELTA_NET,
@@ -132,6 +135,7 @@ RECURRENT: dict[str, PretrainedConfig] = {
         use_mem_rope=True,
         n_mamba_heads=4,
         mamba_d_state=8,
+        chunk_size=CHUNK,
     ),
 }
 
