@@ -125,6 +125,7 @@ def broken(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
     found = broken(Path(sys.argv[1]))
     print("\n".join(found))
     print(f"{len(found)} of verl's names and signatures break")

@@ -146,7 +146,7 @@ def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamesp
     tokens = [np.array(row.tokens) for row in rollout.rows]
     forest = Forest.from_rows(tokens, merge_key=route_keys(rollout.routes))
     assert forest.num_unique < 0.8 * forest.num_flat
-    expected = stock_run(engines.stock, rollout.rows, rollout.routes)
+    expected = stock_run(engines.stock, rollout.rows, rollout.routes, experts=8)
     assert_same(expected, updated(engines, rollout, rollout.routes), rollout.rows)
 
 
