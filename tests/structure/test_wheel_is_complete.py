@@ -235,6 +235,41 @@ def test_an_extra_brings_the_modules_that_messages_promise(unpacked: Path) -> No
             assert set(providers[module]) & {found.name for found in packages_for(unpacked, extra[1])}, module
 
 
+LANES = {
+    "gpu": (("gpu.txt",), {"torch", "vllm", "verl", "transformers"}),
+    "with vLLM, on Hopper": (("gpu.txt", "fa4-vllm.txt"), {"torch", "vllm", "verl", "transformers", "flash-attn-4"}),
+    "next": (("vllm-next.txt",), {"torch", "vllm", "verl", "transformers", "flash-attn-4"}),
+}
+"""Files of constraints that are used together, and what they must pin."""
+EXTRAS = {
+    "gpu": ("gpu", "vllm"),
+    "with vLLM, on Hopper": ("gpu", "vllm", "fa4"),
+    "next": ("gpu", "vllm-next", "fa4"),
+}
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_pins_fit_the_extras_of_the_wheel(unpacked: Path, lane: str) -> None:
+    files, least = LANES[lane]
+    lines = "\n".join((unpacked / "tree_rl/shipped/constraints" / name).read_text() for name in files).splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    (ours,) = distributions(path=[str(unpacked)])
+    asked = [Requirement(text) for text in ours.requires or ()]
+    wanted, seen = {*EXTRAS[lane]}, set[str]()
+    while wanted - seen:
+        extra = (wanted - seen).pop()
+        seen.add(extra)
+        for one in asked:
+            if one.marker is not None and one.marker.evaluate({"extra": extra}):
+                if canonicalize_name(one.name) == "tree-rl":
+                    wanted |= one.extras
+                elif one.name in pins:
+                    least = least - {one.name}
+                    assert one.specifier.contains(pins[one.name]), f"{extra}: {one}, pinned to {pins[one.name]}"
+    # verl[vllm] brings vLLM itself.
+    assert least <= ({"vllm"} if "vllm" in seen else set())
+
+
 @pytest.mark.parametrize("name", ("tree_training_in_60_lines", slow("trl_style_trainer")))
 def test_examples_train_without_verl(name: str, environment_with: Callable[[str], Path], tmp_path: Path) -> None:
     python = environment_with("train")

@@ -20,6 +20,7 @@ from verl.trainer.config import CheckpointConfig
 
 # verl's trainer loads the plugin, and with it the modules below.
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
+from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import (
     FSDPActorConfig,
@@ -34,8 +35,10 @@ from tree_rl.cost.cost_model import ModelShape
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
+from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
+from tree_rl.verl_plugin.trainer.queue_rows import ENGINE_OBJECTS
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
-from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
+from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker, TreeTrainingWorker
 
 SHAPE = ModelShape(hidden=8, layers=2, intermediate=16, heads=4, kv_heads=2, head_dim=3, vocab=50)
 
@@ -147,6 +150,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
         }
     )
     trainer.model_shape = SHAPE
+    trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False
     trainer.global_steps = 5
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)
@@ -164,6 +168,7 @@ def build_worker(
     hf_model_type: str | None = None,
     learning_rate: float = 1e-2,
     tree: TreeConfig | None = None,
+    model: dict[str, Any] | None = None,
     **engine: Any,
 ) -> Any:
     """A worker as verl's trainer builds it, in this process."""
@@ -178,6 +183,7 @@ def build_worker(
             model_type=hf_model_type or model_type,
             override_config={"attn_implementation": "sdpa"},
             enable_gradient_checkpointing=False,
+            **(model or {}),
         ),
         engine_config=TreeFSDPEngineConfig(
             use_torch_compile=False,
@@ -196,6 +202,53 @@ def build_worker(
     actor = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp2", **sizes))
     worker.set_loss_fn(critic_loss() if "value" in model_type else actor)
     return worker
+
+
+class OneWorker:
+    """verl's worker in this process, reached through the queue as verl's dispatch reaches it; counts forwards."""
+
+    world_size = 1
+
+    def __init__(self, path: Path, rows: LocalQueue, **model: Any) -> None:
+        self._dispatch_info = {"actor": [0]}
+        self._queue = rows
+        self._worker = TreeActorRolloutRefWorker.__new__(TreeActorRolloutRefWorker)
+        self._worker.enable_routing_replay = False
+        self._worker.actor = build_worker(path, model=model, infer_max_token_len_per_gpu=4096)
+        self.forwards = 0
+        self._worker.actor.engine.module.register_forward_pre_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.forwards += 1
+
+    def _rows(self, batch: Any) -> Any:
+        data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
+        objects = {name for name, column in data.items() if not isinstance(column, torch.Tensor)}
+        assert objects <= set(ENGINE_OBJECTS), "each takes time for every row"
+        tu.assign_non_tensor(data, **batch.extra_info)
+        return data
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        found = self._worker.compute_log_prob(self._rows(batch))
+        columns = found.select(*(name for name, value in found.items() if isinstance(value, torch.Tensor)))
+        self._queue.kv_batch_put(batch.keys, batch.partition_id, columns)
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._worker.update_actor(self._rows(batch))
+
+
+def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
+    """What verl's steps read beside the sizes of `make_trainer`."""
+    actor = {"ppo_mini_batch_size": 6, "ppo_epochs": 1, "calculate_entropy": False, "entropy_coeff": 0.0}
+    actor |= {"data_loader_seed": 1, "shuffle": True, "loss_agg_mode": loss_agg_mode, "loss_scale_factor": None}
+    return OmegaConf.create(
+        {
+            "trainer": {"critic_warmup": 0},
+            "algorithm": {"rollout_correction": correction},
+            "actor_rollout_ref": {"actor": actor, "rollout": {"temperature": 0.9, "calculate_log_probs": True}},
+        }
+    )
 
 
 def parameters(worker: Any) -> dict[str, torch.Tensor]:

@@ -46,14 +46,14 @@ def batch_with(routes: Routes, rows: Sequence[Row], **flags: Any) -> TensorDict:
 
 
 @contextmanager
-def stock_routers_told(routes: Routes) -> Iterator[None]:
+def stock_routers_told(routes: Routes, experts: int = EXPERTS) -> Iterator[None]:
     """Rows one after the other through stock model code whose top-k answers with given experts, repeated ones aside."""
     stock = torch.topk
     answers = chain.from_iterable(np.moveaxis(routes_TLK, 1, 0) for routes_TLK in routes)
 
     def told(values: torch.Tensor, k: int, dim: int = -1, **how: bool) -> tuple[torch.Tensor, torch.Tensor]:
         native = stock(values, k, dim=dim, **how).indices
-        if values.shape[-1] != EXPERTS:
+        if values.shape[-1] != experts:
             return values.gather(-1, native), native  # A choice of groups of experts.
         wanted = torch.from_numpy(np.ascontiguousarray(next(answers))).long()
         index = torch.where((wanted == wanted[:, :1]).all(-1, keepdim=True), native, wanted)
@@ -64,8 +64,8 @@ def stock_routers_told(routes: Routes) -> Iterator[None]:
     assert next(answers, None) is None
 
 
-def stock_run(engine: Any, rows: Sequence[Row], routes: Routes) -> dict[str, Any]:
-    with stock_routers_told(routes):
+def stock_run(engine: Any, rows: Sequence[Row], routes: Routes, experts: int = EXPERTS) -> dict[str, Any]:
+    with stock_routers_told(routes, experts):
         return run(engine, ppo_batch(list(rows), **FLAGS, **ALONE), actor_loss("vanilla", "token-mean"))
 
 

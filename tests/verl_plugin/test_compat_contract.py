@@ -235,6 +235,12 @@ def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
     assert "worker_group._query_dispatch_info(role)" in source
 
 
+def test_verl_sends_separate_rollouts_no_adapter() -> None:
+    # Where this changes, the refusal `leaves_adapter_behind` may go.
+    source = inspect.getsource(compat.ActorRolloutRefWorker.update_weights)
+    assert "per_tensor_param, _ = self.actor.engine.get_per_tensor_param()" in source
+
+
 def test_registries_hold_what_we_registered() -> None:
     assert {TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL} <= set(compat.EngineRegistry._engines)
     assert compat.TRAINER_REGISTRY["tree_sync"] is trainer.PPOTrainerTreeSync

@@ -10,17 +10,14 @@ import pytest
 import torch
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import save_model, tiny_qwen3
-from local_trainer import BRANCHES, LocalQueue, build_worker, config_of_mode, make_trainer, put_rows
-from omegaconf import DictConfig, OmegaConf
+from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
-from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
-from tree_rl.verl_plugin.trainer.queue_rows import ENGINE_OBJECTS
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
-from tree_rl.verl_plugin.trainer.workers import TreeActorRolloutRefWorker
 
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
 CONFLICTS = (
@@ -120,53 +117,6 @@ def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
     trainer._compute_old_log_prob(put_rows(queue, [[1]]), metrics)
     assert asked == ["pass"] and ("restore_model_from_cpu", 0) in trainer.actor_rollout_wg.calls
     assert metrics["tree/reused_log_probs"] == 0
-
-
-class OneWorker:
-    """verl's worker in this process, reached through the queue as verl's dispatch reaches it; counts forwards."""
-
-    world_size = 1
-
-    def __init__(self, path: Path, rows: LocalQueue) -> None:
-        self._dispatch_info = {"actor": [0]}
-        self._queue = rows
-        self._worker = TreeActorRolloutRefWorker.__new__(TreeActorRolloutRefWorker)
-        self._worker.enable_routing_replay = False
-        self._worker.actor = build_worker(path, infer_max_token_len_per_gpu=4096)
-        self.forwards = 0
-        self._worker.actor.engine.module.register_forward_pre_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self.forwards += 1
-
-    def _rows(self, batch: Any) -> Any:
-        data = self._queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
-        objects = {name for name, column in data.items() if not isinstance(column, torch.Tensor)}
-        assert objects <= set(ENGINE_OBJECTS), "each takes time for every row"
-        tu.assign_non_tensor(data, **batch.extra_info)
-        return data
-
-    def compute_log_prob(self, batch: Any) -> Any:
-        found = self._worker.compute_log_prob(self._rows(batch))
-        columns = found.select(*(name for name, value in found.items() if isinstance(value, torch.Tensor)))
-        self._queue.kv_batch_put(batch.keys, batch.partition_id, columns)
-        return batch
-
-    def update_actor(self, batch: Any) -> Any:
-        return self._worker.update_actor(self._rows(batch))
-
-
-def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
-    """What verl's steps read beside the sizes of `make_trainer`."""
-    actor = {"ppo_mini_batch_size": 6, "ppo_epochs": 1, "calculate_entropy": False, "entropy_coeff": 0.0}
-    actor |= {"data_loader_seed": 1, "shuffle": True, "loss_agg_mode": loss_agg_mode, "loss_scale_factor": None}
-    return OmegaConf.create(
-        {
-            "trainer": {"critic_warmup": 0},
-            "algorithm": {"rollout_correction": correction},
-            "actor_rollout_ref": {"actor": actor, "rollout": {"temperature": 0.9, "calculate_log_probs": True}},
-        }
-    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def conversation(served: SimpleNamespace) -> SimpleNamespace:
 
     async def talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic) -> dict[str, str]:
         said = {}
-        opening = [user("every unique token of the forest stands once")]
+        opening = [user("every unique token of the forest stands once, and a row reads its own path from root to leaf")]
         options: dict[str, Any] = {"model": "m", "max_tokens": 40}
         whole = await chat.chat.completions.create(messages=opening, logprobs=True, **options)
         said["openai"] = whole.choices[0].message.content or ""

@@ -147,7 +147,7 @@ def test_the_tree_repeats_them_as_stock_verl_on_rows_alone(engines: SimpleNamesp
     numbers = number_routes(np.concatenate(rollout.routes))
     forest = Forest.from_rows(tokens, merge_key=np.split(numbers, np.cumsum([len(row) for row in tokens])[:-1]))
     assert forest.num_unique < 0.8 * forest.num_flat
-    expected = stock_run(engines.stock, rollout.rows, rollout.routes)
+    expected = stock_run(engines.stock, rollout.rows, rollout.routes, experts=8)
     assert_same(expected, updated(engines, rollout, rollout.routes), rollout.rows)
 
 

@@ -1,5 +1,6 @@
 """vLLM as verl starts it, on a CPU, and the settings of that which the tests share."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +59,8 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
 def environment(**more: str) -> Mapping[str, str]:
     """What every process of a run with vLLM on a CPU needs."""
     return {
-        "RAY_AUTH_MODE": "disabled",
+        # As in this process, which may have started Ray's parts already.
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TORCH_COMPILE_DISABLE": "1",

@@ -31,6 +31,7 @@ REGISTRATIONS = {
     "verl.trainer.ppo.core_algos": "tree_rl.verl_plugin.trainer.estimator_names",
     "verl.trainer.ppo.v1": "tree_rl.verl_plugin.trainer.trainers",
     "vllm.model_executor.layers.utils": "tree_rl.verl_plugin.cpu.vllm_cpu",
+    "vllm.model_executor.models.utils": "tree_rl.verl_plugin.vllm_adapters",
 }
 """Our modules that register themselves, by the module of verl or vLLM after whose import we import them."""
 

@@ -149,6 +149,13 @@ def records_in_vain(records: Any, config: Any) -> bool:
     return bool(records) and not replays(None, option(config, ENGINES[0]) or {})
 
 
+def leaves_adapter_behind(backend: Any, config: Any) -> Words | None:
+    """An adapter that is not merged, and a way to send weights that verl 0.9.1 gives the base weights only."""
+    key = "actor_rollout_ref.model.lora"
+    rank, merges = option(config, f"{key}_rank", 0), option(config, f"{key}.merge", False)
+    return {"key_of_rank": f"{key}_rank", "rank": rank} if rank > 0 and backend != "naive" and not merges else None
+
+
 def has_other_ranks(size: Any, config: Any) -> Words | None:
     """A critic with another number of ranks with rows than the actor, for whose ranks mini-batches are laid out."""
     in_role = option(config, f"actor_rollout_ref.actor.{SEQUENCE_PARALLEL}", 1)

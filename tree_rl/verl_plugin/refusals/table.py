@@ -138,6 +138,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         *(Refusal(f"{ROLLOUT}.{name}_size", "{key}={value} on {ranks} GPUs: a rollout engine would have {size}",
                   "choose sizes whose product divides the number of GPUs", when.leaves_gpus)
           for name in when.PARALLEL),
+        Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{option} with {key_of_rank}={rank}: verl 0.9.1 would send the "
+                "rollout the base weights alone (verl #7495)", "set actor_rollout_ref.model.lora.merge=True",
+                when.leaves_adapter_behind),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",

@@ -1,6 +1,7 @@
 """Reads and writes rows in verl's queue: token ids, figures, call weights, reward components, padded columns."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tensordict import TensorDict
 
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
-from tree_rl.verl_plugin.compat import KVBatchMeta
+from tree_rl.verl_plugin.compat import KVBatchMeta, response_from_nested
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
@@ -78,6 +79,36 @@ def fetch_call_weights(keys: list[str], partition_id: str, response_mask_BT: tor
         if weights is not None:
             weights_BT[row, : len(weights)] = torch.tensor(weights)
     return weights_BT
+
+
+def fetch_log_probs(
+    keys: list[str], partition_id: str, adapted: Mapping[str, torch.Tensor] | None
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Log-probs [B, T] of the rollout and of the trainer with and without adapter, and the mask of trained tokens.
+
+    `adapted` has those with the adapter, by key, if the old log-probs are not these.
+    """
+    names = ["rollout_log_probs", "old_log_probs", "ref_log_prob"]
+    columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[*names, "response_mask"])
+    if adapted is not None:
+        columns[names[1]] = torch.nested.as_nested_tensor([adapted[key] for key in keys], layout=torch.jagged)
+    padded = columns.to_padded_tensor()
+    return [padded[name] for name in names], padded["response_mask"]
+
+
+def log_probs_of_pass(workers: Any, batch: KVBatchMeta, temperature: float) -> dict[str, torch.Tensor]:
+    """Log-probs of every row's response, by key, from a pass of the actor's `workers`."""
+    asked = KVBatchMeta(
+        keys=batch.keys,
+        tags=batch.tags,
+        partition_id=batch.partition_id,
+        extra_info={"compute_loss": False, "calculate_entropy": False, "temperature": temperature},
+    )
+    workers.compute_log_prob(with_engine_fields(asked))
+    fields = ["log_probs", "response_mask"]
+    columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    found = response_from_nested(columns["log_probs"], columns["response_mask"])
+    return dict(zip(batch.keys, found.unbind(), strict=True))
 
 
 def reward_components(

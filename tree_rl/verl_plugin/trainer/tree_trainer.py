@@ -42,14 +42,17 @@ from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
+from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
     fetch_call_weights,
+    fetch_log_probs,
     fetch_row_tokens,
     fetch_session_figures,
+    log_probs_of_pass,
     put_with_padding,
     real_rows,
     reward_components,
@@ -99,6 +102,7 @@ class TreeTrainerMixin(ResumableTrainer):
     def __init__(self, config: DictConfig) -> None:
         prepare_config(config, self.base_trainer_mode)
         self._reuse = LogProbReuse.of(config)
+        self._adapter_check = AdapterCheck.of(config)
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -312,9 +316,16 @@ class TreeTrainerMixin(ResumableTrainer):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[0]
         batch.extra_info[REUSE_LOG_PROBS] = self._reuses_log_probs
+        checks_adapter = self._adapter_check.begin_update(self.global_steps - 1)
+        adapted = None
+        if checks_adapter and self._bypasses_pass():
+            temperature = self.config.actor_rollout_ref.rollout.temperature
+            adapted = log_probs_of_pass(self.actor_rollout_wg, batch, temperature)
         batch = super()._update_actor(with_engine_fields(batch), metrics)
         if self._reuses_log_probs:
             self._report_log_probs_of_update(batch, metrics)
+        if checks_adapter:
+            self._check_adapter(batch, metrics, adapted)
         self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
         metrics.update(update_metrics(metrics, "actor"))
         if "tree/session_score/mean" in metrics:
@@ -346,10 +357,31 @@ class TreeTrainerMixin(ResumableTrainer):
         if correction is not None:
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
+    def _bypasses_pass(self) -> bool:
+        """True if old log-probs are the rollout's."""
+        return bool((self.config.algorithm.get("rollout_correction", None) or {}).get("bypass_mode", False))
+
+    def _check_adapter(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], adapted: dict[str, torch.Tensor] | None
+    ) -> None:
+        """Compare the rollout's log-probs with the trainer's, with (`adapted` if not the old ones) and without adapter.
+
+        Those without are the reference policy's; without a KL term they take a pass of their own.
+        """
+        version = self.global_steps - 1
+        rows = [row for row in real_rows(batch) if self._adapter_check.tells(batch.tags[row], version)]
+        if rows and not self.use_reference_policy:
+            self._compute_ref_log_prob(
+                KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id), {}
+            )
+        if rows:
+            keys = [batch.keys[row] for row in rows]
+            metrics.update(self._adapter_check.judge(*fetch_log_probs(keys, batch.partition_id, adapted)))
+
     def _correction_of(self, data: DataProto) -> DictConfig | None:
         """`algorithm.rollout_correction` if it compares these rows with the rollout, even if only for metrics."""
         correction = self.config.algorithm.get("rollout_correction", None)
-        if correction is None or correction.get("bypass_mode", False) or "rollout_log_probs" not in data.batch:
+        if correction is None or self._bypasses_pass() or "rollout_log_probs" not in data.batch:
             return None
         return correction
 
