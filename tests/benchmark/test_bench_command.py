@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.against_packed.profiled_update import class_of, time_by_class
-from tree_rl.benchmark.against_packed.random_model import CONFIGS
 from tree_rl.benchmark.batch import recorded_batches
+from tree_rl.benchmark.bench_options import BenchOptions
+from tree_rl.benchmark.model_config import config_of
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.cost import ModelShape
@@ -64,6 +65,18 @@ def test_fused_layers_are_refused_on_a_cpu_by_name() -> None:
     result = CliRunner().invoke(app, [*TINY, "--liger"])
     assert result.exit_code != 0
     assert "--liger: " in result.output and "leave it out" in result.output
+
+
+def test_on_a_gpu_a_model_that_liger_lacks_runs_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BenchOptions, "device", torch.device("cuda"))
+    chosen = {}
+    for name, size in MODEL_SIZES.items():
+        given = dict.fromkeys(BenchOptions.__dataclass_fields__) | {"model": name, "tree_attention": "auto"}
+        setting = BenchOptions(**given).setting()  # type: ignore[arg-type]
+        assert setting["model"] == f"qwen3-{name}" or name == setting["model"]
+        chosen[size.family] = setting["layer_kernels"]
+    assert chosen.pop("qwen3") == chosen.pop("qwen3_moe") == chosen.pop("qwen3_5") == "liger"
+    assert set(chosen.values()) == {"transformers"} and len(chosen) >= 3
 
 
 @pytest.mark.parametrize(
@@ -124,14 +137,14 @@ def test_hybrid_and_sparse_models_are_updated(tmp_path: Path, model: str, layers
 def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
     size = MODEL_SIZES[name]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()))
+        model = AutoModelForCausalLM.from_config(config_of(size))
     assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == billions
     read = ModelShape.from_config(model.config.to_dict())
     assert read == size.shape
     fewer = size.with_layers(size.shape.layers // 2)
     share = (size.shape.layers // 2) / size.shape.layers
     assert fewer.shape.cost.per_pair == pytest.approx(size.shape.cost.per_pair * share)
-    assert ModelShape.from_config(CONFIGS[size.family](**fewer.config()).to_dict()) == fewer.shape
+    assert ModelShape.from_config(config_of(fewer).to_dict()) == fewer.shape
 
 
 def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:

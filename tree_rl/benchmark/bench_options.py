@@ -8,11 +8,12 @@ import torch
 
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
+from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.row import Row
-from tree_rl.models.fused_layers import has_liger, liger_unavailable_reason
+from tree_rl.models.fused_layers import why_not_liger
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_TOKENS = 262_144
@@ -46,7 +47,7 @@ class BenchOptions:
     checkpointing: bool
     """Recompute every layer in the backward."""
     liger: bool | None
-    """Run Liger's fused layers; None runs them on a GPU where they are installed."""
+    """Run Liger's fused layers; None runs them on a GPU where they are installed and fit the model."""
     max_tokens: int | None
     """Most tokens of one forward, on both sides; None takes the default of the comparison."""
     repeats: int
@@ -75,8 +76,7 @@ class BenchOptions:
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
             raise InputError(f"--tree-attention {quoted(self.tree_attention)}: expected one of {', '.join(choices)}")
-        reason = liger_unavailable_reason(self.device)
-        if self.liger and reason is not None:
+        if self.liger and (reason := self._why_not_liger()):
             raise InputError(f"--liger: {reason}; leave it out")
 
     @property
@@ -97,7 +97,12 @@ class BenchOptions:
     @property
     def has_fused_layers(self) -> bool:
         """Whether both sides run Liger's layers."""
-        return self.device.type == "cuda" and has_liger() if self.liger is None else self.liger
+        if self.liger is not None:
+            return self.liger
+        return self.device.type == "cuda" and self._why_not_liger() is None
+
+    def _why_not_liger(self) -> str | None:
+        return why_not_liger(config_of(self.size), device=self.device)
 
     def batches(self, por: float, *, count: int) -> list[Batch]:
         """Up to `count` batches with about this overlap.
@@ -126,7 +131,7 @@ class BenchOptions:
     def setting(self) -> dict[str, str]:
         """Columns about the model that every comparison writes."""
         return {
-            "model": self.model if "qwen" in self.model else f"qwen3-{self.model}",
+            "model": f"qwen3-{self.model}" if self.size.family == "qwen3" else self.model,
             "layers": str(self.size.shape.layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "checkpointing": "every layer" if self.checkpointing else "none",

@@ -75,7 +75,7 @@ def bench_update(
     checkpointing: Annotated[bool, typer.Option(help="Recompute every layer in the backward.")] = True,
     liger: Annotated[
         bool | None,
-        typer.Option(help="Liger's fused layers on both sides. Default: on a GPU where liger-kernel is installed."),
+        typer.Option(help="Liger's fused layers on both sides. Default: on a GPU where liger-kernel has them."),
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Profile one update of each side.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the CSV and the figure.")] = None,

@@ -6,21 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV2Config,
-    Glm4MoeLiteConfig,
-    NemotronHConfig,
-    PretrainedConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
+from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
@@ -30,15 +22,6 @@ from tree_rl.models.recurrent.layers import GATED_DELTA_NET, MAMBA_2, replace_du
 from tree_rl.models.recurrent.mamba_2 import tree_forward
 from tree_rl.models.routers.trace import RouterHooks
 
-CONFIGS: dict[str, type[PretrainedConfig]] = {
-    "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig,
-    "qwen3_5": Qwen3_5TextConfig,
-    "deepseek_v2": DeepseekV2Config,
-    "glm4_moe_lite": Glm4MoeLiteConfig,
-    "nemotron_h": NemotronHConfig,
-}
-"""`ModelSize.family` -> class of the model's config."""
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
 STATES = {
@@ -73,7 +56,7 @@ def build_model(
         liger: Liger's fused layers.
     """
     torch.manual_seed(0)
-    config = CONFIGS[size.family](**size.config())
+    config = config_of(size)
     attention = register_packed_attention(packed_impl)
     with device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)

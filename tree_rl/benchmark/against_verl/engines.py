@@ -12,7 +12,7 @@ from transformers.utils import is_flash_attn_2_available
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
-from tree_rl.benchmark.against_packed.random_model import CONFIGS
+from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
@@ -51,7 +51,7 @@ def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype
     """A model with random weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(CONFIGS[size.family](**size.config()), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config_of(size), dtype=dtype)
     model.save_pretrained(folder)
     return folder
 
