@@ -153,8 +153,13 @@ async def test_parallel_branches_are_followed_up_alone_and_joined(tiny: SimpleNa
     joined = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
     assert joined.index("first is alpha") < joined.index("second is beta") and "<think>" not in joined
     assert done.outcome.answer == "both" and [one.turn for one in record.calls] == [0, 1, 1, 1]
-    once = rows_of_calls(record.calls, shared="first_row")
-    assert sum(sum(row.response_mask) for row in once) == sum(len(call.response_ids) for call in record.calls)
+    edges = {
+        tuple(row.prompt_ids + row.response_ids[: place + 1])
+        for row in rows_of_calls(record.calls)
+        for place, is_trained in enumerate(row.response_mask)
+        if is_trained
+    }
+    assert len(edges) == sum(len(call.response_ids) for call in record.calls)
 
 
 async def test_a_branch_that_says_nothing_leaves_the_result(tiny: SimpleNamespace) -> None:
