@@ -105,7 +105,9 @@ def test_log_probs_are_those_of_rows_alone(ranks: list[dict[str, Any]], stock: A
 
 @pytest.mark.parametrize("layout", SHARING)
 def test_the_first_batch_is_checked_against_rows_that_nobody_shares(ranks: list[dict[str, Any]], layout: str) -> None:
-    assert all(0 < found[layout]["check"] < 1e-4 for found in ranks)
+    # Short rows may agree to the last bit on a rank.
+    errors = [found[layout]["check"] for found in ranks]
+    assert 0 < max(errors) < 1e-4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
