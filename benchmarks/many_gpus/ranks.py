@@ -11,7 +11,7 @@ import torch.distributed
 
 from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
 from tree_rl.benchmark.provenance import PACKAGES, provenance
-from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -63,11 +63,6 @@ def size_of(model: str, layers: int | None, positions: int | None = None) -> Mod
     size = MODEL_SIZES[model]
     more = size.more if positions is None else {**size.more, "max_position_embeddings": positions}
     return replace(size, more=more).with_layers(layers if size.shape.hidden > WIDE else None)
-
-
-def full_name(model: str) -> str:
-    """As the CSV has it: qwen3-8b for 8b."""
-    return model if "qwen" in model or model.startswith("tiny-") else f"qwen3-{model}"
 
 
 def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:

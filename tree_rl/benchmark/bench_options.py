@@ -9,7 +9,7 @@ import torch
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.model_config import config_of
-from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
+from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
 from tree_rl.inspection.row import Row
@@ -131,7 +131,7 @@ class BenchOptions:
     def setting(self) -> dict[str, str]:
         """Columns about the model that every comparison writes."""
         return {
-            "model": f"qwen3-{self.model}" if self.size.family == "qwen3" else self.model,
+            "model": full_name(self.model),
             "layers": str(self.size.shape.layers),
             "dtype": str(self.dtype).removeprefix("torch."),
             "checkpointing": "every layer" if self.checkpointing else "none",

@@ -151,3 +151,8 @@ def known_name(name: str) -> str | None:
     """The key in `MODEL_SIZES` of a name such as 8b, qwen3-8b or Qwen3-8B; None if there is none."""
     lower = name.lower()
     return next((key for key in (lower, lower.removeprefix("qwen3-")) if key in MODEL_SIZES), None)
+
+
+def full_name(key: str) -> str:
+    """The name of a key of `MODEL_SIZES` in results: qwen3-8b for 8b."""
+    return f"qwen3-{key}" if MODEL_SIZES[key].family == "qwen3" else key
