@@ -121,21 +121,19 @@ def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> N
 
 
 def test_the_trainers_trees_share_the_screens_that_sessions_have_in_common(model: HFModelConfig) -> None:
-    same, other = play(model, Client(model), 1, 1), play(model, Client(model), 1, 2)
-    unique = []
-    for sessions in (same, other):
-        rows = [row for session in sessions for row in session]
-        for row in rows:
-            stored(model, row)
-        tokens = [
-            with_image_keys(torch.tensor(row.prompt_ids + row.response_ids).numpy(), row.extra_fields[IMAGE_SPANS])
-            for row in rows
-        ]
-        unique.append(Forest.from_rows(tokens).num_unique)
-        assert sum(len(row.extra_fields[IMAGE_SPANS]) for row in rows) == sum(
-            len(row.multi_modal_data["images"]) for row in rows
-        )
-    assert unique[0] < unique[1]
+    client = Client(model)
+    for seed, shared in ((1, True), (2, False)):
+        prompts = []
+        for session in play(model, client, 1, seed):
+            for row in session:
+                stored(model, row)
+                assert len(row.extra_fields[IMAGE_SPANS]) == len(row.multi_modal_data["images"])
+            # What follows the first prompt is sampled: how much of it two sessions share is chance.
+            first = session[0]
+            row_tokens = torch.tensor(first.prompt_ids + first.response_ids).numpy()
+            prompts.append(with_image_keys(row_tokens, first.extra_fields[IMAGE_SPANS])[: len(first.prompt_ids)])
+        assert len(prompts[0]) == len(prompts[1])
+        assert (Forest.from_rows(prompts).num_unique == len(prompts[0])) == shared
 
 
 def test_images_are_numbered_by_content(model: HFModelConfig) -> None:
