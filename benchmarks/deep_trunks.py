@@ -28,13 +28,12 @@ from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 from tree_rl.training import EdgeOutputs, Rows
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import MicroBatchResult
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import run_partitioned
-from tree_rl.training.run import run_whole
+from tree_rl.training.run import run_at_once, run_whole
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import Jagged
 
@@ -173,21 +172,18 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
         saving=plan.saving,
     )
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
-    results: list[MicroBatchResult] = []
     _zero_gradients(model)
     if on_gpu:
         torch.cuda.empty_cache()
     base_bytes = torch.cuda.memory_allocated() if on_gpu else 0
     clock = Stopwatch(context.device)
     if cut is None:
-        ops = run_whole(context, call, batch, None, results)
+        result = run_at_once(run_whole(context, call, batch, None))
     else:
-        ops = run_partitioned(context, call, batch, None, results, known_f=None)
-    for _ in ops:
-        pass
+        result = run_at_once(run_partitioned(context, call, batch, None, known_f=None))
     return Measured(
         times=clock.stop(),
-        loss=results[0].loss,
+        loss=result.loss,
         partitions=batch.num_partitions,
         base_bytes=base_bytes,
         reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else 0,

@@ -77,7 +77,7 @@ def partitioned_gradients(
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
     readout = EdgeReadout(plan, edges, device=CPU)
 
-    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    run = PartitionedRun(model, forest, plan, readout, relays_on_host=offload)
     model.zero_grad()
     if preview:
         assert "".join(run.infer()) == inference_ops(run.plan)

@@ -85,7 +85,7 @@ def run(case: Case, groups: Sequence[int], share: Any) -> Outcome:
         routes=None if result.routes_FLK is None else result.routes_FLK.sort(-1).values,
         load=None
         if load is None
-        else (load.max_over_mean, load.min_over_mean, load.idle_experts, load.aux_loss, load.counted_anew),
+        else (load.max_over_mean, load.min_over_mean, load.idle_experts, load.aux_loss, load.has_extra_pass),
     )
 
 

@@ -47,7 +47,7 @@ def partitioned(
         tokens_that_ran += model_kwargs["input_ids"].numel()
         return model(**model_kwargs)
 
-    run = PartitionedRun(counted, forest, plan, readout, offload=offload)
+    run = PartitionedRun(counted, forest, plan, readout, relays_on_host=offload)
     model.zero_grad()
     if coupled:
         assert "".join(run.infer()) == inference_ops(run.plan)

@@ -56,7 +56,7 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run = PartitionedRun(model, forest, plan, readout, offload=offload)
+    run = PartitionedRun(model, forest, plan, readout, relays_on_host=offload)
     assert "".join(run.train(gradients)) == training_ops(run.plan)
     peak = torch.cuda.max_memory_allocated() - before
     return {name: p.grad.clone() for name, p in model.named_parameters()}, peak

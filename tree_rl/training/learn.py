@@ -20,7 +20,7 @@ class Learner:
     """What a step has learnt from earlier calls; the planner reads it."""
 
     def __init__(self, context: StepContext, options: TreeOptions) -> None:
-        """Know nothing yet."""
+        """Start without measurements."""
         coef, hooks = options.router_aux_loss_coef, context.routers
         self._num_ranks = context.num_ranks
         self.budget = MemoryBudget(context, options.offload)

@@ -79,7 +79,7 @@ class MemoryBudget:
             self._chooser = Chooser(model=model, offload=self._offload, host_bytes=host_bytes)
         return self._chooser
 
-    def tell(self, batches: Sequence[MicroBatch], tokens: int) -> None:
+    def log_choices(self, batches: Sequence[MicroBatch], tokens: int) -> None:
         """Log each new kind of choice once; `tokens` is the budget of the call."""
         for batch in batches:
             choice = batch.choice

@@ -6,7 +6,7 @@ Legend: N unique tokens, n those of a partition; E slots that the rows' loss rea
 tokens of the forest's rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,11 +23,11 @@ from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult
 from tree_rl.training.loss.edges import edges_of_rows
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs
+from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import weigh
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
-from tree_rl.training.micro_batch import MicroBatch
+from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.forest_routing import ForestRouting
@@ -50,8 +50,8 @@ class PartitionedRun:
         readout: Readout,
         *,
         routing: ForestRouting | None = None,
-        offload: bool = False,
-        inputs: OffloadedInputs | None = None,
+        relays_on_host: bool = False,
+        layer_inputs: OffloadedInputs | None = None,
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
         images: TokensWithImages | None = None,
@@ -64,8 +64,8 @@ class PartitionedRun:
             plan: its partitions.
             readout: reads what the loss needs from each partition.
             routing: prescribed and recorded routes of the forest; None without Mixture-of-Experts routers.
-            offload: keep keys and values that wait for children in host memory.
-            inputs: keeps layer inputs in host memory until the backward; None keeps them on the device.
+            relays_on_host: keep keys and values that wait for children in host memory.
+            layer_inputs: keeps layer inputs in host memory until the backward; None keeps them on the device.
             tile_tokens: tokens per tile of the dense layers' MLPs; None runs all tokens at once.
             ranks: ranks that share the tokens of each partition and the relayed heads; None: this rank holds all.
             images: features and positions of the forest's tokens; None for rows of text.
@@ -78,8 +78,8 @@ class PartitionedRun:
         self.tile_tokens = tile_tokens
         self.ranks = ranks
         self.images = images
-        self._offload = offload
-        self._offloaded = nullcontext if inputs is None else inputs.of_forward
+        self._relays_on_host = relays_on_host
+        self._layer_inputs = nullcontext if layer_inputs is None else layer_inputs.of_forward
 
     def infer(self) -> Iterator[str]:
         """Compute the values of all slots without gradients and store them in `readout`; yields before each op."""
@@ -109,7 +109,7 @@ class PartitionedRun:
             partition = self.plan.partitions[number]
             if kind == "forward":
                 yield FORWARD
-                with self._offloaded():
+                with self._layer_inputs():
                     relays = {p: pair[0] for p, pair in live.items()}
                     relay, outputs, anchor = self._forward(number, relays, stack)
                 self.readout.store(number, outputs)
@@ -133,7 +133,7 @@ class PartitionedRun:
             past,
             past_length=partition.past_length,
             cuts=tuple(cut.local_token for cut in partition.cuts),
-            on_host=self._offload,
+            on_host=self._relays_on_host,
         )
         tokens = None if self.routing is None else self._index(partition.tokens)
         trace = None if self.routing is None else self.routing.open(tokens)
@@ -158,7 +158,7 @@ class PartitionedRun:
 
     def _open_stack(self) -> PathStack:
         longest = max((partition.past_length for partition in self.plan.partitions), default=0)
-        return PathStack(longest, self.readout.device, on_host=self._offload)
+        return PathStack(longest, self.readout.device, on_host=self._relays_on_host)
 
     def _path_to(self, partition: Partition) -> CutPath:
         """The path to the cut from which `partition` continues, among its parent's relayed tokens."""
@@ -197,11 +197,10 @@ def run_partitioned(
     call: StepCall,
     batch: MicroBatch,
     routers: CallRouters | None,
-    results: list[MicroBatchResult],
     *,
     known_f: torch.Tensor | None,
-) -> Iterator[str]:
-    """Run a forest partition by partition; yields the kind of each op before it runs and appends to `results`.
+) -> Generator[str, None, MicroBatchResult]:
+    """Run a forest partition by partition; yields the kind of each op before it runs.
 
     `known_f` [f] are the log-probs of its rows under the current weights, if they are known.
     """
@@ -218,8 +217,8 @@ def run_partitioned(
         batch.plan,
         readout,
         routing=routing,
-        offload=batch.saving.relays_on_host,
-        inputs=offloaded_inputs(context, batch) if call.trains else None,
+        relays_on_host=batch.saving.relays_on_host,
+        layer_inputs=offloaded_inputs(context, batch) if call.trains else None,
         tile_tokens=batch.saving.tile_tokens,
         ranks=context.ranks,
         images=None if tower is None else tower.tokens(),
@@ -228,7 +227,7 @@ def run_partitioned(
     if call.trains:
         assert loss is not None
         if known_f is not None:
-            readout.preset(LOG_PROBS, known_f)
+            readout.preset_log_probs(known_f)
         if takes_preview(call, is_known=known_f is not None):
             yield from run.infer()
         yield from run.train(partial(readout.gradients, loss, batch.rows), scale=context.loss_scale())
@@ -241,19 +240,17 @@ def run_partitioned(
         outputs = readout.flat(readout.values)
         value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs, batch.rows)
     routes_fLK = None if routers is None or routing is None else routers.close(routing, call, batch)
-    results.append(
-        MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
-    )
+    return MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
 
 
 def offloaded_inputs(context: StepContext, batch: MicroBatch) -> OffloadedInputs:
     """Host memory for the layer inputs of an update."""
-    live_tokens = batch.unique_tokens if batch.plan is None else batch.plan.peak_live_tokens
+    tokens = live_tokens([batch])
     ranks = context.ranks
     if ranks is not None:
         # Each forward is padded separately.
-        live_tokens = ranks.own_tokens(live_tokens) + batch.num_partitions
-    return OffloadedInputs(context.module, layers=batch.saving.offloaded_layers, live_tokens=live_tokens)
+        tokens = ranks.own_tokens(tokens) + batch.num_partitions
+    return OffloadedInputs(context.module, layers=batch.saving.offloaded_layers, live_tokens=tokens)
 
 
 def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout:

@@ -55,7 +55,7 @@ class Planner:
             RuntimeError: another rank refused its rows, or sequence-parallel ranks have planned differently.
         """
         started = time.perf_counter()
-        context, known = self._context, self._learner
+        context, learner = self._context, self._learner
         is_routed = call.records_routes or call.rows.routes_FLK is not None
         runs_flat = call.run_rows_flat is not None and call.rows.images is None
         if not runs_flat or context.always_forest or is_routed or context.ranks is not None:
@@ -64,20 +64,20 @@ class Planner:
         tokens = options.max_tokens if isinstance(options.max_tokens, int) else trainer_tokens
         budget = Budget(
             # A budget learnt from memory, or halved after an error, overrides the others.
-            unique_tokens=tokens if known.budget.tokens is None else known.budget.tokens,
-            flat_tokens=min(trainer_tokens, known.budget.most_flat_tokens),
+            unique_tokens=tokens if learner.budget.tokens is None else learner.budget.tokens,
+            flat_tokens=min(trainer_tokens, learner.budget.most_flat_tokens),
         )
         if not call.trains and options.path_weighting in GIVEN_WEIGHTINGS:
             options = replace(options, path_weighting="verl")
         try:
             batches = plan_micro_batches(
-                call.rows, options, budget, known.calls.model, self._plans, known.budget.chooser()
+                call.rows, options, budget, learner.calls.model, self._plans, learner.budget.chooser()
             )
         except RowError as error:
             self.refuse(error)
         chosen = [batch for batch in batches if batch.choice is not None]
         if chosen:
-            known.budget.tell(chosen, budget.unique_tokens)
+            learner.budget.log_choices(chosen, budget.unique_tokens)
         ops, log_probs_of = "", []
         for batch in batches:
             known_f = None
@@ -92,11 +92,11 @@ class Planner:
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
         may_repeat = self._may_repeat and is_first and not is_repeat
         if context.num_ranks > 1:
-            shared, measured = shared_plan(context.ranks, call.rows, batches), known.calls.take_last()
+            shared, measured = shared_plan(context.ranks, call.rows, batches), learner.calls.take_last()
             agreement = agree_on_ops(ops, context.data_parallel, may_repeat=may_repeat, shared=shared, payload=measured)
             if agreement.is_refused:
                 raise RuntimeError("another data-parallel rank refused its rows; its own error names the row")
-            known.calls.learn(agreement.payloads)
+            learner.calls.learn(agreement.payloads)
             ops, may_repeat = agreement.schedule, agreement.may_repeat
         return StepPlan(
             call=call,

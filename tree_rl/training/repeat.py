@@ -24,7 +24,7 @@ from tree_rl.training.memory_budget import MemoryBudget
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import takes_preview
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
-from tree_rl.training.run import Runner, run_in_lock_step
+from tree_rl.training.run import Runner
 from tree_rl.tree.forest import Forest
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,7 @@ class Repeat:
             counter.restart()
         torch.cuda.empty_cache()
         if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
-            sync_context = context.gradient_sync if call.trains else lambda is_last: nullcontext()
-            work = stand_in_work(context, call, _sizes(context, plan))
-            with nullcontext() if call.trains else torch.no_grad():
-                run_in_lock_step(plan.schedule, work, self._runner.idle_forward, sync_context)
+            self._runner.follow(plan, stand_in_work(context, call, _sizes(context, plan)))
         for counter in context.counted:
             counter.start()
 

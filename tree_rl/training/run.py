@@ -1,7 +1,7 @@
 """Run: a plan's micro-batches, op by op in lock-step with all ranks: rows without a tree, whole forests, partitions."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from tree_rl.training.loss.rows_loss import Metrics, weigh
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD, run_in_lock_step
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.tower import Tower, idle_tower
@@ -44,17 +44,16 @@ class Runner:
         def work() -> Iterator[str]:
             for batch, known_f in zip(plan.batches, plan.known, strict=True):
                 if batch.forest is None:
-                    yield from run_flat(context, call, batch, results)
+                    result = yield from run_flat(context, call, batch)
                 elif batch.plan is None:
-                    yield from run_whole(context, call, batch, routers, results)
+                    result = yield from run_whole(context, call, batch, routers)
                 else:
-                    yield from run_partitioned(context, call, batch, routers, results, known_f=known_f)
+                    result = yield from run_partitioned(context, call, batch, routers, known_f=known_f)
+                results.append(result)
 
         start = self._now()
-        sync_context = context.gradient_sync if call.trains else _no_sync
         try:
-            with nullcontext() if call.trains else torch.no_grad():
-                dummy_ops = run_in_lock_step(plan.schedule, work(), self.idle_forward, sync_context)
+            dummy_ops = self.follow(plan, work())
         except torch.cuda.OutOfMemoryError as error:
             alive = live_tokens(plan.batches)
             if not plan.may_repeat or alive <= 1:
@@ -63,7 +62,14 @@ class Runner:
             return None
         return Ran(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
-    def idle_forward(self, op: str = FORWARD) -> torch.Tensor:
+    def follow(self, plan: StepPlan, work: Iterator[str]) -> int:
+        """Run this rank's ops and dummies along the schedule; returns the number of dummy forwards."""
+        trains = plan.call.trains
+        sync_context = self._context.gradient_sync if trains else _no_sync
+        with nullcontext() if trains else torch.no_grad():
+            return run_in_lock_step(plan.schedule, work, self._idle_forward, sync_context)
+
+    def _idle_forward(self, op: str = FORWARD) -> torch.Tensor:
         """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
         if op == TOWER_FORWARD:
             return idle_tower(self._context)
@@ -71,60 +77,25 @@ class Runner:
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
 
 
-def run_in_lock_step(
-    schedule: str,
-    work: Iterator[str],
-    dummy_forward: Callable[[str], torch.Tensor],
-    sync_context: Callable[[bool], AbstractContextManager[Any]],
-) -> int:
-    """Follow the schedule with this rank's ops, and dummies for the others; returns the number of dummy forwards.
-
-    Args:
-        schedule: ops that all ranks have agreed on.
-        work: this rank's ops; yields the kind of each op before it runs.
-        dummy_forward: runs a dummy of a forward op; returns a scalar with graph, or without one if nothing trains.
-        sync_context: `StepContext.gradient_sync`.
-    """
-    dummies: dict[str, list[torch.Tensor]] = {op: [] for op in FORWARD_OF.values()}
-    count = 0
-    last_backward = schedule.rfind(BACKWARD)
-    wanted = next(work, None)
-    for index, op in enumerate(schedule):
-        # A tower's backward comes later still, if it comes at all: its parameters may be frozen.
-        with sync_context(index >= last_backward >= 0), torch.profiler.record_function(f"{op}{index}"):
-            if wanted == op:
-                # Resuming the generator runs the op it announced, then returns the next one's kind.
-                wanted = next(work, None)
-            elif op in dummies:
-                count += 1
-                dummies[op].append(dummy_forward(op))
-            elif (dummy := dummies[FORWARD_OF[op]].pop()).requires_grad:
-                dummy.backward()
-    if wanted is not None:
-        raise RuntimeError(f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}")
-    return count
+Work = Generator[str, None, MicroBatchResult]
+"""Ops of a micro-batch: yields the kind of each before it runs, returns the result."""
 
 
-def run_flat(context: StepContext, call: StepCall, batch: MicroBatch, results: list[MicroBatchResult]) -> Iterator[str]:
-    """Run rows without a tree, through the trainer's forward and loss; yields the kind of each op before it runs."""
+def run_flat(context: StepContext, call: StepCall, batch: MicroBatch) -> Work:
+    """Run rows without a tree, through the trainer's forward and loss."""
     yield FORWARD
     assert call.run_rows_flat is not None
     weighted = None if call.loss is None else weigh(call.loss, batch)
     loss, outputs, metrics = call.run_rows_flat(batch.rows, weighted)
-    results.append(MicroBatchResult(outputs=outputs, loss=loss.detach().item(), metrics=metrics or []))
+    result = MicroBatchResult(outputs=outputs, loss=loss.detach().item(), metrics=metrics or [])
     if call.trains:
         yield BACKWARD
         (loss * context.loss_scale()).backward()
+    return result
 
 
-def run_whole(
-    context: StepContext,
-    call: StepCall,
-    batch: MicroBatch,
-    routers: CallRouters | None,
-    results: list[MicroBatchResult],
-) -> Iterator[str]:
-    """Run a forest in one forward; yields the kind of each op before it runs."""
+def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: CallRouters | None) -> Work:
+    """Run a forest in one forward."""
     tower = None if batch.images is None else Tower(context, batch.images)
     if tower is not None:
         yield TOWER_FORWARD
@@ -158,15 +129,24 @@ def run_whole(
         share = routing.close(trace)
         loss = loss if share is None else loss + share
         routes_fLK = routers.close(routing, call, batch)
-    results.append(
-        MicroBatchResult(outputs=outputs.detach(), loss=reported_loss, metrics=metrics, routes_fLK=routes_fLK)
-    )
+    result = MicroBatchResult(outputs=outputs.detach(), loss=reported_loss, metrics=metrics, routes_fLK=routes_fLK)
     if call.trains:
         yield BACKWARD
         (loss * context.loss_scale()).backward()
         if tower is not None:
             yield TOWER_BACKWARD
             tower.backward()
+    return result
+
+
+def run_at_once(work: Work) -> MicroBatchResult:
+    """Run a micro-batch without other ranks."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: MicroBatchResult = done.value
+            return result
 
 
 def _event() -> torch.cuda.Event:

@@ -11,13 +11,13 @@ from torch import nn
 
 from tree_rl.models.images import TOKENS
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import MicroBatchResult, StepPlan
+from tree_rl.training.hand_overs import StepPlan
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.ranks.lock_step import TOWER_FORWARD
 from tree_rl.training.rows import Rows
 from tree_rl.training.rows_alone import next_log_probs
-from tree_rl.training.run import run_whole
+from tree_rl.training.run import run_at_once, run_whole
 from tree_rl.training.tower import Tower, idle_tower
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.forest.jagged import positions_of_rows
@@ -51,9 +51,9 @@ class SelfCheck:
         """Compare log-probs (or values) between tree and rows, in train mode, with two forwards on every rank.
 
         It compares rows of the plan that share a prefix, through the trainer's forward if the call has one, else one
-        row alone. The last one gets a made-up sibling, so that there is always a branch. A row beyond the budget is
-        cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows. If any rank has images,
-        each forward comes after one of the tower, on every rank.
+        row alone. The last compared row gets a made-up sibling, so that there is always a branch. A row beyond the
+        budget is cut, and a rank without rows makes one up. Every sequence-parallel rank runs all rows. If any rank has
+        images, each forward comes after one of the tower, on every rank.
 
         Raises:
             TreeMismatchError: the mean difference exceeds the tolerance of the compute dtype.
@@ -116,10 +116,7 @@ def _as_tree(
         idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
     batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest, images=images)
-    results: list[MicroBatchResult] = []
-    for _ in run_whole(context, asked, batch, None, results):
-        pass
-    return results[0].outputs[name], forest
+    return run_at_once(run_whole(context, asked, batch, None)).outputs[name], forest
 
 
 def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tower: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 
 from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
-from tree_rl.training.hand_overs import StepPlan, StepResult
+from tree_rl.training.hand_overs import Ran, StepPlan, StepResult
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
 from tree_rl.training.loss.rows_loss import Loss
@@ -99,30 +99,44 @@ class TreeStep:
 
     def run_call(self, call: StepCall, *, is_repeat: bool = False) -> StepResult:
         """`run` or `infer` with a trainer's options; `is_repeat` after it ran out of memory. Errors as in `run`."""
-        known, options = self.learner, self.options
+        learner, options = self.learner, self.options
         if options.mode == "flat":
             raise ValueError("tree.mode=flat needs a trainer that runs rows without a tree: expected auto or tree")
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
         if options.self_check and call.is_reference not in self.self_check.checked:
             self.self_check.run(plan)
-        if known.load is not None and not _charge_load(known.load, self, plan):
+        if learner.load is not None and not self._charge(learner.load, plan):
             return self._again(call)
-        learns_budget = options.max_tokens == AUTO and known.budget.tokens is None and call.trains
+        learns_budget = options.max_tokens == AUTO and learner.budget.tokens is None and call.trains
         learns_budget = learns_budget and self.context.device.type == "cuda"
-        base_bytes = known.budget.bytes_before_update() if learns_budget else 0
-        ran = self.runner.run(plan)
-        if ran is None or (plan.may_repeat and self.context.num_ranks > 1):
-            ran = self.repeat.settle(plan, ran)
+        base_bytes = learner.budget.bytes_before_update() if learns_budget else 0
+        ran = self._run(plan)
         if ran is None:
             return self._again(call)
         self.dummy_ops = ran.dummy_ops
         if learns_budget:
-            known.budget.learn(plan.batches, base_bytes)
-        return known.finish(plan, ran)
+            learner.budget.learn(plan.batches, base_bytes)
+        return learner.finish(plan, ran)
 
     def forget(self) -> None:
         """Drop the results of the last inference; call it when the weights have changed."""
         self.learner.forget()
+
+    def _run(self, plan: StepPlan) -> Ran | None:
+        """Run a plan; None if memory ran out on any rank and all have taken a smaller budget."""
+        ran = self.runner.run(plan)
+        if ran is None or (plan.may_repeat and self.context.num_ranks > 1):
+            ran = self.repeat.settle(plan, ran)
+        return ran
+
+    def _charge(self, load: ExpertLoad, plan: StepPlan) -> bool:
+        """Weight the auxiliary loss of this call; False if memory ran out in the extra pass that counts the load."""
+        load.begin()
+        if plan.call.trains:
+            if load.agree_to_count(plan.call.rows) and self._run(self.planner.counting(plan)) is None:
+                return False
+            load.charge(plan.call.rows)
+        return True
 
     def _again(self, call: StepCall) -> StepResult:
         """Run a call again, after all ranks have taken a smaller budget."""
@@ -130,16 +144,3 @@ class TreeStep:
         if call.trains:
             self.context.module.zero_grad()
         return self.run_call(call, is_repeat=True)
-
-
-def _charge_load(load: ExpertLoad, step: TreeStep, plan: StepPlan) -> bool:
-    """Weight the auxiliary loss of this call; False if memory ran out in the extra pass that counts the load."""
-    load.begin()
-    if plan.call.trains:
-        if load.must_count(plan.call.rows):
-            counting = step.planner.counting(plan)
-            ran = step.runner.run(counting)
-            if counting.may_repeat and step.repeat.settle(counting, ran) is None:
-                return False
-        load.charge(plan.call.rows)
-    return True

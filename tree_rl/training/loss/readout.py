@@ -78,11 +78,11 @@ class Readout(ABC):
             gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
         return EdgeOutputs(**dict(zip(named, gradients, strict=True)))
 
-    def preset(self, name: str, values_F: torch.Tensor) -> None:
-        """Set one output from known values of the rows, [F]."""
-        known = self._known[name].to(torch.promote_types(values_F.dtype, torch.float32))
-        known[self._reads.edge_W] = values_F.to(known)[self._reads.flat_W]
-        self._known[name] = known
+    def preset_log_probs(self, known_F: torch.Tensor) -> None:
+        """Set log-probs from known ones of the rows, [F]."""
+        known = self._known[LOG_PROBS].to(torch.promote_types(known_F.dtype, torch.float32))
+        known[self._reads.edge_W] = known_F.to(known)[self._reads.flat_W]
+        self._known[LOG_PROBS] = known
 
     def flat(self, slots: EdgeOutputs) -> EdgeOutputs:
         """Scatter slots to the rows, [F]; differentiable; 0 where nothing is wanted."""

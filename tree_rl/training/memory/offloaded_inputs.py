@@ -68,7 +68,7 @@ class OffloadedInputs:
             raise RuntimeError("another micro-batch took the host memory in which these layer inputs waited")
         return self._slab
 
-    def room(self, inputs: "_ForwardInputs", num_bytes: int) -> int:
+    def place(self, inputs: "_ForwardInputs", num_bytes: int) -> int:
         """Offset of the first byte after all waiting inputs. Forwards run backward in reverse order, as on a stack."""
         self._waiting.add(inputs)
         assert self._slab is not None
@@ -133,7 +133,7 @@ class _ForwardInputs:
         if saved.data_ptr() != place or saved.shape != shape:
             return saved
         slab = self._run.slab(saved)
-        offset = self._run.room(self, saved.nbytes)
+        offset = self._run.place(self, saved.nbytes)
         host = slab.view(offset, saved.shape, saved.dtype)
         self._waiting[number] = (offset, host)
         self._leaving = _Copy(slab, source=saved, target=host)

@@ -21,19 +21,19 @@ class CallRouters:
     """Hooks on the model's routers."""
     load: ExpertLoad | None
     """Counts the load of experts and weights the auxiliary loss; None without `router_aux_loss_coef`."""
-    ranks: SequenceParallel | None = None
+    ranks: SequenceParallel | None
     """Ranks that share a forest's tokens; None if this rank runs all of them."""
 
     def open(self, call: StepCall, batch: MicroBatch, device: torch.device) -> ForestRouting:
         """The routing of a forest that is about to run."""
         assert batch.forest is not None
-        routes_FLK = call.rows.routes_FLK
+        routes_NLK, routes_FLK = None, call.rows.routes_FLK
         if routes_FLK is not None:
-            routes_FLK = routes_of_unique_tokens(batch.forest, routes_FLK[call.rows.flat_positions(batch.rows)])
+            routes_NLK = routes_of_unique_tokens(batch.forest, routes_FLK[call.rows.flat_positions(batch.rows)])
         return ForestRouting(
             batch.forest,
             device,
-            routes=routes_FLK,
+            routes=routes_NLK,
             weight_LE=None if self.load is None else self.load.weight,
             ranks=self.ranks,
         )

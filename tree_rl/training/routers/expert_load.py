@@ -32,7 +32,7 @@ class LoadReport:
     aux_loss: float | None
     """This rank's share of the auxiliary loss, before the factor; equal on ranks that share a forest's tokens. None if
     the factor is 0."""
-    counted_anew: bool
+    has_extra_pass: bool
     """True if the update needed an extra pass to count the load."""
 
 
@@ -44,7 +44,7 @@ class ExpertLoad:
         self.last_inference = LastInference()
         self._hooks, self._coef, self._context = hooks, coef, context
         self._ranks = context.ranks
-        self._counted_anew = False
+        self._has_extra_pass = False
         self.begin(None)
 
     @property
@@ -68,20 +68,20 @@ class ExpertLoad:
             load_BLE = routing.load_of_rows(self._hooks.num_experts)
             self._load_of_row |= dict(zip(members, load_BLE, strict=True))
 
-    def must_count(self, rows: Rows) -> bool:
-        """Before an update: True if any rank lacks the load of its rows, so that all ranks need the extra pass."""
+    def agree_to_count(self, rows: Rows) -> bool:
+        """Before an update, collective: True if any rank lacks the load of its rows, so that all need an extra pass."""
         if not self._coef:
             return False
         is_unknown = self.last_inference.recall(rows, range(rows.num_rows)) is None
-        self._counted_anew = bool(self._reduced(torch.tensor([float(is_unknown)]), "max").item())
-        return self._counted_anew
+        self._has_extra_pass = bool(self._reduced(torch.tensor([float(is_unknown)]), "max").item())
+        return self._has_extra_pass
 
     def charge(self, rows: Rows) -> None:
         """Before an update, after the extra pass if there is one: compute `weight` from the load on all ranks."""
         if not self._coef:
             return
         load_LE = self._load_LE
-        if not self._counted_anew:
+        if not self._has_extra_pass:
             known = self.last_inference.recall(rows, range(rows.num_rows)) or []
             load_LE = sum(known, start=torch.zeros_like(load_LE, device="cpu")).to(load_LE)
         load_LE = self._reduced(load_LE, "sum")
@@ -108,7 +108,7 @@ class ExpertLoad:
             min_over_mean=float(ratio_LE.min()),
             idle_experts=int((load_LE == 0).sum()),
             aux_loss=float(share) / self._coef if self._coef else None,
-            counted_anew=self._counted_anew,
+            has_extra_pass=self._has_extra_pass,
         )
 
     def _reduced(self, values: torch.Tensor, kind: str) -> torch.Tensor:

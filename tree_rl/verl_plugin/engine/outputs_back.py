@@ -96,7 +96,7 @@ def _load_metrics(load: LoadReport) -> dict[str, Metric]:
     }
     if load.aux_loss is not None:
         metrics["moe/aux_loss"] = Metric(AggregationType.SUM, load.aux_loss)
-        metrics["moe/counted_anew"] = Metric(AggregationType.MAX, float(load.counted_anew))
+        metrics["moe/counted_anew"] = Metric(AggregationType.MAX, float(load.has_extra_pass))
     return metrics
 
 
