@@ -135,7 +135,8 @@ def _attention_forward(
         optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         given = {name: value for name, value in optional.items() if value is not None}
         flat_forward = _flat_attention(module, flat_implementation)
-        # Flash attention needs values of the keys' size. Layers pad them where the config names it, which ours hides.
+        # Flash attention needs values of the keys' size. Layers pad them if the name in the config contains "flash",
+        # which the name of tree attention does not.
         missing = key_1HND.shape[-1] - value_1HND.shape[-1] if "flash" in flat_implementation else 0
         with _named(module.config, flat_implementation):
             out, weights = flat_forward(
@@ -159,7 +160,7 @@ def _attention_forward(
     # Views, not indexing: the backward of indexing would copy the gradient into a new tensor of zeros.
     query_NHD, key_NHD, value_NHD = (t.squeeze(0).transpose(0, 1) for t in (query_1HND, key_1HND, value_1HND))
     if sequence_parallel is not None:
-        query_NHD, key_NHD, value_NHD = _own_heads(sequence_parallel, query_NHD, key_NHD, value_NHD)
+        query_NHD, key_NHD, value_NHD = _exchange_heads(sequence_parallel, query_NHD, key_NHD, value_NHD)
         s_aux = None if s_aux is None else sequence_parallel.own_heads(s_aux)
     past: LayerTensors = {}
     if kv_relay is not None:
@@ -219,7 +220,7 @@ def _refuse_own_masks(
         )
 
 
-def _own_heads(
+def _exchange_heads(
     ranks: SequenceParallel, query_nHD: torch.Tensor, key_nHD: torch.Tensor, value_nHD: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values of all tokens for this rank's heads; few key-value heads are copied to several ranks."""

@@ -30,8 +30,8 @@ def language_model(model: nn.Module) -> Any:
     """
     if not is_wrapper(model):
         return model
-    stub: Any = model
-    embedding = stub.get_input_embeddings()
+    untyped: Any = model
+    embedding = untyped.get_input_embeddings()
     # The innermost model that contains the embedding, because a wrapper may contain a whole causal language model.
     holders = [m for m in model.modules() if hasattr(m, "config") and hasattr(m, "get_input_embeddings")]
-    return [stub.base_model, *(m for m in holders if any(part is embedding for part in m.modules()))][-1]
+    return [untyped.base_model, *(m for m in holders if any(part is embedding for part in m.modules()))][-1]

@@ -110,28 +110,6 @@ def _rule_from(known: torch.Tensor, returned: torch.Tensor, settings: dict[str, 
     return "its forward changes the head's output by more than a factor or a soft cap"
 
 
-class _BodyOutput:
-    """Output with hidden states; any other attribute is None."""
-
-    def __init__(self, hidden_12C: torch.Tensor) -> None:
-        self.last_hidden_state = hidden_12C
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
-
-
-def _body(dtype: torch.dtype, width: int, *_: object, **__: object) -> _BodyOutput:
-    return _BodyOutput(torch.zeros(1, 2, width, dtype=dtype))
-
-
-def _project(known_11V: torch.Tensor, seen: list[tuple[int, ...]], hidden: torch.Tensor) -> torch.Tensor:
-    seen.append(tuple(hidden.shape))
-    return known_11V
-
-
 @dataclass
 class _TextOutput(BaseModelOutputWithPast):
     """Output with hidden states; any other attribute is None."""
@@ -139,6 +117,15 @@ class _TextOutput(BaseModelOutputWithPast):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+
+
+def _body(dtype: torch.dtype, width: int, *_: object, **__: object) -> _TextOutput:
+    return _TextOutput(last_hidden_state=torch.zeros(1, 2, width, dtype=dtype))
+
+
+def _project(known_11V: torch.Tensor, seen: list[tuple[int, ...]], hidden: torch.Tensor) -> torch.Tensor:
+    seen.append(tuple(hidden.shape))
+    return known_11V
 
 
 class _OtherTextError(Exception):

@@ -60,9 +60,9 @@ def check_dropout(model: nn.Module) -> None:
 def leaks_when_packed(model: PreTrainedModel) -> bool:
     """True if rows that are packed into one sequence, as in stock verl, see each other in this model.
 
-    That happens with recurrent layers, and if transformers builds the mask without positions, from which it would see
-    where rows start; flash attention reads positions itself. Models with several rotary axes read row starts only from
-    positions with four axes.
+    That happens with recurrent layers, and if transformers builds the mask without positions, so that it cannot
+    separate packed rows; flash attention reads positions itself. Models with several rotary axes read row starts only
+    from positions with four axes.
     """
     config = language_model(model).config
     is_blind = config.model_type in BLIND_MASKS and "flash" not in config._attn_implementation

@@ -31,19 +31,19 @@ def use_language_model(model: nn.Module) -> None:
     if not is_wrapper(model) or runs_language_model(model):
         return
     # Set on the instance, so that the class and its other models do not change.
-    stub: Any = model
-    if stub.get_output_embeddings() is None:
+    untyped: Any = model
+    if untyped.get_output_embeddings() is None:
         # A critic's own forward applies its head to the base model's output.
-        vars(stub.base_model)["forward"] = partial(_read, stub.base_model, decoder)
+        vars(untyped.base_model)["forward"] = partial(_read, untyped.base_model, decoder)
         return
-    rule = find_logits_rule(stub)
+    rule = find_logits_rule(untyped)
     vars(model)["forward"] = partial(_forward, model, decoder, _unchanged if isinstance(rule, str) else rule.apply)
 
 
 def runs_language_model(model: nn.Module) -> bool:
     """True if the wrapper was prepared by `use_language_model`."""
-    stub: Any = model
-    forwards = [vars(part).get("forward") for part in (model, stub.base_model)]
+    untyped: Any = model
+    forwards = [vars(part).get("forward") for part in (model, untyped.base_model)]
     return any(isinstance(forward, partial) and forward.func in (_forward, _read) for forward in forwards)
 
 

@@ -16,7 +16,8 @@ from tree_rl.models import sequence_parallel, tiled_mlp
 from tree_rl.models.attention import skip_mask
 from tree_rl.models.images import TOKENS, ImageTokens, TokensWithImages
 from tree_rl.models.relay import LayerRelay
-from tree_rl.models.routers.trace import KEYWORD, RouterTrace
+from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
+from tree_rl.models.routers.trace import RouterTrace
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
@@ -136,22 +137,20 @@ class TreeInputs:
 
     def model_kwargs(self) -> dict[str, object]:
         """Keyword arguments of a Hugging Face model prepared by `use_tree_attention`."""
-        routers = {} if self.router_trace is None else {KEYWORD: self.router_trace}
-        relay = {} if self.relay is None else {"kv_relay": self.relay}
-        tiles = {} if self.tile_tokens is None else {tiled_mlp.KEYWORD: self.tile_tokens}
-        ranks = {} if self.ranks is None else {sequence_parallel.KEYWORD: self.ranks}
-        images = {} if self.images is None else {TOKENS: self.images}
+        of_some_forwards = {
+            ROUTER_TRACE: self.router_trace,
+            "kv_relay": self.relay,
+            tiled_mlp.KEYWORD: self.tile_tokens,
+            sequence_parallel.KEYWORD: self.ranks,
+            TOKENS: self.images,
+        }
         return {
             "input_ids": self.input_ids_1n,
             "position_ids": self.position_ids_1n,
             "attention_mask": skip_mask(self.input_ids_1n.device),
             "tree_layout": self.layout,
             "use_cache": False,
-            **routers,
-            **relay,
-            **tiles,
-            **ranks,
-            **images,
+            **{name: value for name, value in of_some_forwards.items() if value is not None},
         }
 
 

@@ -13,11 +13,10 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tree_rl.models.language_model import language_model
+from tree_rl.models.routers.merge_routes import NATIVE
 from tree_rl.models.support import UnsupportedModelError
 
 KEYWORD = "router_trace"
-NATIVE = -1
-"""Expert number in a replayed route that leaves the choice to the router, as in `merge_routes`."""
 
 Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps a router, its logits [N, E] and the chosen experts [N, K] to the weights [N, K] of the experts' outputs."""
@@ -25,14 +24,10 @@ Scores = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def _softmax_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
     scores_NK = torch.softmax(logits_NE, dim=-1, dtype=torch.float).gather(1, chosen_NK)
-    if router.norm_topk_prob:
+    # Qwen3.5's router always normalises and has no such attribute.
+    if getattr(router, "norm_topk_prob", True):
         scores_NK = scores_NK / scores_NK.sum(dim=-1, keepdim=True)
     return scores_NK.to(logits_NE.dtype)
-
-
-def _normalised_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
-    scores_NK = torch.softmax(logits_NE, dim=-1, dtype=torch.float).gather(1, chosen_NK)
-    return (scores_NK / scores_NK.sum(dim=-1, keepdim=True)).to(logits_NE.dtype)
 
 
 def _mixtral_scores(router: Any, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
@@ -61,7 +56,7 @@ SCORES: dict[str, Scores] = {
     "Qwen3MoeTopKRouter": _softmax_scores,
     "Qwen3NextTopKRouter": _softmax_scores,
     "OlmoeTopKRouter": _softmax_scores,
-    "Qwen3_5MoeTopKRouter": _normalised_scores,
+    "Qwen3_5MoeTopKRouter": _softmax_scores,
     "MixtralTopKRouter": _mixtral_scores,
     "GptOssTopKRouter": _gpt_oss_scores,
 }
@@ -141,13 +136,6 @@ class RouterTrace:
         """Experts that ran, int16 [N, Mixture-of-Experts layers, K]."""
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
-    def routes(self, num_layers: int) -> torch.Tensor:
-        """Experts that ran, int16 [N, L, K] by absolute decoder layer; NATIVE in layers without experts."""
-        chosen = self.chosen()
-        routes_NLK = chosen.new_full((len(chosen), num_layers, chosen.shape[-1]), NATIVE)
-        routes_NLK[:, sorted(self._chosen)] = chosen
-        return routes_NLK
-
 
 class RouterHooks:
     """Hooks that give the routers of a model the `router_trace` of its forward, if there is one."""
@@ -170,8 +158,6 @@ class RouterHooks:
         self.unknown_router: str | None = None
         """Decoder layer class whose router is in neither table of scores: recording works, replay does not."""
         self._traces: dict[int, RouterTrace | None] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._blocks: list[nn.Module] = []
         stack = language_model(model)
         decoder_layers = [(name, m) for name, m in stack.named_modules() if isinstance(m, GradientCheckpointingLayer)]
         self.num_layers = len(decoder_layers)
@@ -186,37 +172,25 @@ class RouterHooks:
                 "unset tree.router_aux_loss_coef and fsdp_config.router_replay.mode"
             )
 
-    def remove(self) -> None:
-        """Remove all hooks from the model."""
-        for handle in self._handles:
-            handle.remove()
-        for block in self._blocks:
-            del vars(block)["route_tokens_to_experts"]
-        self._handles, self._blocks = [], []
-
     def _hook(self, layer: int, decoder_layer: nn.Module, experts: Any) -> None:
         self.layers += (layer,)
         self.num_experts = experts.num_experts
-        handles = [
-            decoder_layer.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True),
-            # Recomputation stops early by an exception inside the layer; the hook must run then too.
-            decoder_layer.register_forward_hook(partial(self._leave, layer), always_call=True),
-            experts.register_forward_pre_hook(partial(self._record, layer)),
-        ]
+        decoder_layer.register_forward_pre_hook(partial(self._enter, layer), with_kwargs=True)
+        # Recomputation stops early by an exception inside the layer; the hook must run then too.
+        decoder_layer.register_forward_hook(partial(self._leave, layer), always_call=True)
+        experts.register_forward_pre_hook(partial(self._record, layer))
         routers: list[Any] = [m for m in decoder_layer.modules() if type(m).__name__ in SCORES]
         blocks: list[Any] = [m for m in decoder_layer.modules() if type(m).__name__ in BLOCK_SCORES]
         if routers:
             self.experts_per_token = int(routers[0].top_k)
-            handles.append(routers[0].register_forward_hook(partial(self._route, layer)))
+            routers[0].register_forward_hook(partial(self._route, layer))
         elif blocks:
             self.experts_per_token = int(blocks[0].top_k)
             scores = BLOCK_SCORES[type(blocks[0]).__name__]
             # Set on the instance, so that the class and its other models do not change.
             vars(blocks[0])["route_tokens_to_experts"] = partial(self._route_in_block, layer, blocks[0], scores)
-            self._blocks.append(blocks[0])
         else:
             self.unknown_router = type(decoder_layer).__name__
-        self._handles += handles
 
     def _enter(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Store the trace for the layer's hooks, in the forward and in its recomputation."""

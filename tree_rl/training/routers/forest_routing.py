@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from tree_rl.models.routers.load_balance import balance_loss, expert_load
-from tree_rl.models.routers.trace import NATIVE, RouterTrace
+from tree_rl.models.routers.merge_routes import NATIVE
+from tree_rl.models.routers.trace import RouterTrace
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.tree.forest import Forest
 
