@@ -1,4 +1,5 @@
-"""Models with recurrent layers or experts in verl's FSDP2 engine train as stock verl does on rows alone, cut or whole.
+"""Models with recurrent layers, experts or latent attention in verl's FSDP2 engine train as stock verl does on rows
+alone, cut or whole.
 
 Stock verl packs rows into one sequence, along which recurrent layers carry their state from row to row: the yardstick
 runs one row a micro-batch.
@@ -43,7 +44,8 @@ def test_recurrent_layers(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ("gpt_oss", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_moe", "mixtral")))
+    "family",
+    ("gpt_oss", "deepseek_v3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_moe", "mixtral"))),
 )
 def test_experts(tmp_path: Path, family: str) -> None:
     assert_trains(save_model(tmp_path, CONFIGS[family]), ("comb", "identical"), ATTENTION[family])
