@@ -33,8 +33,8 @@ class FileMark:
     """Size and checksum of a file."""
 
     size_bytes: int
-    sha256: str | None
-    """Checksum in hexadecimal; None in records without checksums (version 1)."""
+    sha256: str
+    """Checksum in hexadecimal."""
 
 
 def open_regular(path: Path) -> io.FileIO:
@@ -97,12 +97,9 @@ def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
         if reason is not None:
             return reason
 
-    def compare(name: str) -> str | None:
-        mark = files[name]
-        return _why_unreadable(folder / name) if mark.sha256 is None else _why_changed(folder / name, mark.sha256)
-
     with ThreadPoolExecutor(THREADS) as pool:
-        return next((reason for reason in pool.map(compare, files) if reason is not None), None)
+        compared = pool.map(lambda name: _why_changed(folder / name, files[name].sha256), files)
+        return next((reason for reason in compared if reason is not None), None)
 
 
 def why_unreadable_files(folder: Path, names: Iterable[str]) -> str | None:
