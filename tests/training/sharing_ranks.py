@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, get_peft_model
 from latent_models import latent_configs
+from peft import LoraConfig, get_peft_model
 from rank_processes import free_port, start_ranks
 from tiny_sizes import ROPE, VOCAB, sizes
 from torch.distributed.fsdp import fully_shard

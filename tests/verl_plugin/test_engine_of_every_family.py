@@ -11,7 +11,6 @@ import pytest
 from engine_harness import build_engine, save_model
 from equivalence import alone, assert_trains_as
 from hostile_rows import SHAPES
-from rank_engines import assert_two_ranks_step_as_one
 from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -49,9 +48,3 @@ def test_recurrent_layers(tmp_path: Path, family: str) -> None:
 )
 def test_experts(tmp_path: Path, family: str) -> None:
     assert_trains(save_model(tmp_path, CONFIGS[family]), ("comb", "identical"), ATTENTION[family])
-
-
-@pytest.mark.slow
-def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path) -> None:
-    save_hybrid(tmp_path / "model", GATED_DELTA_NET["qwen3_next"])
-    assert_two_ranks_step_as_one(tmp_path)
