@@ -87,9 +87,10 @@ GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     ),
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
-RECURRENT = recurrent_configs(
+_RECURRENT = recurrent_configs(
     vocab_size=VOCAB, intermediate_size=48, initializer_range=HYBRID_SIZES["initializer_range"], pad_token_id=None
 )
+RECURRENT = {family: _RECURRENT[family] for family in ("lfm2", "granite_4", "nemotron_h", "falcon_h1", "zamba2")}
 
 
 def wrapped_apart(path: Path) -> dict[str, Any] | None:
