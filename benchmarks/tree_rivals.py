@@ -355,7 +355,7 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
 
 def compare(folder: Path, arguments: argparse.Namespace, por: float, shape: str) -> Iterator[dict[str, Any]]:
     """All rivals on one batch; a row of the table each."""
-    from tree_rl.benchmark.gradient_gate import relative_error
+    from tree_rl.benchmark.gradient_errors import relative_error
 
     unique = write_rows(folder, arguments, por, shape)
     truth_said = measure("truth", folder, arguments)["note"]

@@ -11,7 +11,7 @@ from tree_rl.benchmark.against_packed.random_model import build_model, build_opt
 from tree_rl.benchmark.against_packed.update import PACKED, ForwardPlan, packed_planner, tree_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.comparison import TREE
-from tree_rl.benchmark.gradient_gate import GateError
+from tree_rl.benchmark.gradient_errors import GateError
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.models.tree_inputs import TreeInputs
 

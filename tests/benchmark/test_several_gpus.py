@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cluster_check
 import collectives
 import numpy as np
+import predicted_steps
 import pytest
 from many_gpus import shares, verdicts
 
@@ -105,17 +105,17 @@ def test_verdicts_follow_from_rows() -> None:
 def test_the_table_of_predictions_is_that_of_the_measured_steps() -> None:
     folder = ROOT / "docs" / "benchmarks"
     steps, measured = read_csv(folder / "scale_steps.csv"), read_csv(folder / "collectives.csv")
-    lines, published = cluster_check.check(steps, measured), read_csv(folder / "scale_check.csv")
+    lines, published = predicted_steps.check(steps, measured), read_csv(folder / "scale_check.csv")
     assert len(lines) == len(published) > 10
     for line, row in zip(lines, published, strict=True):
         for name in ("measured_s", "predicted_s", "error"):
             assert float(line[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-5)
-    assert cluster_check.verdicts(lines) == [
+    assert predicted_steps.verdicts(lines) == [
         "1 GPUs: off by 12.4% at most, target 10%: missed",
         "2 GPUs: off by 7.9% at most, target 10%: met",
     ]
     with pytest.raises(ValueError, match="expected a row on one GPU"):
-        cluster_check.check([row for row in steps if row["gpus"] != "1"], [])
+        predicted_steps.check([row for row in steps if row["gpus"] != "1"], [])
 
 
 def test_a_fit_finds_latency_and_bandwidth_and_neither_is_negative() -> None:

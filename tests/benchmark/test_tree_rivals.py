@@ -8,7 +8,7 @@ import torch
 import tree_rivals
 from safetensors.torch import load_file
 
-from tree_rl.benchmark.gradient_gate import relative_error
+from tree_rl.benchmark.gradient_errors import relative_error
 
 SIZES = argparse.Namespace(model="tiny", layers=None, rows=4, row_tokens=40, groups=2)
 

@@ -26,12 +26,6 @@ def test_ids_are_those_of_tiktoken(tokenizer: ChatTokenizer, airline_trajectorie
         assert tokenizer.vocabulary.encode(text).ids == reference.encode(unicodedata.normalize("NFC", text))
 
 
-def test_control_tokens_have_the_published_ids(tokenizer: ChatTokenizer) -> None:
-    published = {"<|endoftext|>": 151643, "<|im_end|>": 151645, "<tool_call>": 151657, "</think>": 151668}
-    assert {token: tokenizer.vocabulary.token_to_id(token) for token in published} == published
-    assert tokenizer.vocabulary.encode("Hello world!<|im_end|>").ids == [9707, 1879, 0, 151645]
-
-
 def test_pieces_between_control_tokens_spell_the_whole(tokenizer: ChatTokenizer, airline_trajectories: Path) -> None:
     assert tokenizer.boundary is not None
     for trial in json.loads(airline_trajectories.read_text(encoding="utf-8"))[:5]:

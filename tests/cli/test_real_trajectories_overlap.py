@@ -1,6 +1,5 @@
 """Overlap of recorded agent trajectories under the Qwen vocabulary: the figures of examples/tau_bench_airline."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,34 +70,9 @@ def test_a_plan_computes_every_token_once(recorded: Recorded) -> None:
         assert plan.partitioned
 
 
-@pytest.fixture
-def forty(airline_trajectories: Path, tmp_path: Path) -> Path:
-    """Ten tasks of four trials."""
-    tasks = json.loads(airline_trajectories.read_text(encoding="utf-8"))
-    kept = sorted({trial["task_id"] for trial in tasks})[:10]
-    (tmp_path / "forty.json").write_text(json.dumps([trial for trial in tasks if trial["task_id"] in kept]))
-    return tmp_path / "forty.json"
-
-
-def test_command_says_how_each_group_runs(tree_rl: Run, forty: Path, qwen_tokenizer: Path) -> None:
-    given = ("--tokenizer", qwen_tokenizer, "--rows", "call", "--max-tokens", 12288, "--groups", 10)
-    code, out, err = tree_rl("plan", forty, *given)
-    assert (code, err) == (0, "")
-    kinds = [line.split()[3] for line in out.splitlines()[9:19]]
-    assert kinds == ["partitioned"] * kinds.count("partitioned") + ["whole"] * kinds.count("whole")
-    assert min(kinds.count("partitioned"), kinds.count("whole")) > 0
-
-
 def test_command_prints_totals_and_draws(tree_rl: Run, airline_trajectories: Path, qwen_tokenizer: Path) -> None:
     given = ("--tokenizer", qwen_tokenizer, "--groups", 2, "--draw", "text", "-", "--draw-group", 3)
     code, out, err = tree_rl("inspect", airline_trajectories, *given)
     assert (code, err) == (0, "")
     assert "0.240" in out and "48 more groups" in out
     assert "Airline Agent Policy" in out
-
-
-def test_a_drawing_is_a_picture(tree_rl: Run, forty: Path, qwen_tokenizer: Path, tmp_path: Path) -> None:
-    drawing = tmp_path / "tree.svg"
-    given = ("--tokenizer", qwen_tokenizer, "--draw", "svg", drawing, "--draw-group", 3)
-    assert tree_rl("inspect", forty, *given)[0] == 0
-    assert drawing.read_text(encoding="utf-8").startswith("<svg")

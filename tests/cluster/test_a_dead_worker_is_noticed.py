@@ -41,18 +41,16 @@ def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any, monke
     watch = Watch({"agent loop worker 0": busy, "rollout server 3": killed})
     with watch.guard():
         watch.confirm()
-        busy.work.remote(60.0)
-        started = time.monotonic()
+        work = busy.work.remote(600.0)
         watch.confirm()
         watch.check()
-        assert time.monotonic() - started < 45, "nobody waits for what it does"
+        assert not ray.wait([work], timeout=0)[0], "nobody waits for what it does"
 
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match=r"rollout server 3 died .*trainer\.resume_mode=auto"):
             watch.confirm()
-        deadline = time.monotonic() + 30
         with pytest.raises(WorkerDiedError, match="rollout server 3 died"):
-            while time.monotonic() < deadline:
+            while True:
                 watch.check()
                 time.sleep(0.05)
 
@@ -79,6 +77,6 @@ with liveness.Watch({"storage of the rows' queue 0": worker}).guard():
 
 def test_a_process_that_hangs_on_a_dead_one_is_ended(worker_class: Any) -> None:
     address = ray.get_runtime_context().gcs_address
-    ended = subprocess.run([sys.executable, "-c", HANGING, address], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", HANGING, address], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert "storage of the rows' queue 0 died" in ended.stderr and "ending the trainer" in ended.stderr

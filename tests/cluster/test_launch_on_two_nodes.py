@@ -188,8 +188,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, "still not so after a minute"
+        assert time.monotonic() < deadline, f"still not so after {seconds:.0f} s"
         time.sleep(0.5)

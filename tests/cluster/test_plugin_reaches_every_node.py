@@ -79,17 +79,10 @@ def reward_that_tells(folder: Path) -> tuple[str, Path]:
 def test_code_sent_as_py_modules_trains_on_nodes_without_it(tmp_path: Path, bare: Path, bare_nodes: Nodes) -> None:
     code = copy_of_the_code(tmp_path / "code")
     override, seen = reward_that_tells(tmp_path)
-    modules = f"[{code / 'tree_rl'},{code / 'tree_kernels'}]"
-    done = bare_nodes.drive(
-        ["bash", str(RECIPE), *EXISTING_CLUSTER, override, f"+ray_kwargs.ray_init.runtime_env.py_modules={modules}"],
-        python=bare,
-        environment=one_step(tmp_path, bare, PYTHONPATH=str(code), VERL_USE_EXTERNAL_MODULES="tree_rl.verl_plugin"),
-        folder=tmp_path,
-        seconds=500,
-    )
-    (tmp_path / "log").write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    assert "training/global_step:1" in done.stdout
+    modules = f"+ray_kwargs.ray_init.runtime_env.py_modules=[{code / 'tree_rl'},{code / 'tree_kernels'}]"
+    command = ["bash", str(RECIPE), *EXISTING_CLUSTER, override, modules]
+    environment = one_step(tmp_path, bare, PYTHONPATH=str(code), VERL_USE_EXTERNAL_MODULES="tree_rl.verl_plugin")
+    assert_trains(bare_nodes, command, bare, environment, tmp_path)
     assert {"py_modules_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
 
 
@@ -98,19 +91,18 @@ def test_code_sent_as_working_dir_trains_on_nodes_without_it(tmp_path: Path, bar
     shutil.copytree(REPOSITORY / "recipes", travelling / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
     override, seen = reward_that_tells(tmp_path)
     runtime_env = {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}
-    assigned = [f"{name}={value}" for name, value in one_step(tmp_path, bare).items()]
-    done = bare_nodes.drive(
-        [
-            *("ray", "job", "submit", "--address", f"http://{address(0)}:8265", "--working-dir", str(travelling)),
-            *("--runtime-env-json", json.dumps(runtime_env), "--"),
-            *("env", *assigned, "bash", "recipes/grpo/run_qwen3_fsdp2.sh", *EXISTING_CLUSTER, override),
-        ],
-        python=bare,
-        environment={},
-        folder=tmp_path,
-        seconds=500,
-    )
-    (tmp_path / "log").write_text(done.stdout + done.stderr)
+    command = [
+        *("ray", "job", "submit", "--address", f"http://{address(0)}:8265", "--working-dir", str(travelling)),
+        *("--runtime-env-json", json.dumps(runtime_env), "--", "env"),
+        *(f"{name}={value}" for name, value in one_step(tmp_path, bare).items()),
+        *("bash", "recipes/grpo/run_qwen3_fsdp2.sh", *EXISTING_CLUSTER, override),
+    ]
+    assert_trains(bare_nodes, command, bare, {}, tmp_path)
+    assert {"working_dir_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
+
+
+def assert_trains(nodes: Nodes, command: list[str], python: Path, environment: dict[str, str], folder: Path) -> None:
+    done = nodes.drive(command, python=python, environment=environment, folder=folder, seconds=500)
+    (folder / "log").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "training/global_step:1" in done.stdout
-    assert {"working_dir_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()

@@ -9,6 +9,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on the tests before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The trainer's queue of rows, in this process."""

@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.multiprocessing
 from engine_harness import build_engine, gradients, ppo_batch
-from equivalence import ALONE, LOSS, actor_loss, run
+from equivalence import actor_loss, run
 from hostile_rows import SHAPES, row, tokens
 from rank_processes import free_port, start_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-
-from tree_rl.verl_plugin.options import TreeConfig
 
 COMB, BRANCHES, DEEP = SHAPES["comb"], SHAPES["branches"], SHAPES["branch_at_63_64_65"]
 DEALS: dict[str, list[list[Any]]] = {
@@ -101,42 +99,3 @@ def assert_trains_as_one(results: Path, deal: str, name: str) -> None:
         assert error <= 4e-5 * max(reference.norm(), 1e-3 * largest), parameter
     metrics = [json.loads((results / f"{name}_{rank}.json").read_text()) for rank in range(world)]
     assert all(one == metrics[0] for one in metrics), "ranks must report metrics that verl can join"
-
-
-ROWS_OF_RANK = ([0, 1, 2], [3, 4, 5, 6])
-DECAY = {"weight_decay": 0.1}
-
-
-def weights_after_two_steps(
-    engine: Any, rows_of_rank: list[int] | None = None, **flags: Any
-) -> dict[str, torch.Tensor]:
-    """Weights, by the names that rollouts get, after two optimizer steps on a share of the rows, or on all of them."""
-    with engine.train_mode(disable_auto_offload=True):
-        for step in range(2):
-            data = ppo_batch([*BRANCHES, *DEEP], seed=step, calculate_entropy=True, **flags)
-            share = data if rows_of_rank is None else tu.index_select_tensor_dict(data, rows_of_rank)
-            engine.train_batch(share, LOSS)
-    return {name: tensor.clone() for name, tensor in engine.get_per_tensor_param()[0]}
-
-
-def two_steps_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """Two steps on this rank's rows, in partitions."""
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=16), optimizer=DECAY)
-    torch.save(weights_after_two_steps(engine, ROWS_OF_RANK[rank]), f"{out}/weights_{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def assert_two_ranks_step_as_one(folder: Path) -> None:
-    """Two ranks take the two steps that stock verl takes on one, with the model in the folder."""
-    spawn(two_steps_main, 2, folder)
-    stock = build_engine(folder / "model", tree=None, optimizer=DECAY)
-    start = {name: tensor.clone() for name, tensor in stock.get_per_tensor_param()[0]}
-    expected = weights_after_two_steps(stock, **ALONE)
-    for rank in range(2):
-        weights = torch.load(folder / f"weights_{rank}.pt")
-        assert weights.keys() == expected.keys()
-        for name, reference in expected.items():
-            # Adam divides by the gradient's size, so where that is near zero its rounding moves the weight.
-            moved = (reference - start[name]).norm()
-            assert (weights[name] - reference).norm() <= 2e-3 * moved, name

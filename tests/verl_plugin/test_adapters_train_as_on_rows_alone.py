@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 def with_adapter(model: Path, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """verl's options of a model with an adapter that has trained before."""
+    """verl's options of a model with an adapter that has trained before, and of recomputed layers."""
     torch.manual_seed(7)
     lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **options)
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora)
@@ -63,7 +63,8 @@ def with_adapter(model: Path, folder: Path, options: dict[str, Any]) -> dict[str
         if weight.requires_grad and "magnitude" not in name:
             torch.nn.init.normal_(weight, std=0.2)
     adapted.save_pretrained(folder)
-    return {"lora_rank": 4, "lora_alpha": 8, "lora_adapter_path": str(folder)}
+    loaded = {"lora_rank": 4, "lora_alpha": 8, "lora_adapter_path": str(folder)}
+    return {**loaded, "enable_gradient_checkpointing": True}
 
 
 SLOW = ("embedding and head", "whole embedding", "dora", "biases")

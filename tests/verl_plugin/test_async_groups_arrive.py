@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import verl.trainer.ppo.padding_utils as padding_utils
 import verl.trainer.ppo.v1.replay_buffer as replay_buffer
@@ -11,6 +12,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
+from tree_rl.verl_plugin.trainer.step_metrics import staleness_metrics
 
 # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
 BRANCHES = [[1, 3], [2, 1], [1, 1], [4, 1]]
@@ -104,6 +106,18 @@ def test_a_batch_of_mixed_versions_keeps_groups_in_one_mini_batch_and_reports_it
     assert metrics["tree/staleness/oldest/max"] == max(lags) == 3
     assert metrics["tree/mixed_version_trees"] == 2 / 4
     assert metrics["tree/mixed_version_rows"] == 0
+
+
+def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:
+    spans = [(3, 3), (1, 3), (2, 2), (4, 4), (None, None)]
+    tags = [{"min_global_steps": low, "max_global_steps": high} for low, high in spans]
+    figures = staleness_metrics(tags, np.array([0, 0, 1, 2, 2]), trainer_version=4)
+    assert figures["tree/staleness/oldest/mean"] == (1 + 3 + 2 + 0) / 4
+    assert figures["tree/staleness/newest/mean"] == (1 + 1 + 2 + 0) / 4
+    assert (figures["tree/staleness/oldest/max"], figures["tree/staleness/newest/max"]) == (3, 2)
+    # Group 0 has rows of several versions, one of which was continued.
+    assert (figures["tree/mixed_version_rows"], figures["tree/mixed_version_trees"]) == (1 / 4, 1 / 3)
+    assert staleness_metrics([{}, tags[-1]], np.array([0, 0]), trainer_version=4) == {}
 
 
 def test_a_group_too_stale_leaves_whole_and_is_replaced(queue: PollableQueue) -> None:

@@ -55,19 +55,6 @@ def test_separate_rollouts_alone_leave_actor_and_reference_to_our_worker() -> No
     assert workers(trainer) == {Role.Actor: TreeDetachActorWorker, Role.RefPolicy: TreeDetachActorWorker}
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "nccl/nixl/mooncake"),
-        ("actor_rollout_ref.rollout.nnodes=0", "nnodes must be > 0"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "train_batch_size must equal"),
-    ],
-)
-def test_verl_refuses_what_separate_rollouts_cannot_do_before_a_worker_starts(override: str, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
-        build("tree_separate_async", override)
-
-
 @pytest.mark.parametrize("mode", ["tree_sync", "tree_colocate_async", "tree_separate_async"])
 def test_every_tree_trainer_refuses_what_trees_cannot_do(mode: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"adv_estimator=remax"):

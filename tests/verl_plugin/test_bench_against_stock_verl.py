@@ -13,7 +13,7 @@ from tree_rl.benchmark.against_verl import verl_updates
 from tree_rl.benchmark.against_verl.engines import build_engine, save_random_model
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch, agent_batch
-from tree_rl.benchmark.gradient_gate import GateError
+from tree_rl.benchmark.gradient_errors import GateError
 from tree_rl.cli import app
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.verl_plugin.options import TreeConfig

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import build_engine, ppo_batch, save_model
+from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import LOSS, run
 from hostile_rows import shapes
-from tiny_families import NO_GATED_DELTA_NET, RECURRENT
+from tiny_families import RECURRENT
+from tiny_sizes import sizes
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from transformers import CohereConfig, Gemma2Config, PretrainedConfig
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES: dict[str, Any] = {**NO_GATED_DELTA_NET, "num_hidden_layers": 2, "pad_token_id": 0, "tie_word_embeddings": False}
+SIZES: dict[str, Any] = sizes(vocab_size=VOCAB, max_position_embeddings=512, head_dim=None) | {
+    "tie_word_embeddings": False
+}
 MODELS: dict[str, PretrainedConfig] = {
     "cohere, logits times a factor": CohereConfig(**SIZES, logit_scale=0.25),
     "granite_4": RECURRENT["granite_4"],

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verl
+from verl_checkout import broken
 
 import tree_rl.verl_plugin
 from tree_rl.verl_plugin import compat
@@ -291,6 +293,19 @@ def test_functions_of_private_modules_are_in_the_contract() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in alias:
                 used.add(f"{alias[node.value.id]}.{node.attr}")
     assert used <= {call.split("(")[0] for call in names_of(CALLED)}
+
+
+def test_a_checkout_of_verl_is_judged_without_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = Path(verl.__file__).parents[1]
+    assert broken(installed, CALLED, *OVERRIDDEN.values()) == []
+    gone = {"gone": "verl.nowhere", "critic_loss": "verl.workers.utils.losses"}
+    monkeypatch.setattr(compat, "PRIVATE_NAMES", compat.PRIVATE_NAMES | gone)
+    assert broken(installed, "value_loss(config, data)\nFSDPEngineWithLMHead.no_such_hook()") == [
+        "no FSDPEngineWithLMHead.no_such_hook in verl.workers.engine.fsdp.transformer_impl",
+        "no critic_loss in verl.workers.utils.losses",
+        "no module verl.nowhere, for gone",
+        "value_loss(config, model_output, data, dp_group), here (config, data)",
+    ]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -90,7 +90,7 @@ def assert_values_are_a_linear_layer(engine: Any, generator: Any) -> None:
         values = engine.infer_batch(data)["model_output"]["values"].unbind()
     weight, bias = (getattr(engine.module.score, name).full_tensor() for name in ("weight", "bias"))
     for row, got in zip(data["input_ids"].unbind(), values, strict=True):
-        hidden = generator.eval().base_model(input_ids=row[None]).last_hidden_state[0]
+        hidden = generator.eval().base_model(input_ids=row[None], use_cache=False).last_hidden_state[0]
         torch.testing.assert_close(got, (hidden @ weight.T + bias)[:, 0], rtol=2e-5, atol=2e-5)
 
 

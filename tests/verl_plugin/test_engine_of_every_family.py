@@ -1,4 +1,5 @@
-"""Models with recurrent layers or experts in verl's FSDP2 engine train as stock verl does on rows alone, cut or whole.
+"""Models with recurrent layers, experts or latent attention in verl's FSDP2 engine train as stock verl does on rows
+alone, cut or whole.
 
 Stock verl packs rows into one sequence, along which recurrent layers carry their state from row to row: the yardstick
 runs one row a micro-batch.
@@ -10,7 +11,6 @@ import pytest
 from engine_harness import build_engine, save_model
 from equivalence import alone, assert_trains_as
 from hostile_rows import SHAPES
-from rank_engines import assert_two_ranks_step_as_one
 from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -43,13 +43,8 @@ def test_recurrent_layers(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ("gpt_oss", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_moe", "mixtral")))
+    "family",
+    ("gpt_oss", "deepseek_v3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("qwen3_moe", "mixtral"))),
 )
 def test_experts(tmp_path: Path, family: str) -> None:
     assert_trains(save_model(tmp_path, CONFIGS[family]), ("comb", "identical"), ATTENTION[family])
-
-
-@pytest.mark.slow
-def test_two_ranks_take_the_two_steps_of_stock_verl_on_one(tmp_path: Path) -> None:
-    save_hybrid(tmp_path / "model", GATED_DELTA_NET["qwen3_next"])
-    assert_two_ranks_step_as_one(tmp_path)

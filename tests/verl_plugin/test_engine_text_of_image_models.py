@@ -77,12 +77,6 @@ def test_families_whose_attention_verl_replaces_by_flash_attention(tmp_path: Pat
         torch.testing.assert_close(found, expected[wanted].to(found.dtype), rtol=2e-5, atol=2e-5)
 
 
-def test_adapters_under_gradient_checkpointing(tmp_path: Path) -> None:
-    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
-    expected = compare(save(tmp_path, "qwen3_5"), model={**lora, "enable_gradient_checkpointing": True})
-    assert all("lora" in name for name in expected["gradients"])
-
-
 @pytest.mark.parametrize(("family", "key"), (("gemma3", "token_type_ids"), ("qwen3_5", "mm_token_type_ids")))
 def test_rows_that_say_they_are_text_train_and_rows_with_images_are_refused(
     tmp_path: Path, family: str, key: str

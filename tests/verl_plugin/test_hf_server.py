@@ -7,11 +7,11 @@ import pytest
 import torch
 from engine_harness import save_model, tiny_qwen3
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
-from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack, unpack
+from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 
 
 @pytest.fixture(scope="module")
@@ -79,29 +79,6 @@ def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(model_
     asyncio.run(run())
 
 
-def test_weights_of_the_trainer_reach_the_model_bit_by_bit(model_path: str) -> None:
-    async def run() -> None:
-        server = build_server(model_path)
-        trained = AutoModelForCausalLM.from_pretrained(model_path)
-        with torch.no_grad():
-            for parameter in trained.parameters():
-                parameter.add_(0.01)
-        buckets = list(pack(trained.state_dict().items(), bucket_bytes=4096))
-        assert len(buckets) > 3
-        for bucket in buckets:
-            await server.load_weights(bucket)
-        for name, weight in trained.state_dict().items():
-            assert torch.equal(server.engine.model.state_dict()[name], weight)
-
-    asyncio.run(run())
-
-
-def test_bfloat16_weights_survive_packing() -> None:
-    weights = {"a": torch.randn(3, 5).bfloat16(), "scalar": torch.tensor(2.0), "empty": torch.zeros(0, 4)}
-    unpacked = {name: tensor for bucket in pack(weights.items(), 16) for name, tensor in unpack(bucket).items()}
-    assert all(torch.equal(unpacked[name], weight) for name, weight in weights.items())
-
-
 def test_weights_of_another_model_are_refused_by_name() -> None:
     model = torch.nn.Linear(3, 2)
     with pytest.raises(KeyError, match=r"'lora.weight'.*lora.merge=True"):
@@ -119,7 +96,7 @@ def test_an_engine_failure_answers_every_waiting_request(model_path: str) -> Non
 
         step, server.engine.step = server.engine.step, failing_step  # type: ignore[method-assign, assignment]
         calls = [server.generate([5, 6], {"temperature": 1.0}, request_id=str(i)) for i in range(3)]
-        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
         assert [str(result) for result in results] == ["engine broke"] * 3
         server.engine.step = step  # type: ignore[method-assign]
         assert (await server.generate([5, 6], {"temperature": 1.0}, request_id="x")).stop_reason == "completed"

@@ -72,11 +72,6 @@ def test_an_offset_of_all_tokens_and_repeated_tokens_change_nothing() -> None:
     assert moved.share == pytest.approx(found.share) and again.deviation == pytest.approx(found.deviation)
 
 
-def test_few_tokens_do_not_tell() -> None:
-    found = Effect.of(*log_probs(share=0.0, effect=1e-2, noise=1e-2, tokens=8))
-    assert found is not None and found.has_arrived is None
-
-
 def test_an_adapter_of_zeros_shows_nothing() -> None:
     rollout, _, base = log_probs(share=0.0, effect=0.0, noise=1e-2)
     assert Effect.of(rollout, base, base) is None

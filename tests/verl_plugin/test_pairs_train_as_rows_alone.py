@@ -131,17 +131,3 @@ def test_half_a_pair_is_refused(model_path: Path) -> None:
         run(engine, data, loss)
     with pytest.raises(ValueError, match="received 3 rows"):
         run(engine, tu.index_select_tensor_dict(data, [0, 1, 2]), loss)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    (
-        ({"beta": 0.0}, r"dpo\.beta=0\.0: expected a finite number above 0"),
-        ({"loss_type": "hinge"}, r"dpo\.loss_type=hinge: expected one of sigmoid, ipo"),
-        ({"label_smoothing": 0.5}, r"dpo\.label_smoothing=0\.5: expected a number from 0 to below 0\.5"),
-        ({"label_smoothing": 0.1, "loss_type": "ipo"}, r"dpo\.label_smoothing: ipo has none"),
-    ),
-)
-def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        PairLoss(**options)

@@ -45,16 +45,6 @@ def test_another_shape_or_budget_is_planned_anew(made: list[int]) -> None:
     assert made == [12, 13, 12, 12]
 
 
-def test_equal_masks_with_other_segments_are_told_apart(made: list[int]) -> None:
-    plans = PlanCache()
-    path = list(range(1, 21))
-    one_row, with_prefix_row = Forest.from_rows([path]), Forest.from_rows([path, path[:10]])
-    assert one_row.subtree_end.tolist() == with_prefix_row.subtree_end.tolist()
-    plans.plan(one_row, 12)
-    plans.plan(with_prefix_row, 12)
-    assert len(made) == 2
-
-
 def test_the_least_recently_used_plan_is_forgotten_first(made: list[int]) -> None:
     tree = forest(3)
     plans = PlanCache(most_tokens=2 * tree.num_unique)

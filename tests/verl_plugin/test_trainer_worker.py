@@ -7,7 +7,6 @@ import pytest
 import torch
 from engine_harness import Row, ppo_batch, save_model, tiny_qwen3
 from local_trainer import build_worker, parameters
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
@@ -112,19 +111,3 @@ def test_a_process_without_the_engine_is_named(paths: dict[str, Path], monkeypat
     monkeypatch.setattr(EngineRegistry, "_engines", left)
     with pytest.raises(PluginNotLiveError, match=r"worker rank 0 on .*tree_language_model.*VERL_USE_EXTERNAL_PLUGINS"):
         build_worker(paths["actor"])
-
-
-def test_config_names_the_engines() -> None:
-    from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
-
-    roles = {
-        "actor_rollout_ref": {"model": {"path": "m"}, "actor": {"strategy": "fsdp2"}, "rollout": {"agent": {}}},
-        "critic": {"model": {"path": "m"}, "strategy": "fsdp2", "enable": None},
-    }
-    trainer, algorithm = {"v1": {"trainer_mode": "tree_sync"}}, {"adv_estimator": "grpo"}
-    ready = OmegaConf.create({"trainer": trainer, "algorithm": algorithm, **roles})
-    OmegaConf.set_struct(ready, True)
-    prepare_config(ready, "sync")
-    assert ready.trainer.v1.trainer_mode == "sync"
-    assert ready.actor_rollout_ref.model.model_type == "tree_language_model"
-    assert ready.critic.model.model_type == "tree_value_model"

@@ -19,7 +19,7 @@ import tree_rl.verl_plugin.trainer.tree_trainer as trainer_module
 from tree_rl.credit import ESTIMATORS, Estimator, MissingCreditError
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.trainer.advantages import session_scores
-from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS, resolve_estimator
+from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
 
@@ -149,12 +149,6 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
             )
 
 
-def test_identical_branches_of_a_session_change_nothing() -> None:
-    copies = [3, 1, 2, 1, 1, 4]
-    expected, _ = estimate("rloo", make_batch(copies))
-    torch.testing.assert_close(loo(copies), expected, rtol=1e-5, atol=1e-6)
-
-
 def hand_worked(tokens: list[list[int]], masks: list[list[int]], rewards: list[float], keys: list[str]) -> DataProto:
     """Rows whose prompt is their first token."""
     width = max(map(len, masks))
@@ -207,12 +201,6 @@ def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> N
 @pytest.mark.slow
 def test_they_load_before_verls_agent_loop() -> None:
     subprocess.run([sys.executable, "-c", "import tree_rl.verl_plugin.trainer.tree_estimators"], check=True)
-
-
-def test_names_resolve_to_verls_estimators() -> None:
-    assert resolve_estimator("full_tree") == ("grpo", "all")
-    assert resolve_estimator("longest_path") == ("grpo", "longest")
-    assert resolve_estimator("gae") == ("gae", "all")
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *ON_PATHS])

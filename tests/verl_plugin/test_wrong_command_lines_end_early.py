@@ -22,6 +22,7 @@ ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
+CORRECTION = "algorithm.rollout_correction"
 HEATS = {"0": "0", "-0.7": "-0.7", "nan": "nan", "null": "None", "true": "True"}
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
@@ -66,6 +67,18 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
     (f"{ROLLOUT}.temperature=0 {AS_STOCK}", (f"{ROLLOUT}.temperature=0:", "above 0")),
     ("algorithm.use_pf_ppo=true", ("algorithm.use_pf_ppo=True:", "set it to False")),
+    # Corrections of stale rollouts that would not happen.
+    *(
+        (f"{CORRECTION}.{asked} {ROLLOUT}.calculate_log_probs=false", (f"{CORRECTION}.{said}", "log_probs=False"))
+        for asked, said in (
+            *(("rollout_is=token", "rollout_is=token"), ("rollout_rs=token_k1", "rollout_rs=token_k1")),
+            ("bypass_mode=true", "bypass_mode=True"),
+        )
+    ),
+    (
+        f"{CORRECTION}.bypass_mode=true {CORRECTION}.rollout_rs=token_k1 {ROLLOUT}.calculate_log_probs=true",
+        ("policy_loss.loss_mode=vanilla ignores it",),
+    ),
     # Values and files.
     (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
     (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
@@ -231,10 +244,11 @@ def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
 
 
 def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
-    correction = "algorithm.rollout_correction"
-    wrong = [f"{correction}.bypass_mode=true", f"{correction}.loss_type=reinforce"]
+    wrong = [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"]
     with pytest.raises(ValueError) as refused:
         checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true")
     remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
-    assert f"+{ACTOR}.policy_loss.rollout_correction=${{{correction}}}" in remedy
+    assert f"+{ACTOR}.policy_loss.rollout_correction=${{{CORRECTION}}}" in remedy
     checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy)
+    for others in (["rollout_is=sequence", "rollout_rs=seq_max_k2"], ["bypass_mode=true", "rollout_is=token"]):
+        checked(*good, *(f"{CORRECTION}.{other}" for other in others), f"{ROLLOUT}.calculate_log_probs=true")

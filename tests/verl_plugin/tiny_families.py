@@ -7,21 +7,17 @@ import torch
 import torch.distributed
 from engine_harness import VOCAB, Row
 from latent_models import latent_configs
-from tiny_sizes import DELTA_NET, MAMBA, ROPE, sizes
+from recurrent_models import recurrent_configs
+from tiny_sizes import DELTA_NET, ROPE, sizes
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
-    FalconH1Config,
     GptOssConfig,
-    GraniteMoeHybridConfig,
-    Lfm2Config,
     MixtralConfig,
-    NemotronHConfig,
     PretrainedConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
-    Zamba2Config,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
@@ -91,53 +87,10 @@ GATED_DELTA_NET: dict[str, PretrainedConfig] = {
     ),
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
-CHUNK = 96
-"""More tokens than a row has: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
-NO_GATED_DELTA_NET = {key: value for key, value in HYBRID_SIZES.items() if not key.startswith(("linear", "head_dim"))}
-RECURRENT: dict[str, PretrainedConfig] = {
-    "lfm2": Lfm2Config(
-        **NO_GATED_DELTA_NET, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention", "conv", "conv"]
-    ),
-    "granite_4": GraniteMoeHybridConfig(
-        **NO_GATED_DELTA_NET,
-        layer_types=["mamba", "attention", "mamba", "mamba"],
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        shared_intermediate_size=24,
-        **MAMBA,
-    ),
-    "nemotron_h": NemotronHConfig(
-        **{key: value for key, value in NO_GATED_DELTA_NET.items() if key != "num_hidden_layers"},
-        head_dim=8,
-        layers_block_type=["mamba", "moe", "attention", "mlp"],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        ssm_state_size=8,
-        n_groups=2,
-        n_routed_experts=4,
-        moe_intermediate_size=16,
-        moe_shared_expert_intermediate_size=24,
-        chunk_size=CHUNK,
-    ),
-    "falcon_h1": FalconH1Config(
-        **NO_GATED_DELTA_NET,
-        **MAMBA,
-        mamba_d_ssm=64,
-        mamba_rms_norm=True,
-        key_multiplier=0.8,
-        ssm_multipliers=[0.9, 1.1, 0.8, 1.2, 0.7],
-    ),
-    "zamba2": Zamba2Config(
-        **NO_GATED_DELTA_NET | {"num_key_value_heads": 4},
-        layers_block_type=["hybrid", "mamba", "mamba", "hybrid"],
-        use_shared_attention_adapter=True,
-        adapter_rank=4,
-        use_mem_rope=True,
-        n_mamba_heads=4,
-        mamba_d_state=8,
-        chunk_size=CHUNK,
-    ),
-}
+_RECURRENT = recurrent_configs(
+    vocab_size=VOCAB, intermediate_size=48, initializer_range=HYBRID_SIZES["initializer_range"], pad_token_id=None
+)
+RECURRENT = {family: _RECURRENT[family] for family in ("lfm2", "granite_4", "nemotron_h", "falcon_h1", "zamba2")}
 
 
 def wrapped_apart(path: Path) -> dict[str, Any] | None:

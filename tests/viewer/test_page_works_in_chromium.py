@@ -243,39 +243,6 @@ def test_five_thousand_segments_are_all_found(browser: Page, show: Open) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["role", "advantage", "log_prob_change", "partition"])
-def test_zoom_into_five_thousand_segments(browser: Page, show: Open, key: str) -> None:
-    """Prints frame times (docs/viewer.md); machines differ, so none is asserted."""
-    show(many_rows(), RoleReader(None), max_tokens=16_384)
-    told = browser.evaluate(
-        f"""(async () => {{
-            viewer.colourBy("{key}");
-            const box = viewer.tree.getBoundingClientRect(), gaps = [], costs = [], scales = [];
-            let last = await new Promise(requestAnimationFrame);
-            for (let step = 0; step < 240; step++) {{
-                viewer.tree.dispatchEvent(new WheelEvent("wheel", {{ bubbles: true, cancelable: true,
-                    deltaY: step < 120 ? -20 : 20, clientX: box.left + 400, clientY: box.top + 200 }}));
-                const now = await new Promise(requestAnimationFrame);
-                gaps.push(now - last);
-                last = now;
-                const before = performance.now();
-                viewer.drawNow();
-                costs.push(performance.now() - before);
-                scales.push(viewer.transform.k);
-            }}
-            const at = (times, share) => times.sort((a, b) => a - b)[Math.floor(share * (times.length - 1))];
-            return [viewer.state.layout.size, Math.max(...scales),
-                ...[gaps, costs].flatMap((times) => [at(times, 0.5), at(times, 0.95)])];
-        }})()"""
-    )
-    assert told[0] >= 5_000 and told[1] > 10
-    print(
-        f"\n{key}: {told[0]:,} segments, up to {told[1]:.0f}x; frames {told[2]:.1f} ms, 95 % below {told[3]:.1f} ms; "
-        f"drawing {told[4]:.1f} ms, 95 % below {told[5]:.1f} ms"
-    )
-
-
-@pytest.mark.slow
 def test_a_slider_shows_the_groups_of_one_step_with_their_tasks(browser: Page, show: Open, roles: RoleReader) -> None:
     written = [replace(one, group="train step 3 · a") for one in written_rows(roles, "Mend it")[:2]]
     later = [replace(one, group="train step 5 · b") for one in written_rows(roles, "Test it")[:2]]

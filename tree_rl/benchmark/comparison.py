@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.gradient_gate import GradientErrors
+from tree_rl.benchmark.gradient_errors import GradientErrors
 from tree_rl.benchmark.phases import OPTIMIZER, PLAN, UpdateTimes
 from tree_rl.benchmark.results import Columns, Spread
 from tree_rl.cost import ModelShape

@@ -92,7 +92,7 @@ def bench_update(
     from tree_kernels.implementation import UnsupportedImplementation
     from tree_rl.benchmark.against_packed.packed_updates import run_against_packed
     from tree_rl.benchmark.bench_options import BenchOptions
-    from tree_rl.benchmark.gradient_gate import GateError
+    from tree_rl.benchmark.gradient_errors import GateError
 
     with one_line_errors():
         options = BenchOptions(

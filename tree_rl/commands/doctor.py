@@ -51,7 +51,7 @@ def check_installation(
 
 def _examine_cluster(address: str | None, nodes: int | None, wait_seconds: float) -> Iterator["Finding"]:
     # ray and verl take seconds to import; other commands do not need them.
-    from tree_rl.verl_plugin.checks.cluster_check import ClusterError, compare_nodes, examine_cluster, judge_cluster
+    from tree_rl.verl_plugin.checks.doctor_of_cluster import ClusterError, compare_nodes, examine_cluster, judge_cluster
     from tree_rl.verl_plugin.checks.fresh_process import examine_here
 
     try:

@@ -9,7 +9,7 @@ import torch
 from tree_rl.benchmark.against_packed.random_model import has_experts, in_higher_precision
 from tree_rl.benchmark.against_packed.update import Planner, clipped_loss, log_probs
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.gradient_gate import GradientErrors, relative_error
+from tree_rl.benchmark.gradient_errors import GradientErrors, relative_error
 from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 
 

@@ -21,7 +21,7 @@ from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.bench_options import BenchOptions
 from tree_rl.benchmark.comparison import TREE, Comparison, format_comparisons, time_in_turns
 from tree_rl.benchmark.figure import draw_speed_up
-from tree_rl.benchmark.gradient_gate import GradientErrors, relative_error
+from tree_rl.benchmark.gradient_errors import GradientErrors, relative_error
 from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting

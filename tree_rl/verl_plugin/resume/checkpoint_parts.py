@@ -61,8 +61,6 @@ def why_checkpoint_damaged(folder: Path, record: Record | None, parts: Sequence[
         logger.warning("%s has no record, as stock verl wrote it: only CRC-32s of its .pt files can be checked", folder)
         damage = why_unreadable_files(folder, [DATA_FILE])
     else:
-        if any(mark.sha256 is None for mark in record.files.values()):
-            logger.warning("%s is from before checksums: only sizes and CRC-32s of .pt files can be checked", folder)
         damage = why_damaged(folder, {name: mark for name, mark in record.files.items() if _is_trainers(name)})
     for part in parts:
         if damage is not None:

@@ -88,30 +88,25 @@ def _parse(entries: Any, folder: str) -> Record:
         raise ValueError("expected an object with `is_whole`")
     if not entries["is_whole"]:
         return Record(is_whole=False, files={})
-    version, files = entries.get("version", 1), entries.get("files")
-    if version not in (1, VERSION):
+    version, files = entries.get("version"), entries.get("files")
+    if version != VERSION:
         raise ValueError(f"version {version!r:.40}, expected {VERSION}; another version of tree_rl wrote it")
     if not isinstance(files, dict) or not files:
         raise ValueError("expected an object `files`")
-    if version == VERSION and entries.get("folder") != folder:
+    if entries.get("folder") != folder:
         raise ValueError(
             f"it belongs to {entries.get('folder')!r:.100}, not to {folder!r}, whose step verl would go on with"
         )
-    if version == VERSION and entries.get("sha256_of_files") != _digest(files):
+    if entries.get("sha256_of_files") != _digest(files):
         raise ValueError("the list of files has changed since it was written")
     return Record(is_whole=True, files={_checked_name(name): _mark(name, entry) for name, entry in files.items()})
 
 
 def _mark(name: str, entry: Any) -> FileMark:
-    """A file's size and checksum; version 1 only has sizes."""
-    size, sha256 = (entry, None) if isinstance(entry, int) else _pair(entry)
-    if type(size) is not int or size < 0 or not (sha256 is None or SHA256.fullmatch(sha256)):
+    size, sha256 = (entry.get("bytes"), str(entry.get("sha256"))) if isinstance(entry, dict) else (None, "")
+    if type(size) is not int or size < 0 or not SHA256.fullmatch(sha256):
         raise ValueError(f"expected size and SHA-256 of {name!r:.200}")
     return FileMark(size_bytes=size, sha256=sha256)
-
-
-def _pair(entry: Any) -> tuple[Any, str]:
-    return (entry.get("bytes"), str(entry.get("sha256"))) if isinstance(entry, dict) else (None, "")
 
 
 def _checked_name(name: str) -> str:

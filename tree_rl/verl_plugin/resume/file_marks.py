@@ -8,7 +8,6 @@ import errno
 import hashlib
 import io
 import json
-import logging
 import os
 import pickle
 import stat
@@ -22,8 +21,6 @@ from pathlib import Path
 
 import torch
 
-logger = logging.getLogger(__name__)
-
 THREADS = 4
 """Number of files that one process reads at once."""
 
@@ -33,8 +30,8 @@ class FileMark:
     """Size and checksum of a file."""
 
     size_bytes: int
-    sha256: str | None
-    """Checksum in hexadecimal; None in records without checksums (version 1)."""
+    sha256: str
+    """Checksum in hexadecimal."""
 
 
 def open_regular(path: Path) -> io.FileIO:
@@ -97,12 +94,9 @@ def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
         if reason is not None:
             return reason
 
-    def compare(name: str) -> str | None:
-        mark = files[name]
-        return _why_unreadable(folder / name) if mark.sha256 is None else _why_changed(folder / name, mark.sha256)
-
     with ThreadPoolExecutor(THREADS) as pool:
-        return next((reason for reason in pool.map(compare, files) if reason is not None), None)
+        compared = pool.map(lambda name: _why_changed(folder / name, files[name].sha256), files)
+        return next((reason for reason in compared if reason is not None), None)
 
 
 def why_unreadable_files(folder: Path, names: Iterable[str]) -> str | None:
@@ -125,24 +119,15 @@ def why_wrong_size(path: Path, mark: FileMark) -> str | None:
 
 def files_below(folder: Path) -> Iterator[str]:
     """POSIX paths of all regular files below a folder; none if there is no folder."""
-    waiting = [folder]
-    while waiting:
-        place = waiting.pop()
-        try:
-            entries = list(os.scandir(place))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            # The path is too long to open, so nothing loads these files.
-            logger.warning("%s is no part of the checkpoint: %s", place, error.strerror)
-            continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                yield Path(entry.path).relative_to(folder).as_posix()
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        for path in (Path(place, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(folder).as_posix()
 
 
 def _digest(stream: io.FileIO) -> str:

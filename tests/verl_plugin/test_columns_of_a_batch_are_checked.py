@@ -1,20 +1,60 @@
-"""Path weights come as columns, as the trainer adds them for groups that lie on several ranks: bad ones name their row.
+"""Temperatures and path weights of a batch name their row where they cannot be used, before anything runs."""
 
-That split groups train as whole ones, test_losses_average_over_the_rows_of_a_step.py holds.
-"""
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hostile_rows import tokens
+from engine_harness import ppo_batch
+from hostile_rows import row, tokens
 from layouts_of_four_ranks import whole_batch, whole_rows
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 
 from tree_rl.cost.balance.batch import number_groups
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
-from tree_rl.verl_plugin.engine.rows_in import read_rows
+from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import path_weight_columns
+
+WRONG = (0.0, -0.5, float("nan"), float("inf"))
+TRUNK = tokens(1, 8)
+BRANCHES = [row(TRUNK + tokens(2 + branch, 3)) for branch in range(3)]
+
+
+def batch(temperature: Any) -> Any:
+    data = ppo_batch(BRANCHES, calculate_entropy=True)
+    del data["temperature"]
+    if isinstance(temperature, torch.Tensor):
+        data["temperature"] = temperature
+    else:
+        tu.assign_non_tensor(data, temperature=temperature)
+    return data
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_row_of_its_own_temperature_is_named(wrong: float) -> None:
+    with pytest.raises(RowError, match=rf"row 1 \(uid g\): .*rollout\.temperature above 0.*got {wrong}"):
+        read_rows(batch(torch.tensor([1.0, wrong, 0.7])), vocab_size=97, max_positions=None)
+
+
+@pytest.mark.parametrize("wrong", (0.0, float("nan"), "0.7", None))
+def test_one_temperature_of_all_rows_is_checked(wrong: Any) -> None:
+    with pytest.raises(RowError, match=r"row 0 .*rollout\.temperature above 0"):
+        read_rows(batch(wrong), vocab_size=97, max_positions=None)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_step_without_verl_refuses_it_too(wrong: float) -> None:
+    with pytest.raises(ValueError, match=r"temperature=.*above 0"):
+        Rows.of([[1, 2, 3]], temperature=wrong)
+
+
+def test_verls_least_temperature_holds() -> None:
+    tiny = batch(torch.tensor([1e-9, 0.4, 1.0]))
+    found = read_rows(tiny, vocab_size=97, max_positions=None).temperature_B
+    assert found.tolist() == np.array([LEAST_TEMPERATURE, 0.4, 1.0], dtype=np.float32).tolist()
 
 
 def batch_with_weights() -> TensorDict:

@@ -1,6 +1,6 @@
 """Measured steps of `scaling_gpus.py` against what `tree-rl plan --ranks` predicts for them.
 
-    python benchmarks/cluster_check.py docs/benchmarks/scale_check.csv docs/benchmarks/collectives.csv
+    python benchmarks/predicted_steps.py docs/benchmarks/scale_check.csv docs/benchmarks/collectives.csv
 
 The rows on one GPU set its rate, their median; nothing else is fitted, and collectives are those that were measured.
 The error is predicted over measured, less 1.
