@@ -1,5 +1,5 @@
 """Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once,
-session and custom weigh rows as they say: whole and in partitions."""
+session and custom weigh rows as they say: whole, in partitions, on two ranks."""
 
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from engine_harness import build_engine, gradients, nested, ppo_batch
 from equivalence import actor_loss, assert_equal_gradients, run
 from hostile_rows import SHAPES, row, tokens
 from layouts_of_four_ranks import whole_batch, whole_rows, with_whole_masks
+from rank_engines import join, spawn
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
@@ -75,6 +76,22 @@ def test_token_unique_trains_a_shared_token_once(model_path: Path) -> None:
     assert_equal_gradients(scaled, weighted["gradients"])
 
 
+def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: Path) -> None:
+    trunk = tokens(1, 8)
+    rows = [row(trunk + tokens(2, 3)), row(trunk + tokens(3, 4))]
+    data = ppo_batch(rows, calculate_entropy=True)
+    kept, removed = data["response_mask"].unbind()
+    data["response_mask"] = torch.nested.as_nested_tensor([kept, torch.zeros_like(removed)], layout=torch.jagged)
+    loss = actor_loss("vanilla", "token-sum")
+    runs = [
+        run(build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
+        for weighting in ("token_unique", "verl")
+    ]
+    # One row is left, so every one of its tokens weighs 1.
+    assert_equal_gradients(runs[1]["gradients"], runs[0]["gradients"])
+    assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0
+
+
 WEIGHED = (("session", None), ("custom", 16))
 """Weighting, and budget."""
 POLICY_LOSS = actor_loss("vanilla", "token-mean")
@@ -123,6 +140,27 @@ def test_rows_weigh_what_their_column_says(
         engine.infer_batch(data)
     with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
         run(engine, data, POLICY_LOSS)
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """This rank's rows, every second one."""
+    join(rank, world, port)
+    for weighting, budget in WEIGHED:
+        tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
+        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
+        got = run(build_engine(Path(model), tree=tree), data, POLICY_LOSS)
+        torch.save(got["gradients"], f"{out}/{weighting}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_rows_weigh_the_same_on_two_ranks(
+    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(model_path)
+    spawn(rank_main, 2, tmp_path)
+    for weighting, _ in WEIGHED:
+        expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
+        assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_0.pt"))
 
 
 def weighted_sft_loss(model_output: Any, data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
