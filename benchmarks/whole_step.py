@@ -12,7 +12,6 @@ own and runs the arms side by side. The arm `vllm` plays the sessions on vLLM al
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,14 +34,13 @@ from scripted_steps.inputs import save_agent_loop, save_prompts  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
 from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
 from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
+from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
 ALONE = "vllm"
 """The arm without a trainer."""
 ROUNDS = "rounds.jsonl"
-MARK = "TREE_RL_WHOLE_STEP"
-"""Variable by which the processes of a run are found."""
 PACKAGES = ("torch", "triton", "transformers", "verl", "vllm", "ray", "flash-attn", "flash-attn-4", "liger-kernel")
 
 
@@ -75,27 +73,6 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}
     return arguments
-
-
-def python_path() -> str:
-    """Where every process finds the package and the benchmark's agents."""
-    own = [str(REPOSITORY), *(str(REPOSITORY / name) for name in ("kernels", "benchmarks", "recipes"))]
-    return os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def end_leftovers(mark: str) -> None:
-    """End processes of a run that outlived it, such as a vLLM engine whose server was killed.
-
-    Args:
-        mark: value of the variable `MARK` in their environment.
-    """
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:
-            continue
 
 
 def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Run:
             f"{ACTOR}.ppo_mini_batch_size={-(-self.script.rows // self.sessions)}",
         ]
         if not self.gpus:
-            return [*overrides, f"{MODEL}.external_lib=scripted_steps.row_by_row", f"{ATTENTION}=tree_rl_row_by_row"]
+            return [*overrides, f"{MODEL}.external_lib=swe_learning_rows", f"{ATTENTION}=tree_rl_row_by_row"]
         if self.attention() == FLASH_ATTENTION_4:
             library = "scripted_steps.without_flash_attention_2"
             return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]

@@ -1,4 +1,4 @@
-"""benchmarks/whole_step.py without flash-attn: verl attends row by row, and sees what it sees of rows alone."""
+"""The flat arm of the learning benchmark: verl's engine attends row by row, and sees what it sees of rows alone."""
 
 import sys
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from tree_rl.verl_plugin.compat import transformer_impl
 def rows() -> Iterator[ModuleType]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     before = transformer_impl.logprobs_from_logits
-    from scripted_steps import row_by_row
+    import swe_learning_rows
 
-    yield row_by_row
+    yield swe_learning_rows
     transformer_impl.logprobs_from_logits = before
 
 
