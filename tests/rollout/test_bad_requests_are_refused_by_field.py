@@ -21,7 +21,7 @@ def respond(fields: Any) -> Any:
 
 
 def generate(body: Any) -> Any:
-    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+    return gemini.read_request(body, model="m", is_stream=False)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {

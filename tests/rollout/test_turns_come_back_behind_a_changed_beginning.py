@@ -84,7 +84,7 @@ def as_gemini(history: History, new_id: Callable[[str], str]) -> History:
         elif one.role == "user":
             contents.append({"role": "user", "parts": [{"text": one.content}]})
     body = {"contents": contents, "systemInstruction": {"parts": [{"text": history[0].content}]}}
-    return list(read_gemini(body, model="m", is_stream=False, as_events=False).messages)
+    return list(read_gemini(body, model="m", is_stream=False).messages)
 
 
 def as_responses(history: History, new_id: Callable[[str], str]) -> History:
