@@ -1,17 +1,19 @@
-"""What the gateway writes in the Responses API and in Gemini's reads back as the same message, whatever it holds."""
+"""Answers are what OpenAI's SDK writes; those of the Responses API and of Gemini's read back as the same message."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tree_rl.rollout.gateway.protocols import gemini, openai_responses
-from tree_rl.rollout.gateway.protocols.exchange import Choice, Completion
+from tree_rl.rollout.gateway.protocols import gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import read_json
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal, unseal
@@ -47,6 +49,20 @@ def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
 
 def events_of(written: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in written.decode().split("\n") if line.startswith("data: ")]
+
+
+@settings(max_examples=60)
+@given(st.lists(MESSAGES, min_size=1, max_size=3), TEXTS, st.booleans())
+def test_chat_completions_are_what_the_sdk_writes(
+    messages: list[ChatMessage], model: str, with_log_probs: bool
+) -> None:
+    choices = tuple(
+        replace(*completed(message).choices, **({} if with_log_probs else {"tokens": None})) for message in messages
+    )
+    request = ChatRequest(model=model, messages=(), count=len(choices), with_log_probs=with_log_probs)
+    written = openai_chat.answer(request, replace(completed(messages[0]), choices=choices))
+    made = ChatCompletion.model_validate(written).model_dump(mode="json", exclude_unset=True)
+    assert json.dumps(written) == json.dumps(made), "character for character"
 
 
 @settings(max_examples=30)

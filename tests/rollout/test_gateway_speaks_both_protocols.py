@@ -94,20 +94,6 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
         assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
 
 
-async def test_a_long_turn_with_a_stop_text_is_generated_in_slices_and_recorded_as_one(tiny: SimpleNamespace) -> None:
-    written = " ".join(f"word{number}" for number in range(120)) + " STOP and more"
-    ids = tiny.tokenizer.encode(written, add_special_tokens=False)
-    backend = tiny.backend()
-    backend.script = lambda prompt: ids[len(backend.prompts[-1]) - len(backend.prompts[0]) :]
-    async with talking(backend, max_turn_tokens=2000) as talk:
-        answer = await talk.ask("go", stop="STOP", max_tokens=1000)
-        record = await talk.close()
-    assert answer.choices[0].message.content == written.split("STOP")[0]
-    (call,) = record.calls
-    assert tiny.tokenizer.decode(call.response_ids) == written.split(" and")[0]
-    assert len(backend.prompts) > 2 and [len(p) for p in backend.prompts] == sorted(len(p) for p in backend.prompts)
-
-
 @pytest.mark.parametrize(("source", "temperature"), [("trainer", 1.0), ("agent", 0.3)])
 async def test_turns_are_sampled_as_the_trainer_or_the_agent_says(
     tiny: SimpleNamespace, source: str, temperature: float

@@ -178,6 +178,8 @@ def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     assert SandboxOptions(backend="docker").backend == "docker"
 
 
-def test_the_old_name_of_a_key_says_the_new_one() -> None:
+def test_a_wrong_key_or_limit_is_named() -> None:
     with pytest.raises(ValueError, match=r"allow_unconfined: no such option; it is called unconfined now"):
         AgentInEnvironment(sandbox={"allow_unconfined": True})
+    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
+        AgentInEnvironment(sandbox={"limits": {"processes": 0}})
