@@ -95,7 +95,7 @@ def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokeni
         CommandLineOptions(command=f"{repair}\necho {{prompt}} >/dev/null; exit 3", limits=WIDE)
     )
     hanging = CommandLineAgent(CommandLineOptions(command="echo {prompt} > /dev/null; sleep 61.83", limits=WIDE))
-    crashed, hung = play(backend, [(crashing, task), (hanging, task)], seconds=3)
+    (crashed,), (hung,) = play(backend, [(crashing, task)]), play(backend, [(hanging, task)], seconds=3)
     assert crashed.result == ("agent_failed", 1.0) and "status 3" in crashed.done.detail
     assert hung.result == ("timed_out", 0.0)
     assert not running("61.83")

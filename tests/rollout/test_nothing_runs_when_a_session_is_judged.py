@@ -64,7 +64,7 @@ def shell(command: str) -> ToolCall:
 BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
 
 
-async def run(act: Play, environment: Any = None, seconds: float = 1.0, files: Any = None) -> FinishedTask:
+async def run(act: Play, environment: Any = None, seconds: float = 60.0, files: Any = None) -> FinishedTask:
     return await run_task(
         agent=Played(act),
         environment=environment or Shell(),
@@ -125,7 +125,7 @@ ENDS: Mapping[Play, str] = {
 
 @pytest.mark.parametrize("act", ENDS)
 def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
-    done = asyncio.run(run(act))
+    done = asyncio.run(run(act, seconds=1.0 if ENDS[act] == "timed_out" else 60.0))
     assert (done.status, done.reward) == (ENDS[act], 0.5), done
     assert not running(MARK)
 
@@ -154,7 +154,7 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
             return 0.5
 
     agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
-    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=2, environment=Asked)
+    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=5, environment=Asked)
     assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
 
 

@@ -17,7 +17,7 @@ from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 @pytest.fixture(params=BOTH)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
-    limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
+    limits = Limits(timeout_seconds=15, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
     with closing(
         SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, unconfined=request.param)
     ) as made:
