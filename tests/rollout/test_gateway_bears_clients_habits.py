@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 import anthropic
 import openai
 import pytest
-from gateway_harness import SHELL, rows, talking, trained_text, user
+from gateway_harness import SHELL, talking, trained_text, user
 from pydantic import BaseModel
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [user("hello")], "max_tokens": 3}).encode()
@@ -114,7 +116,7 @@ async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNames
         answer = await runner.until_done()
         record = await talk.close()
     assert [block.text for block in answer.content] == ["done"]
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == f"{CALL % 'ls'}<|im_end|>done<|im_end|>"
     assert dict(record.refused) == {400: 1}
 
@@ -130,6 +132,6 @@ async def test_results_of_parallel_calls_come_in_any_order_with_pictures(tiny: S
         ]
         await talk.ask([user("hello"), message.model_dump(exclude_none=True), *results], tools=[SHELL])
         record = await talk.close()
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row).endswith("done<|im_end|>")
     assert dict(record.left_out) == {"image": 1, "video": 1}

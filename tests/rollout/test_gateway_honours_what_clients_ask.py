@@ -5,7 +5,9 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, rows, talking, tool_result, trained_text, user
+from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 HELLO = [user("hello")]
 READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
@@ -34,7 +36,7 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert called == [("shell", '{"command": "ls"}')]
     assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
     assert record.drift.branch_causes == {}
 
@@ -68,7 +70,7 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
         await talk.ask([*HELLO, message.model_dump(), *results], tools=[SHELL, READ], **sends)
         record = await talk.close()
     assert (answer.choices[0].finish_reason, len(results)) == ("tool_calls", 1 if sends else 2)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     first = f"Look.\n{CALL % 'shell'}" if sends else f"{both}<|im_end|>"
     assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
     assert record.drift.branch_causes == {}
@@ -84,7 +86,7 @@ async def test_a_last_assistant_message_is_continued_and_its_row_goes_on(tiny: S
         record = await talk.close()
     assert answer.content[0].text == " forty-two."
     assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(begun)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == " forty-two.<|im_end|>bye<|im_end|>"
 
 

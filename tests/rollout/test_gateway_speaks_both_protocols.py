@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import SHELL, rows, talking, trained_text, user
+from gateway_harness import SHELL, talking, trained_text, user
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -l"}}\n</tool_call>'
 THOUGHT = "<think>\nlook around\n</think>\n\n"
@@ -90,7 +92,7 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
     assert (choice.message.content, choice.finish_reason) == ("Action: ls\n", "stop")
     assert message.content[0].text == "Action: ls\n"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Observation:")
-    for row in rows(record.calls):
+    for row in rows_of_calls(record.calls):
         assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import rows, talking, trained_text
+from gateway_harness import talking, trained_text
 from protocol_turns import LS, THOUGHT, TURNS, writing
 
 from tree_rl.rollout.gateway.protocols.gemini import read_request
+from tree_rl.rollout.transcript import rows_of_calls
 
 SCHEMA = {
     "type": "OBJECT",
@@ -82,7 +83,7 @@ async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
             results = [{"functionResponse": {**one, **answered}} for one in ids]
             contents += [{"role": "user", "parts": results}] if results else []
         record = await talk.close()
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
     assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 

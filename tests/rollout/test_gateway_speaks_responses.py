@@ -6,8 +6,10 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import SHELL, rows, talking, trained_text
+from gateway_harness import SHELL, talking, trained_text
 from protocol_turns import CALL, THOUGHT, TURNS, writing
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
@@ -94,7 +96,7 @@ async def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNa
             else:
                 items += [form(item) for item in sent] + results(answer)
         record = await talk.close()
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
     assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
@@ -111,7 +113,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
             answers.append(await ask(talk.openai.responses, is_stream, input=results(before), **options))
         record = await talk.close()
     assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
-    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows(record.calls))
+    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
     assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
 
@@ -145,7 +147,7 @@ async def test_custom_and_namespaced_tools_are_called_and_come_back(
     (call,) = answer.output
     assert (call.type, call.name, call.namespace) == (kind, name, namespace)
     assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows(record.calls)) == 1 and record.drift.branch_causes == {}
+    assert len(rows_of_calls(record.calls)) == 1 and record.drift.branch_causes == {}
 
 
 async def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:
