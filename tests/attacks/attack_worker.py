@@ -7,19 +7,16 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from attack_cases import REPAIR, Case
-from attacked_tasks import attacked_tasks
 from gateway_harness import CHATML, build_tokenizer, serving
 from hacks import Hack, all_hacks
-from judged_tasks import copy_pytest
-from small_swe import generator
+from judged_tasks import UNITTEST, pytest_folder, pytest_task
+from small_swe import all_tasks, generator
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
@@ -107,10 +104,11 @@ async def play_session(
     return done, environment.report.output if environment.report else ""
 
 
-async def play_all(cases: Sequence[Case], tasks: Mapping[str, SweTask], packages: Path, at_once: int) -> None:
-    """All cases."""
+async def play_all(cases: Sequence[Case], at_once: int) -> None:
+    """All cases, on three tasks that we ship, whose tests are data, and one each for unittest and pytest."""
     hacks, room = {**all_hacks(), REPAIR: Hack()}, asyncio.Semaphore(at_once)
-    options = SandboxOptions(limits=LIMITS, readable=(str(packages),))
+    tasks = {**all_tasks(), "unittest": UNITTEST, "pytest": pytest_task()}
+    options = SandboxOptions(limits=LIMITS, readable=(pytest_folder(),))
     async with hostile_gateway() as (gateway, model):
 
         async def play(case: Case) -> None:
@@ -133,16 +131,11 @@ def report(case: Case, status: str, reward: float | None, detail: str) -> None:
 def main() -> None:
     """Play what standard input lists."""
     cases = [Case(**entry) for entry in json.load(sys.stdin)]
-    with tempfile.TemporaryDirectory(prefix="packages-") as made:
-        packages = Path(made)
-        packages.chmod(0o755)
-        copy_pytest(packages)
-        tasks = attacked_tasks(packages)
-        if reason := why_no_bubblewrap():
-            for case in cases:
-                report(case, "skipped", None, f"bubblewrap does not work here for user {os.geteuid()}: {reason}")
-        else:
-            asyncio.run(play_all(cases, tasks, packages, int(sys.argv[1])))
+    if reason := why_no_bubblewrap():
+        for case in cases:
+            report(case, "skipped", None, f"bubblewrap does not work here for user {os.geteuid()}: {reason}")
+    else:
+        asyncio.run(play_all(cases, int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from threading import Thread
 from typing import Any
 
 from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
-from attacked_tasks import unittest_task
 from hacks_in_processes import HACKS
+from judged_tasks import UNITTEST
 from small_swe import all_tasks
 
 from tree_rl.rollout.sandbox.processes.processes import PROC
@@ -47,7 +47,7 @@ async def timeout_races(number: int) -> dict[str, int]:
     Returns:
         tried; won: rewards; lost: sessions without a reward; alive: processes seen when the reward was there.
     """
-    tasks = [all_tasks()["lru_cache"], unittest_task()]
+    tasks = [all_tasks()["lru_cache"], UNITTEST]
     overwrite = HACKS["a process that waits for the tests"].shell
     forks = f"(while :; do sleep {MARK} & sleep 0.01; done) 2>/dev/null &"
     command = f"{overwrite}{forks} while :; do {overwrite}sleep 0.05; done"

@@ -4,7 +4,6 @@ Usage: python storm.py HOSTILE HONEST, in a process of its own; prints figures a
 """
 
 import asyncio
-import ctypes
 import gc
 import json
 import os
@@ -35,8 +34,6 @@ KINDS = (
 )
 HOSTILE_SECONDS, HONEST_SECONDS = 8.0, 600.0
 USERS: set[int] = set()
-TOLERATED_BYTES = 32 << 20
-"""By which the process may have grown: caches of the allocator and of libraries."""
 
 
 async def round_of(hostile: int, honest: int, waiting_seconds: float) -> dict[str, Any]:
@@ -87,13 +84,10 @@ async def round_of(hostile: int, honest: int, waiting_seconds: float) -> dict[st
 def figures() -> dict[str, int]:
     """What this process and its sandboxes hold."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    pages = int((PROC / "self" / "statm").read_text().split()[1])
     descriptors = [
         os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if alive_descriptor(name)
     ]
     return {
-        "memory_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
         "descriptors": len(descriptors),
         "listening_ports": listening_ports({name for name in descriptors if name.startswith("socket:")}),
         "child_processes": len(list(children())),
@@ -162,14 +156,13 @@ def faults_of(
     """What must not be: an honest session without its reward, a hostile one with one or lost, anything left."""
     faults = [*storm["faults"], *again["faults"]]
     for name, value in after.items():
-        allowed = before[name] + (TOLERATED_BYTES if name == "memory_bytes" else 0)
-        if value > allowed:
+        if value > before[name]:
             faults.append(f"{name}: {value}, before the storm {before[name]}")
     return faults
 
 
 def main() -> None:
-    """A storm to warm up caches and the allocator, the storm, and as many sessions again."""
+    """A storm to warm up caches, the storm, and as many sessions again."""
     hostile, honest = (int(word) for word in sys.argv[1:])
     with noting_users():
         asyncio.run(round_of(hostile, honest, HONEST_SECONDS))

@@ -20,7 +20,7 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+from tree_rl.rollout.transcript import Row, rows_of_calls
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -204,11 +204,6 @@ async def serving(backend: Any, tokenizer: PreTrainedTokenizerFast, **options: A
 def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
     """What a row trains, as text."""
     return tokenizer.decode([token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
-
-
-def rows(calls: Sequence[ModelCall]) -> list[Row]:
-    """Rows of a session."""
-    return rows_of_calls(calls)
 
 
 class Agent:

@@ -1,6 +1,5 @@
 """Conversations as agents may send them: the gateway's property tests share them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from gateway_harness import SHELL
@@ -68,15 +67,3 @@ def edited(conversation: list[Any], edit: tuple[Any, ...]) -> list[Any]:
         case "start anew":
             return [edit[1]]
     return conversation
-
-
-def conversations(edits: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], tuple[Any, ...]]]:
-    """Messages and tools of each call. After every fifth edit the first one comes back, as a sub-agent ends."""
-    first: list[Any] = [{"role": "user", "content": "the model answers a question"}]
-    found, now, tools = [(first, ())], first, ()
-    for number, edit in enumerate(edits):
-        tools = edit[1] if edit[0] == "offer tools" else tools
-        now = first if number % 5 == 4 else edited(now, edit)
-        first = now if edit[0] == "append" and number < 5 else first
-        found.append((now, tools))
-    return found

@@ -86,7 +86,7 @@ import unittest
 from durations import Duration, parse
 
 
-class TestHoursIssue(unittest.TestCase):
+class TestIssue(unittest.TestCase):
     def setUp(self):
         self.day = parse("24h")
 
@@ -101,9 +101,9 @@ UNITTEST = SweTask(
     problem_statement="1h is too short.",
     files={"durations.py": BUGGY, "tests/test_durations.py": VISIBLE},
     test_command="python3 -I -B {runner} {tests}",
-    test_targets=("tests.test_durations", "tests.test_hours_issue"),
+    test_targets=("tests.test_durations", "tests.test_durations_issue"),
     fail_to_pass=tuple(
-        f"tests.test_hours_issue.TestHoursIssue.{name}"
+        f"tests.test_durations_issue.TestIssue.{name}"
         for name in ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
     ),
     pass_to_pass=tuple(
@@ -112,7 +112,8 @@ UNITTEST = SweTask(
     ),
     log_format="unittest",
     before_tests="rm -rf tests",
-    test_files={"tests/test_durations.py": VISIBLE, "tests/test_hours_issue.py": HIDDEN},
+    test_files={"tests/test_durations.py": VISIBLE, "tests/test_durations_issue.py": HIDDEN},
+    solution_files={"durations.py": SOUND},
 )
 VISIBLE_PYTEST = """\
 import pytest
@@ -186,11 +187,12 @@ def pytest_task() -> SweTask:
         replace(
             UNITTEST,
             files={"durations.py": BUGGY, "pytest.ini": "[pytest]\naddopts = -x\n", **PYTEST_FILES},
-            test_files={**PYTEST_FILES, "tests/test_hours_issue.py": HIDDEN_PYTEST},
+            test_files={**PYTEST_FILES, "tests/test_durations_issue.py": HIDDEN_PYTEST},
             test_command="python3 -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}",
-            test_targets=("tests/test_durations.py", "tests/test_hours_issue.py"),
+            test_targets=("tests/test_durations.py", "tests/test_durations_issue.py"),
             fail_to_pass=tuple(
-                f"tests/test_hours_issue.py::{name}" for name in ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
+                f"tests/test_durations_issue.py::{name}"
+                for name in ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
             ),
             pass_to_pass=(
                 *(

@@ -89,17 +89,6 @@ async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrained
     assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
 
 
-def test_a_wrong_option_is_named() -> None:
-    with pytest.raises(ValueError, match=r"agent_options\.agent mini_swe\.max_turn: no such option"):
-        AgentInEnvironment(agent="mini_swe", options={"max_turn": 5})
-    with pytest.raises(ValueError, match=r"agent_options\.agent='mini': expected one of react, mini_swe"):
-        AgentInEnvironment(agent="mini")
-    with pytest.raises(ValueError, match=r"sandbox\.backend='lokal': expected one of local, docker"):
-        AgentInEnvironment(sandbox={"backend": "lokal"})
-    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
-        AgentInEnvironment(sandbox={"limits": {"processes": 0}})
-
-
 async def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrainedTokenizerFast) -> None:
     agent = AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED)
     async with talking(ScriptedModel(chatml, repair_for_mini)) as talk:

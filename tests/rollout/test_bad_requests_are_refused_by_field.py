@@ -21,7 +21,7 @@ def respond(fields: Any) -> Any:
 
 
 def generate(body: Any) -> Any:
-    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+    return gemini.read_request(body, model="m", is_stream=False)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -174,14 +174,7 @@ def test_bad_requests_are_refused_by_field(protocol: str, body: Any, message: st
     ("path", "content", "message"),
     [
         ("/v1/chat/completions", b"{", "expected JSON"),
-        ("/v1/messages", b"{", "expected JSON"),
-        ("/v1/chat/completions", {"messages": [user("long " * 9000)]}, "prompt is too long"),
         ("/v1/messages", {"max_tokens": 5, "messages": [user("long " * 9000)]}, "prompt is too long: "),
-        (
-            "/v1/chat/completions",
-            {"messages": [QUESTION], "response_format": {"type": "json_object"}},
-            "response_format.type: expected text",
-        ),
         (
             "/v1/messages",
             {

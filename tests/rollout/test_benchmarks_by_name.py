@@ -19,7 +19,7 @@ from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
 from tree_rl.rollout.environments.benchmarks.published_files import main, published_rows
 from tree_rl.rollout.environments.benchmarks.r2e import from_r2e
 from tree_rl.rollout.environments.benchmarks.terminal_bench import LOGS, from_terminal_bench
-from tree_rl.rollout.environments.published_tasks import from_swe_gym
+from tree_rl.rollout.environments.published_tasks import from_swe_gym, from_swe_smith
 from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import SandboxError
@@ -144,6 +144,11 @@ def test_tasks_that_cannot_be_judged_are_left_out_by_name(tmp_path: Path, capsys
     data = {**row_of("swe_gym"), "test_patch": "diff --git a/test-data/a.test b/test-data/a.test\n"}
     with pytest.raises(ValueError, match=r"expected a test_patch with a Python file.*test-data/a\.test"):
         from_swe_gym(data)
+    smith = row_of("swe_smith")
+    with pytest.raises(ValueError, match="expected the field 'image_name'"):
+        from_swe_smith({**smith, "image_name": None})
+    with pytest.raises(ValueError, match="expected a problem in words"):
+        from_swe_smith({**smith, "problem_statement": ""})
     with pytest.raises(ValueError, match=r"names 'test_gone', which no file of the row holds"):
         from_r2e({**R2E_ROW, "expected_output_json": '{"test_gone": "PASSED"}'})
     with pytest.raises(ValueError, match=r"expected JSON in expected_output_json"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tree_rl.rollout.environments import cases as module
-from tree_rl.rollout.environments.cases import RUNNER_NAME, Case, passed_cases, programs_for_child, same
+from tree_rl.rollout.environments.cases import RUNNER_NAME, Case, passed_cases, programs_for_child
 
 RUNNER = Path(module.__file__).with_name(RUNNER_NAME)
 CALL = "from solution import f\nreturn f(2)"
@@ -187,9 +187,3 @@ def test_a_case_without_an_expectation_is_refused(expected: str) -> None:
 def test_two_cases_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="distinct names"):
         programs_for_child([value_case(1), value_case(2)])
-
-
-def test_nan_is_itself_and_a_list_is_compared_inside() -> None:
-    nan = float("nan")
-    assert same([nan, {"a": 1}], [nan, {"a": 1}])
-    assert not same([nan], [1.0]) and not same([1.0], [nan]) and not same([1], [True])

@@ -1,6 +1,6 @@
 """Recorded rows through the tree engine: the log-probs of the rollout are those of the trainer, token for token.
 
-The rows of a scenario run as trees. Every way to branch has its rows checked against the model in its own test.
+The rows of an edited session run as a tree. Every way to branch has its rows checked against the model in its own test.
 """
 
 import sys
@@ -15,10 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verl_plugin"))
 import engine_harness
 from equivalence import actor_loss, run, wanted_positions
 from gateway_harness import misspell, talking, user
-from react_scripts import BOTH, COPY, DONE, by_turn, call, play, shell, thinking
-from sampled_turns import two_turns_sampled
 
-from tree_rl.rollout.agents.react import ReActOptions
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import Row, rows_of_calls
 from tree_rl.verl_plugin.options import TreeConfig
@@ -35,31 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, tiny: SimpleNamespace) -> A
     return engine_harness.build_engine(path, tree=TreeConfig(mode="tree"))
 
 
-async def drift(tiny: SimpleNamespace) -> list[RecordedSession]:
-    """Sampled turns that change when they are tokenized again: kept, and branched."""
-    reused, branched = [await two_turns_sampled(tiny, on_drift, samples=5) for on_drift in ("reuse", "branch")]
-    assert any(record.drift.num_avoided for record in reused) and any(record.drift.siblings for record in branched)
-    return [*reused, *branched]
-
-
-async def sub_agents(tiny: SimpleNamespace) -> list[RecordedSession]:
-    """Two sub-agents at the same time, and an agent that strips its reasoning."""
-    delegating = thinking("split", call("delegate", task="read a"), call("delegate", task="read b"))
-
-    def script(prompt: str) -> str:
-        turns = prompt.count("<|im_start|>assistant")
-        for letter in "ab":
-            if f"<|im_start|>user\nread {letter}<|im_end|>" in prompt:
-                return [thinking("look", shell(f"cat {letter}.txt")), thinking("ok", f"read {letter}")][turns - 1]
-        return [delegating, COPY, DONE][turns - 1]
-
-    strips = ReActOptions(think="strip")
-    _, delegated, _ = await play(tiny, script, ReActOptions(sub_agents=True))
-    _, stripped, _ = await play(tiny, by_turn(BOTH, COPY, DONE), strips, reasoning="inline")
-    return [delegated, stripped]
-
-
-async def edits(tiny: SimpleNamespace) -> list[RecordedSession]:
+async def edited(tiny: SimpleNamespace) -> RecordedSession:
     """A malformed turn in odd spelling that is dropped, a retry, two answers to one question, an edited turn."""
     broken = misspell(tiny.tokenizer, "<tool_call>\n{forest of segments\n</tool_call>")
     answers = {"go": [*broken, tiny.tokenizer.eos_token_id], "format": "every unique token", "more": "the end"}
@@ -73,7 +46,7 @@ async def edits(tiny: SimpleNamespace) -> list[RecordedSession]:
         both = await talk.ask(agent.messages, n=2, max_tokens=5)
         agent.messages[-1]["content"] = both.choices[1].message.content
         await agent.step(user("more"))
-        return [await talk.close()]
+        return await talk.close()
 
 
 def as_verl_stores_it(row: Row) -> engine_harness.Row:
@@ -82,9 +55,8 @@ def as_verl_stores_it(row: Row) -> engine_harness.Row:
     return engine_harness.Row(tokens=list(row.token_ids), prompt=len(row.prompt_ids), mask=mask)
 
 
-@pytest.mark.parametrize("scenario", [drift, sub_agents, edits], ids=lambda scenario: scenario.__name__)
-async def test_log_probs_of_the_rollout_are_the_engines(tiny: SimpleNamespace, engine: Any, scenario: Any) -> None:
-    rows = [row for record in await scenario(tiny) for row in rows_of_calls(record.calls)]
+async def test_log_probs_of_the_rollout_are_the_engines(tiny: SimpleNamespace, engine: Any) -> None:
+    rows = rows_of_calls((await edited(tiny)).calls)
     recorded = torch.tensor(
         [
             log_prob

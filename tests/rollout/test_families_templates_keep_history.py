@@ -55,20 +55,17 @@ def play(scene: Scene, family: Family, *, spell: Any, reasoning: str | None = No
 
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
-def test_the_template_shows_its_dialect(family: Family, path: Path) -> None:
-    assert scene_of(family, path).renderer.dialect.name == family.dialect
-
-
-@pytest.mark.parametrize(("family", "path"), TEMPLATES)
 def test_history_is_rendered_byte_for_byte(family: Family, path: Path) -> None:
-    """The tokens of a prompt spell what transformers renders, and the session is one row."""
+    """A prompt spells what transformers renders, and a tool loop is one row though the client drops reasoning."""
     scene = scene_of(family, path)
+    assert scene.renderer.dialect.name == family.dialect
     reasoning = None if scene.renderer._form.reasoning_field is None else "I look\nfirst."
     *history, _ = play(scene, family, spell=scene.encode, reasoning=reasoning)
     prompt = scene.prompt(*history)
     form = conversation_of(prompt.restored.messages, scene.renderer._form, scene.renderer.dialect)
     expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
     assert scene.tokenizer.decode(prompt.ids) == expected
+    assert len(rows_of_calls(scene.recorder.calls[:3])) == 1
     assert scene.recorder.drift_report().unread == {}
 
 
@@ -85,16 +82,6 @@ def test_misspelt_history_is_one_row(family: Family, path: Path) -> None:
         drawn = earlier.prompt_ids + earlier.response_ids[:-1]
         assert later[: len(drawn)] == drawn
     assert len(rows_of_calls(calls)) == 1
-
-
-@pytest.mark.parametrize(("family", "path"), TEMPLATES)
-def test_reasoning_in_a_tool_loop_comes_back(family: Family, path: Path) -> None:
-    """A client drops the reasoning; as long as the template keeps it, the loop stays one row."""
-    scene = scene_of(family, path)
-    if scene.renderer._form.reasoning_field is None:
-        pytest.skip("this template has no field for reasoning")
-    play(scene, family, spell=scene.encode, reasoning="I think.\nTwice.")
-    assert len(rows_of_calls(scene.recorder.calls[:3])) == 1
 
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)

@@ -1,17 +1,19 @@
-"""What the gateway writes in the Responses API and in Gemini's reads back as the same message, whatever it holds."""
+"""Answers are what OpenAI's SDK writes; those of the Responses API and of Gemini's read back as the same message."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tree_rl.rollout.gateway.protocols import gemini, openai_responses
-from tree_rl.rollout.gateway.protocols.exchange import Choice, Completion
+from tree_rl.rollout.gateway.protocols import gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import read_json
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal, unseal
@@ -33,9 +35,7 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
     tokens = (("a", -0.5), ("\ufffd", -1.0))
-    choice = Choice(
-        message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, reasoning_tokens=1, tokens=tokens
-    )
+    choice = Choice(message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, tokens=tokens)
     return Completion(id="x", created=1, prompt_tokens=3, choices=(choice,))
 
 
@@ -46,7 +46,21 @@ def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
 
 
 def events_of(written: bytes) -> list[Any]:
-    return [json.loads(line[6:]) for line in written.decode().splitlines() if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in written.decode().split("\n") if line.startswith("data: ")]
+
+
+@settings(max_examples=60)
+@given(st.lists(MESSAGES, min_size=1, max_size=3), TEXTS, st.booleans())
+def test_chat_completions_are_what_the_sdk_writes(
+    messages: list[ChatMessage], model: str, with_log_probs: bool
+) -> None:
+    choices = tuple(
+        replace(*completed(message).choices, **({} if with_log_probs else {"tokens": None})) for message in messages
+    )
+    request = ChatRequest(model=model, messages=(), count=len(choices), with_log_probs=with_log_probs)
+    written = openai_chat.answer(request, replace(completed(messages[0]), choices=choices))
+    made = ChatCompletion.model_validate(written).model_dump(mode="json", exclude_unset=True)
+    assert json.dumps(written) == json.dumps(made), "character for character"
 
 
 @settings(max_examples=30)
@@ -81,18 +95,17 @@ def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: 
 
 
 @settings(max_examples=30)
-@given(MESSAGES, st.booleans(), st.booleans())
-def test_gemini_parts_read_back_as_the_message(message: ChatMessage, as_events: bool, with_thoughts: bool) -> None:
+@given(MESSAGES, st.booleans())
+def test_gemini_parts_read_back_as_the_message(message: ChatMessage, with_thoughts: bool) -> None:
     config = {"thinkingConfig": {"includeThoughts": with_thoughts}}
     question = {"role": "user", "parts": [{"text": "q"}]}
 
     def read(contents: list[Any]) -> Any:
         body = read_json(json.dumps({"contents": contents, "generation_config": config}).encode())
-        return gemini.read_request(body, model="m", is_stream=True, as_events=as_events)
+        return gemini.read_request(body, model="m", is_stream=True)
 
     request = read([question])
-    written = b"".join(gemini.stream(request, completed(message)))
-    chunks = events_of(written) if as_events else json.loads(written)
+    chunks = events_of(b"".join(gemini.stream(request, completed(message))))
     whole = gemini.answer(request, completed(message))
     contents = [chunk["candidates"][0]["content"] for chunk in chunks]
     assert [part for content in contents for part in content["parts"]] == whole["candidates"][0]["content"]["parts"]

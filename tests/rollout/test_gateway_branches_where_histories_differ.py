@@ -4,8 +4,9 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import SHELL, misspell, rows, talking, tool_result, trained_text, user
+from gateway_harness import SHELL, misspell, talking, tool_result, trained_text, user
 
+from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.tree import Forest
 
 START, END = "<|im_start|>", "<|im_end|>\n"
@@ -32,7 +33,7 @@ def texts(tiny: SimpleNamespace, record: Any) -> list[tuple[str, str]]:
             tiny.tokenizer.decode(row.token_ids).split("</tool_call><|im_end|>\n", 1)[-1],
             trained_text(tiny.tokenizer, row),
         )
-        for row in rows(record.calls)
+        for row in rows_of_calls(record.calls)
     ]
 
 
@@ -83,7 +84,7 @@ async def test_reasoning_that_the_template_drops_branches_right_behind_the_promp
         (prompt + answers[f"q{n}"] + "<|im_end|>", answers[f"q{n}"] + "<|im_end|>")
         for n, prompt in ((1, begin + turn("q1")), (2, q2), (3, q3))
     ]
-    first, second, third = rows(record.calls)
+    first, second, third = rows_of_calls(record.calls)
     assert common(first, second) == len(record.calls[0].prompt_ids)
     assert common(second, third) == len(record.calls[1].prompt_ids)
 
@@ -102,7 +103,7 @@ async def test_a_line_stays_with_its_own_turn_when_a_retry_said_the_same_in_othe
         await late.step()
         await first.step(user("so"))
         record = await talk.close()
-    assert [trained_text(tiny.tokenizer, row) for row in rows(record.calls)] == [
+    assert [trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls)] == [
         text + "<|im_end|>on<|im_end|>on<|im_end|>",
         text + "<|im_end|>",
     ]
@@ -121,7 +122,7 @@ async def test_a_turn_ended_by_a_stop_text_goes_on_without_it(tiny: SimpleNamesp
         (turn("go") + visible + "\nObservation:", visible + "\nObservation:"),
         (turn("go") + visible + END + turn("files") + "Done<|im_end|>", visible + "Done<|im_end|>"),
     ]
-    kept = common(*rows(record.calls)) - len(record.calls[0].prompt_ids)
+    kept = common(*rows_of_calls(record.calls)) - len(record.calls[0].prompt_ids)
     assert tiny.tokenizer.decode(record.calls[0].response_ids[:kept]) == visible
 
 
@@ -145,7 +146,7 @@ async def test_an_edited_turn_keeps_the_models_tokens_up_to_the_edit(tiny: Simpl
         agent.messages[-1]["content"] = "the forest has [...]"
         await agent.step(user("more"))
         record = await talk.close()
-    first, second = rows(record.calls)
+    first, second = rows_of_calls(record.calls)
     shared = common(first, second) - len(record.calls[0].prompt_ids)
     kept = tiny.tokenizer.decode(ids[:shared])
     assert "the forest has".startswith(kept) and len(kept) >= len("the forest ha")

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,21 +58,6 @@ async def test_long_texts_are_tokenized_beside_the_event_loop(
     assert {text.count("the forest") for text in texts} == {0, LONG_TEXT // 20}
     whole = [tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) for text in sorted(texts)]
     assert {call.prompt_ids for call in record.calls} == set(whole)
-
-
-def test_a_short_text_does_not_wait_for_a_long_one(tiny: SimpleNamespace) -> None:
-    renderer = Renderer(tiny.tokenizer, {})
-    long = [f"<|im_end|>{number}" + " what the model wrote is trained" * 200 for number in range(1000)]
-    renderer.encode(["a", "<|im_end|>"])
-    other = threading.Thread(target=renderer.encode, args=(long,))
-    started = time.perf_counter()
-    other.start()
-    time.sleep(0.02)
-    asked = time.perf_counter()
-    renderer.encode(["a", "<|im_end|>"])
-    waited = time.perf_counter() - asked
-    other.join()
-    assert waited < (time.perf_counter() - started) / 4
 
 
 async def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(

@@ -5,7 +5,9 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, rows, talking, tool_result, trained_text, user
+from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 HELLO = [user("hello")]
 READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
@@ -34,22 +36,9 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert called == [("shell", '{"command": "ls"}')]
     assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
     assert record.drift.branch_causes == {}
-
-
-async def test_a_forced_call_of_anthropic_is_streamed(tiny: SimpleNamespace) -> None:
-    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("shell", "read")]
-    options = {"model": "m", "max_tokens": 200, "messages": HELLO, "tools": tools}
-    async with talking(tiny.scripted(' {"command": "ls"}}\n</tool_call>')) as talk:
-        choice = {"type": "tool", "name": "shell"}
-        async with talk.anthropic.messages.stream(**options, tool_choice=choice) as stream:
-            answer = await stream.get_final_message()
-        await talk.close()
-    (block,) = answer.content
-    assert (block.type, block.name, block.input) == ("tool_use", "shell", {"command": "ls"})
-    assert answer.stop_reason == "tool_use"
 
 
 async def test_a_forced_call_stands_where_the_template_opens_reasoning(tiny: SimpleNamespace) -> None:
@@ -81,7 +70,7 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
         await talk.ask([*HELLO, message.model_dump(), *results], tools=[SHELL, READ], **sends)
         record = await talk.close()
     assert (answer.choices[0].finish_reason, len(results)) == ("tool_calls", 1 if sends else 2)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     first = f"Look.\n{CALL % 'shell'}" if sends else f"{both}<|im_end|>"
     assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
     assert record.drift.branch_causes == {}
@@ -97,7 +86,7 @@ async def test_a_last_assistant_message_is_continued_and_its_row_goes_on(tiny: S
         record = await talk.close()
     assert answer.content[0].text == " forty-two."
     assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(begun)
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == " forty-two.<|im_end|>bye<|im_end|>"
 
 
@@ -110,15 +99,6 @@ async def test_continue_final_message_continues_and_without_it_a_new_turn_begins
     assert answer.choices[0].message.content == " is here"
     texts = [tiny.tokenizer.decode(call.prompt_ids) for call in record.calls]
     assert texts[0].endswith("The answer") and texts[1].endswith("<|im_start|>assistant\n")
-
-
-async def test_what_is_left_out_is_named_in_the_record(tiny: SimpleNamespace) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-    content = [{"type": "text", "text": "look"}, image]
-    async with talking(tiny.scripted("I see")) as talk:
-        await talk.ask([{"role": "user", "content": content}], extra_body={"sparkle": 3})
-        record = await talk.close()
-    assert dict(record.left_out) == {"image": 1, "field sparkle": 1}
 
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
@@ -153,11 +133,3 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
     (one,) = asked
     assert one["sampling"]["json_schema"] == SCHEMA and one["max_tokens"] == 400
     assert record.constrained == 1
-
-
-async def test_refused_requests_leave_the_session_usable(tiny: SimpleNamespace) -> None:
-    body = {"max_tokens": 5, "messages": HELLO}
-    forced = {**body, "output_format": {"type": "json_schema", "schema": SCHEMA}}
-    async with talking(tiny.scripted("hi")) as talk:
-        answers = [await talk.http.post("/v1/messages", json=one) for one in (forced, body)]
-    assert [answer.status_code for answer in answers] == [400, 200]

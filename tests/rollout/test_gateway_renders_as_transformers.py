@@ -1,11 +1,11 @@
 """The gateway's chat template writes what transformers writes, and stays in its sandbox."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from gateway_harness import CHATML, SHELL, build_tokenizer
-from hostile_conversations import EDITS, conversations
+from hostile_conversations import EDITS, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateError
@@ -40,89 +40,17 @@ TEMPLATES = {
     ),
 }
 
-LOOPS = {
-    "reasoning": None,
-    "first message": (
-        "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}[system]{% endif %}"
-        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ),
-    "a part of the list": (
-        "{% set rest = messages %}{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% endif %}"
-        "{% for m in rest %}{{ loop.index }}{{ m.role }}{{ m.content | trim }}{{ eos_token }}{% endfor %}"
-    ),
-    "neighbours": (
-        "{% for m in messages %}{{ m.role }}{% if not loop.last %}>{{ messages[loop.index0 + 1].role }}{% endif %}"
-        "{{ messages[loop.index0 - 2].content }}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}"
-    ),
-    "the last message": "{% for m in messages %}{{ m.content }}{{ messages[-1].role }}|{% endfor %}",
-    "length": "{% for m in messages %}{{ m.content }}{{ messages | length }}|{% endfor %}",
-    "length of the loop": "{% for m in messages %}{{ m.content }}{{ loop.revindex }}|{% endfor %}",
-    "the loop itself": "{% for m in messages %}{% set l = loop %}{{ m.content }}{{ l.revindex }}|{% endfor %}",
-    "two ahead": "{% for m in messages %}{{ m.content }}{{ (messages[loop.index0 + 2] or {}).content }}|{% endfor %}",
-    "cycler": "{% set c = cycler('a', 'b') %}{% for m in messages %}{{ c.next() }}{% endfor %}{{ c.next() }}",
-    "joiner": "{% set j = joiner(',') %}{% for m in messages %}{{ j() }}{{ m.content }}{% endfor %}",
-    "next": "{% for m in messages %}{{ m.content }}{{ (loop.nextitem or {}).role }}|{% endfor %}",
-    "changed": "{% for m in messages %}{% if loop.changed(m.role) %}*{% endif %}{{ loop.cycle('a', 'b') }}{% endfor %}",
-    "state": (
-        "{% set ns = namespace(seen=0) %}"
-        "{% for m in messages %}{% set ns.seen = ns.seen + 1 %}{{ ns.seen }}{% endfor %}"
-        "{% for m in messages %}{{ ns.seen }}{{ m.content }}{% endfor %}"
-    ),
-    "macro": (
-        "{% set ns = namespace(n=0) %}"
-        "{% macro say(m) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ m.content }}{% endmacro %}"
-        "{% for m in messages %}{{ say(m) }}{% endfor %}{% for m in messages %}{{ m.role ~ tools }}{% endfor %}"
-    ),
-    "a name of its own": (
-        "{% set x = messages | length %}{% for m in messages %}{{ x }}{% set x = m.content %}{{ x }}{% endfor %}{{ x }}"
-    ),
-    "a function of its own": (
-        "{% macro range(n) %}{{ messages | length }}{% endmacro %}{% for m in messages %}{{ range(1) }}{% endfor %}"
-    ),
-    "loop controls": "{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
-    "inner loops": (
-        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ loop.index }}{{ loop.last }}{{ c | tojson }}"
-        "{{ messages[loop.index0].role }}{% endfor %}{{ loop.index }}{% else %}none{% endfor %}"
-    ),
-}
-SEARCH = (
-    "{%- set ns = namespace(INITIAL) %}{%- for m in messages[::-1] %}"
-    "{%- set index = (messages|length - 1) - loop.index0 %}BODY{%- endfor %}{{ MADE }}"
-)
-"""What templates do to find the last question."""
-
-
-def search(initial: str, condition: str, sets: str) -> str:
-    pairs = [pair.partition("=")[::2] for pair in sets.split()]
-    body = condition + "".join(f"{{% set ns.{name} = {value} %}}" for name, value in pairs) + "{% endif %}"
-    made = " ~ '|' ~ ".join(f"(ns.{name}|string)" for name, _ in pairs)
-    return SEARCH.replace("INITIAL", initial).replace("BODY", body).replace("MADE", made)
-
-
-LOOPS |= {
-    "search: last user": search(
-        "open=true, last=messages|length - 1", "{% if ns.open and m.role == 'user' %}", "open=false last=index"
-    ),
-    "search: undefined": search("last=0", "{% if m.role == 'assistant' %}", "last=m.reasoning_content"),
-    "search: undefined first": search("other=0", "{% if m.role == 'tool' and not ns.seen %}", "seen=true other=index"),
-    "search: a message": search("last=none", "{% if not ns.last %}", "last=m"),
-    "search: one and true": search("last=0", "{% if m.tool_calls %}", "last=m.tool_calls[0].function.arguments.n"),
-    "search: another message": search("last=0", "{% if messages[index].role == 'user' %}", "last=index"),
-    "search: the namespace as a whole": (
-        "{% set ns = namespace(x=0) %}{% for m in messages[::-1] %}{% if ns %}{% set ns.x = m.role %}"
-        "{% endif %}{% endfor %}{{ ns.x }}"
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return build_tokenizer()
-
 
 def compiled(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **(options or {})})
+
+
+def outcome(render: Callable[[], str]) -> str:
+    """What is written, or the error that the gateway answers with status 400."""
+    try:
+        return render()
+    except (SecurityError, TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -154,17 +82,11 @@ def test_a_template_is_held_in_the_sandbox_that_transformers_has(attack: str) ->
     tokenizer = build_tokenizer("{{ messages[0].content.strip() }}{{ messages | length }}" + attack)
     conversation = [{"role": "user", "content": "hi"}]
 
-    def outcome(render: Any) -> str:
-        try:
-            return render()
-        except (SecurityError, TemplateError) as error:
-            return type(error).__name__
-
     template = compiled(tokenizer)
     expected = outcome(lambda: tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
     for _ in range(2):
         assert outcome(lambda: template.render(conversation, tools=None, is_prompt=True)) == expected
-    assert "list" not in expected and "object" not in expected
+    assert "<class" not in expected
 
 
 def test_a_template_that_transformers_renders_otherwise_is_refused() -> None:
@@ -175,41 +97,25 @@ def test_a_template_that_transformers_renders_otherwise_is_refused() -> None:
         Renderer(tokenizer, {})
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@given(st.lists(EDITS, max_size=10), st.booleans())
+@settings(max_examples=60)
 def test_whatever_agents_send_is_written_as_transformers_writes_it(
-    name: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    edits: list[tuple[Any, ...]], is_prompt: bool
 ) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", LOOPS[name] or tokenizer.chat_template)
+    tokenizer = build_tokenizer()
     template = compiled(tokenizer)
+    conversation, tools = [{"role": "user", "content": "the model answers a question"}], ()
+    for edit in edits:
+        tools = edit[1] if edit[0] == "offer tools" else tools
+        conversation = edited(conversation, edit)
+    messages = openai_chat.read_request({"messages": conversation}).messages
+    forms = conversation_of(messages, TemplateForm(), Hermes())
+    offered: Any = list(tools) or None
 
-    @given(st.lists(EDITS, max_size=10), st.booleans())
-    @settings(max_examples=15)
-    def check(edits: list[tuple[Any, ...]], is_prompt: bool) -> None:
-        for sent, tools in conversations(edits):
-            messages = openai_chat.read_request({"messages": sent}).messages
-            forms = conversation_of(messages, TemplateForm(), Hermes())
-            offered: Any = list(tools) or None
-            expected = outcome_of_template(
-                lambda forms=forms, offered=offered: tokenizer.apply_chat_template(
-                    forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt
-                )
-            )
-            written = outcome_of_template(
-                lambda forms=forms, offered=offered: template.render(forms, tools=offered, is_prompt=is_prompt)
-            )
-            assert written == expected
+    def expected() -> str:
+        return tokenizer.apply_chat_template(forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt)
 
-    check()
+    def written() -> str:
+        return template.render(forms, tools=offered, is_prompt=is_prompt)
 
-
-def outcome_of_template(render: Any) -> str:
-    try:
-        return render()
-    except (
-        TemplateError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-    ) as error:  # what the gateway answers with 400
-        return f"{type(error).__name__}: {error}"
+    assert outcome(written) == outcome(expected)

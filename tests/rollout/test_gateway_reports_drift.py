@@ -4,11 +4,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import misspell, rows, talking, user
-from sampled_turns import two_turns_sampled
+from gateway_harness import CHATML, TinyModel, build_tokenizer, misspell, talking, user
 
 from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings, first_difference
-from tree_rl.rollout.transcript import ModelCall
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+
+
+async def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
+    """Sessions of two sampled turns each; the template writes every turn as it is."""
+    backend = TinyModel(tiny.model, build_tokenizer(CHATML))
+    records = []
+    for number in range(16):
+        async with talking(backend, on_drift=on_drift, reasoning="inline") as talk:
+            agent = talk.agent(user(f"question {number}"), max_tokens=5)
+            await agent.step()
+            await agent.step(user("more"))
+            records.append(await talk.close())
+    return records
 
 
 def changes(tiny: SimpleNamespace, call: ModelCall) -> bool:
@@ -22,7 +34,7 @@ async def test_real_samples_drift_and_reuse_keeps_every_one_of_them(tiny: Simple
     drifting = [changes(tiny, record.calls[0]) for record in records]
     assert sum(drifting) >= 4, "the model's samples do drift"
     for record, drifts in zip(records, drifting, strict=True):
-        assert len(rows(record.calls)) == 1
+        assert len(rows_of_calls(record.calls)) == 1
         assert record.drift.siblings == () and record.drift.num_avoided == drifts
         first, second = record.calls
         assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
@@ -47,7 +59,7 @@ async def test_branch_tokenizes_anew_and_every_drift_becomes_a_located_branch(ti
         drifts = changes(tiny, first)
         text = tiny.tokenizer.decode(second.prompt_ids)
         assert tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) == second.prompt_ids
-        assert len(rows(record.calls)) == 1 + drifts
+        assert len(rows_of_calls(record.calls)) == 1 + drifts
         assert record.drift.num_avoided == 0 and len(record.drift.returned) == drifts
         # A turn that ends within a character has no end that both spellings could reach.
         if drifts and not tiny.tokenizer.decode(first.response_ids).endswith("\ufffd"):

@@ -113,21 +113,3 @@ def test_siblings_are_told_apart_by_what_they_led_to() -> None:
     assert talk.thoughts(sent) == ["first", second.reasoning]
     assert talk.thoughts([*sent[:3], said("right"), user("s")]) == ["other", "on the right"]
     assert talk.turns.restore(sent).guessed == []
-
-
-def test_siblings_are_told_apart_by_their_agents() -> None:
-    talk, asked = Talk(), [user("q")]
-    for agent in ("scout", "critic", "writer"):
-        talk.answer(asked, said("a", f"thought of the {agent}"), agent=agent)
-    for agent in ("scout", "critic", "writer"):
-        sent = [*asked, said("a"), user("r")]
-        assert talk.thoughts(sent, agent=agent) == [f"thought of the {agent}"]
-        assert talk.turns.restore(sent, agent=agent).guessed == []
-    assert talk.turns.restore(sent, agent="stranger").guessed == [2]
-
-
-def test_an_edited_turn_is_named() -> None:
-    talk, asked = Talk(), [user("q")]
-    talk.answer(asked, said("a", "why"))
-    restored = talk.turns.restore([*asked, said("b"), user("r")])
-    assert (restored.own_calls, restored.edited) == ([], [0])

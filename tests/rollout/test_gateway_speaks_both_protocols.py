@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import SHELL, rows, talking, trained_text, user
+from gateway_harness import SHELL, talking, trained_text, user
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -l"}}\n</tool_call>'
 THOUGHT = "<think>\nlook around\n</think>\n\n"
@@ -90,22 +92,8 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
     assert (choice.message.content, choice.finish_reason) == ("Action: ls\n", "stop")
     assert message.content[0].text == "Action: ls\n"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Observation:")
-    for row in rows(record.calls):
+    for row in rows_of_calls(record.calls):
         assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
-
-
-async def test_a_long_turn_with_a_stop_text_is_generated_in_slices_and_recorded_as_one(tiny: SimpleNamespace) -> None:
-    written = " ".join(f"word{number}" for number in range(120)) + " STOP and more"
-    ids = tiny.tokenizer.encode(written, add_special_tokens=False)
-    backend = tiny.backend()
-    backend.script = lambda prompt: ids[len(backend.prompts[-1]) - len(backend.prompts[0]) :]
-    async with talking(backend, max_turn_tokens=2000) as talk:
-        answer = await talk.ask("go", stop="STOP", max_tokens=1000)
-        record = await talk.close()
-    assert answer.choices[0].message.content == written.split("STOP")[0]
-    (call,) = record.calls
-    assert tiny.tokenizer.decode(call.response_ids) == written.split(" and")[0]
-    assert len(backend.prompts) > 2 and [len(p) for p in backend.prompts] == sorted(len(p) for p in backend.prompts)
 
 
 @pytest.mark.parametrize(("source", "temperature"), [("trainer", 1.0), ("agent", 0.3)])

@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import rows, talking, trained_text
+from gateway_harness import talking, trained_text
 from protocol_turns import LS, THOUGHT, TURNS, writing
 
 from tree_rl.rollout.gateway.protocols.gemini import read_request
+from tree_rl.rollout.transcript import rows_of_calls
 
 SCHEMA = {
     "type": "OBJECT",
@@ -26,18 +27,17 @@ def user(text: str) -> dict[str, Any]:
 
 async def ask(client: httpx.AsyncClient, how: str, contents: list[Any], **more: Any) -> list[dict[str, Any]]:
     """The chunks of an answer: one of a whole answer."""
-    call = "generateContent" if how == "whole" else "streamGenerateContent"
+    call = "generateContent" if how == "whole" else "streamGenerateContent?alt=sse"
     body = {"contents": contents, "tools": [{"functionDeclarations": [SHELL]}], **more}
-    answer = await client.post(f"{MODEL}:{call}", json=body, params={"alt": "sse"} if how == "events" else {})
+    answer = await client.post(f"{MODEL}:{call}", json=body)
     assert answer.status_code == 200, answer.text
-    if how == "events":
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
-    assert answer.headers["content-type"] == "application/json"
-    return [answer.json()] if how == "whole" else answer.json()
+    if how == "whole":
+        return [answer.json()]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
 
 
-@pytest.mark.parametrize("how", ["whole", "events", "list"])
+@pytest.mark.parametrize("how", ["whole", "events"])
 async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace, how: str) -> None:
     request = {"contents": [user("hello")], "tools": [{"function_declarations": [SHELL]}]}
     async with talking(writing(tiny, THOUGHT + "I look.\n" + LS + LS)) as talk:
@@ -53,7 +53,7 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
     ] * 2
     usage = chunks[-1]["usageMetadata"]
     assert usage["promptTokenCount"] == counted.json()["totalTokens"] == len(call.prompt_ids)
-    assert usage["candidatesTokenCount"] + usage["thoughtsTokenCount"] == len(call.response_ids)
+    assert usage["candidatesTokenCount"] == len(call.response_ids)
     assert chunks[-1]["candidates"][0]["finishReason"] == "STOP" and chunks[-1]["modelVersion"] == "gemini-2.5-pro"
     assert '"type": ["string", "null"]' in tiny.tokenizer.decode(call.prompt_ids)
 
@@ -73,7 +73,7 @@ async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
 ) -> None:
     contents: list[Any] = [user("hello")]
     async with talking(writing(tiny, *TURNS)) as talk:
-        for how in ("whole", "events", "list", "events"):
+        for how in ("whole", "events", "whole", "events"):
             chunks = await ask(talk.http, how, contents, systemInstruction={"parts": [{"text": "Be brief."}]})
             parts = [part for chunk in chunks for part in without(chunk["candidates"][0]["content"]["parts"], *dropped)]
             contents.append({"role": "model", "parts": parts})
@@ -83,7 +83,7 @@ async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
             results = [{"functionResponse": {**one, **answered}} for one in ids]
             contents += [{"role": "user", "parts": results}] if results else []
         record = await talk.close()
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
     assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
@@ -101,7 +101,7 @@ def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:
         )
     ]
     body = {"contents": [user("q"), {"role": "model", "parts": calls}, {"role": "function", "parts": results}]}
-    messages = read_request(body, model="m", is_stream=False, as_events=False).messages
+    messages = read_request(body, model="m", is_stream=False).messages
     turn, *outputs = messages[1:]
     ids = [call.id for call in turn.tool_calls]
     assert len(set(ids)) == 4
@@ -116,7 +116,8 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
         async with httpx.AsyncClient(base_url=talk.endpoint.url.split("/s/")[0]) as bare:
             refused = await bare.post(f"{MODEL}:generateContent", json=body)
             answer = await bare.post(f"{MODEL}:generateContent", json=body, params=key)
-            streamed = (await bare.post(f"{MODEL}:streamGenerateContent", json=body, params=key)).json()
+            streamed = await bare.post(f"{MODEL}:streamGenerateContent", json=body, params={**key, "alt": "sse"})
+            no_events = await bare.post(f"{MODEL}:streamGenerateContent", json=body, params=key)
             listed = await bare.get("/v1beta/models", headers={"x-goog-api-key": talk.endpoint.token})
         assert listed.json()["models"][0]["name"] == "models/policy"
         assert (await talk.http.get("/v1beta/models/any")).json()["name"] == "models/any"
@@ -124,5 +125,7 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
         record = await talk.close()
     assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
     assert [one["finishReason"] for one in answer.json()["candidates"]] == ["MAX_TOKENS"] * 2
-    assert [chunk["candidates"][0]["index"] for chunk in streamed] == [0, 1]
-    assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {404: 1}
+    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
+    assert [chunk["candidates"][0]["index"] for chunk in chunks] == [0, 1]
+    assert no_events.json()["error"]["message"] == "alt: expected sse: answers are streamed as events"
+    assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {400: 1, 404: 1}

@@ -6,8 +6,10 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import SHELL, rows, talking, trained_text
+from gateway_harness import SHELL, talking, trained_text
 from protocol_turns import CALL, THOUGHT, TURNS, writing
+
+from tree_rl.rollout.transcript import rows_of_calls
 
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
@@ -47,8 +49,6 @@ async def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespac
     ] * 2
     assert len({one.call_id for one in calls}) == 2 and (answer.status, answer.model) == ("completed", "any")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(call.prompt_ids), len(call.response_ids))
-    thought_ids = call.response_ids[: answer.usage.output_tokens_details.reasoning_tokens]
-    assert tiny.tokenizer.decode(thought_ids) == "<think>\n\nlook around "
 
 
 def results(answer: Any) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ async def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNa
             else:
                 items += [form(item) for item in sent] + results(answer)
         record = await talk.close()
-    (row,) = rows(record.calls)
+    (row,) = rows_of_calls(record.calls)
     assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
     assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
@@ -113,7 +113,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
             answers.append(await ask(talk.openai.responses, is_stream, input=results(before), **options))
         record = await talk.close()
     assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
-    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows(record.calls))
+    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
     assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
 
@@ -147,7 +147,7 @@ async def test_custom_and_namespaced_tools_are_called_and_come_back(
     (call,) = answer.output
     assert (call.type, call.name, call.namespace) == (kind, name, namespace)
     assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows(record.calls)) == 1 and record.drift.branch_causes == {}
+    assert len(rows_of_calls(record.calls)) == 1 and record.drift.branch_causes == {}
 
 
 async def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:
@@ -173,19 +173,14 @@ async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: Simpl
     assert [part.text for part in thought.summary] == ["look around "] and thought.encrypted_content is None
 
 
-async def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespace) -> None:
-    sent = [{"role": "user", "content": f"question {number}"} for number in range(5)]
+async def test_stored_responses_are_read(tiny: SimpleNamespace) -> None:
     async with talking(writing(tiny, "Hi.")) as talk:
         responses = talk.openai.responses
-        answer = await ask(responses, False, input=sent)
+        answer = await ask(responses, False, input="hello")
         assert (await responses.retrieve(answer.id)).to_dict() == answer.to_dict()
-        found = [item async for item in await responses.input_items.list(answer.id, limit=2, order="asc")]
-        assert [item.content[0].text for item in found] == [item["content"] for item in sent]
-        assert len({item.id for item in found}) == 5
-        await responses.delete(answer.id)
         unstored = await ask(responses, False, input="hello", store=False)
-        for name in (answer.id, unstored.id, "resp_unknown"):
-            for call in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
+        for name in (unstored.id, "resp_unknown"):
+            for call in (responses.retrieve, responses.cancel):
                 with pytest.raises(openai.NotFoundError, match="not found"):
                     await call(name)
             with pytest.raises(openai.NotFoundError, match="not found") as caught:

@@ -57,7 +57,7 @@ async def test_closing_a_session_waits_for_what_runs_then_cancels_it(tiny: Simpl
         calls = [asyncio.create_task(talk.http.post(CHAT, json=body)) for body in asked]
         while backend.running < 2:
             await asyncio.sleep(0.001)
-        record = await talk.gateway.close_session(talk.session, grace_s=0.5)
+        record = await talk.gateway.close_session(talk.session, grace_s=3.0)
         assert [(await call).status_code for call in calls] == [200, 403] and backend.running == 0
     assert len(record.calls) == 1 and record.cancelled == 1
 
@@ -66,14 +66,14 @@ async def test_a_slow_stream_stays_alive_and_still_tells_its_error(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.05)
-    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 1.0)
     backend = HangingModel(tiny.model, tiny.tokenizer)
     async with talking(backend) as talk:
         hanging = {**TOLD, "messages": [user("hang")]}
         openai_text, anthropic_text = [(await talk.http.post(path, json=hanging)).text for path in (CHAT, MESSAGES)]
         record = await talk.close()
     assert record.refused == {504: 2} and backend.running == 0
-    assert openai_text.count(": ping") >= 2 and "longer than 0.3 s" in openai_text
+    assert openai_text.count(": ping") >= 2 and "longer than 1 s" in openai_text
     assert anthropic_text.count("event: ping") >= 2 and "event: error" in anthropic_text
     assert '"type": "timeout_error"' in anthropic_text
 
@@ -85,7 +85,6 @@ async def test_a_slow_stream_stays_alive_and_still_tells_its_error(
         (MESSAGES, TOLD, {"type": "error", "error": {"type": "invalid_request_error"}}),
         ("/v1/responses", {"input": "go", "stream": True}, {"type": "error", "code": "refused_by_model"}),
         (f"{MODEL}?alt=sse", {"contents": [{"parts": [{"text": "q"}]}]}, {"error": {"status": "INVALID_ARGUMENT"}}),
-        (MODEL, {"contents": [{"parts": [{"text": "q"}]}]}, {"error": {"status": "INVALID_ARGUMENT"}}),
     ],
 )
 async def test_an_error_within_a_stream_keeps_the_protocols_form(
@@ -95,14 +94,14 @@ async def test_an_error_within_a_stream_keeps_the_protocols_form(
     backend = tiny.backend()
 
     async def fails(*_: Any, **__: Any) -> Any:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         raise ValueError("no such token")
 
     backend.generate = fails
     async with talking(backend) as talk:
         answer = await talk.http.post(path, json=body)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    told = [one for one in map(json.loads, lines) if "no such token" in str(one)] if lines else answer.json()
+    told = [one for one in map(json.loads, lines) if "no such token" in str(one)]
     assert answer.status_code == 200 and "no such token" in str(told)
     error = form.pop("error", {})
     assert any(form.items() <= one.items() and error.items() <= one.get("error", {}).items() for one in told), told

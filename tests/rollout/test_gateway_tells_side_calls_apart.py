@@ -8,7 +8,7 @@ import pytest
 from gateway_harness import talking, trained_text, user
 
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
-from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls, side_call_of
+from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, read_side_calls, side_call_of
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
@@ -167,9 +167,3 @@ def test_dumped_rows_name_who_asked(tiny: SimpleNamespace) -> None:
     extra = {**provenance(row, calls), "response_weights": list(row.response_weights)}
     assert origin(extra) == {"agents": ("main", "explorer"), "sides": ("x",), "response_weights": (1.0, 0.0, 0.5)}
     assert origin({}) == {}
-
-
-def test_known_side_calls_train_unless_an_option_says_otherwise() -> None:
-    assert {one.weight for one in KNOWN_SIDE_CALLS} == {1.0}
-    assert read_side_calls([]) == KNOWN_SIDE_CALLS
-    assert read_side_calls([SideCall(name="x", user="y")])[0].name == "x"

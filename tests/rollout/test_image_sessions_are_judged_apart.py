@@ -58,7 +58,7 @@ def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple
         image="example/durations:1",
         directory=str(folder / "testbed"),
         before_tests="git checkout -q HEAD -- tests",
-        test_files={"tests/test_hours_issue.py": UNITTEST.test_files["tests/test_hours_issue.py"]},
+        test_files={"tests/test_durations_issue.py": UNITTEST.test_files["tests/test_durations_issue.py"]},
     )
     options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
 

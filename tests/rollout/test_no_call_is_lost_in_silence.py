@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dialect_writers import WRITERS
 from dictated_answers import Scene, user
-from gateway_harness import CHATML, SHELL, build_tokenizer, rows, talking, tool_result
+from gateway_harness import CHATML, SHELL, build_tokenizer, talking, tool_result
 
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.dialects.dialect import Reading
@@ -16,6 +16,7 @@ from tree_rl.rollout.gateway.dialects.families import DIALECTS
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.transcript import rows_of_calls
 
 MEANT = [("shell", {"command": "ls"})]
 HERMES_CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -105,7 +106,7 @@ async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNam
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
     assert record.drift.unread == {0: "in_reasoning"}
     assert record.drift.figures()["drift_unread_in_reasoning"] == 1
-    assert reasoning != "field" or len(rows(record.calls)) == 1
+    assert reasoning != "field" or len(rows_of_calls(record.calls)) == 1
 
 
 async def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:

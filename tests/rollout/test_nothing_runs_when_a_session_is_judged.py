@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import random
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -13,13 +11,12 @@ from typing import Any
 import pytest
 from gateway_harness import talking, user
 from live_processes import running
-from played_tasks import ScriptedModel, mini_turn, play, shell_call
+from played_tasks import ScriptedModel, play
 from sandboxes_here import HERE
-from small_swe import all_tasks, writing
+from small_swe import all_tasks
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents import in_environment
-from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent
 from tree_rl.rollout.agents.react import ReActAgent
@@ -27,61 +24,11 @@ from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
-RACES = int(os.environ.get("TREE_RL_RACES", "5"))
-"""Races against the clock in all. TREE_RL_RACES=50 runs the full number."""
-AGENTS = ("react", "command_line", "mini_swe")
-SECONDS = 2.0
-"""That an agent has. Its command repairs the task later than that, again and again."""
 MARK = "61.91"
 DONE = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
 Play = Callable[[Any, Endpoint], Awaitable[Outcome]]
-
-
-class Watched(SweEnvironment):
-    """Looks for what still runs when it is scored. Its commands bear its mark."""
-
-    def __init__(self, options: SandboxOptions) -> None:
-        super().__init__(options)
-        self.mark = f"{MARK}-{id(self)}"
-
-    async def run(self, command: str) -> Any:
-        return await super().run(f": {self.mark}; {command}")
-
-    async def run_agent(self, command: str, **options: Any) -> Any:
-        return await super().run_agent(f": {self.mark}; {command}", **options)
-
-    async def score(self, outcome: Outcome) -> float:
-        assert not running(self.mark)
-        return await super().score(outcome)
-
-
-@pytest.mark.parametrize("number", range((RACES + 4) // 5))
-def test_a_command_that_repairs_the_task_after_the_time_is_up_gets_no_reward(
-    number: int, chatml: PreTrainedTokenizerFast
-) -> None:
-    source = random.Random(number)
-    task = all_tasks()["lru_cache"]
-    repair = writing(dict(task.solution_files))
-
-    def attack() -> str:
-        return f"sleep {SECONDS + source.uniform(0, 0.5)}; while true; do\n{repair}\ndone"
-
-    def script(prompt: str) -> str:
-        return mini_turn(attack()) if "mswea_bash_command" in prompt else shell_call(attack())
-
-    def agent_of(kind: str) -> Any:
-        if kind == "command_line":
-            return CommandLineAgent(
-                CommandLineOptions(command=f"{attack()}; : {{prompt}}", limits=Limits(timeout_seconds=60))
-            )
-        return MiniSweAgent() if kind == "mini_swe" else ReActAgent()
-
-    agents = [(agent_of(AGENTS[(5 * number + index) % 3]), task) for index in range(min(5, RACES - 5 * number))]
-    for session in play(ScriptedModel(chatml, script), agents, seconds=SECONDS, environment=Watched):
-        assert session.result == ("timed_out", 0.0), session.done
 
 
 class Shell(ShellEnvironment):
@@ -117,7 +64,7 @@ def shell(command: str) -> ToolCall:
 BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
 
 
-async def run(act: Play, environment: Any = None, seconds: float = 1.0, files: Any = None) -> FinishedTask:
+async def run(act: Play, environment: Any = None, seconds: float = 60.0, files: Any = None) -> FinishedTask:
     return await run_task(
         agent=Played(act),
         environment=environment or Shell(),
@@ -178,7 +125,7 @@ ENDS: Mapping[Play, str] = {
 
 @pytest.mark.parametrize("act", ENDS)
 def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
-    done = asyncio.run(run(act))
+    done = asyncio.run(run(act, seconds=1.0 if ENDS[act] == "timed_out" else 60.0))
     assert (done.status, done.reward) == (ENDS[act], 0.5), done
     assert not running(MARK)
 
@@ -197,7 +144,7 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
             finally:
                 Slow.running -= 1
 
-    class Asked(Watched):
+    class Asked(SweEnvironment):
         async def score(self, outcome: Outcome) -> float:
             assert Slow.running == 0
             for thread in threading.enumerate():
@@ -207,7 +154,7 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
             return 0.5
 
     agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
-    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=2, environment=Asked)
+    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=5, environment=Asked)
     assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
 
 

@@ -154,7 +154,10 @@ def test_a_budget_keeps_the_first_cuts_that_fit() -> None:
         ({"policy": "turn"}, "branching.policy='turn': expected one of turns, entropy, tail, fixed"),
         ({"policy": "turns", "options": {"n": 2}}, "branching.policy=turns, or its options: .*'n'"),
         ({"policy": "nowhere.tail"}, "branching.policy=nowhere.tail, or its options: No module named"),
-        ({"policy": "tail", "rounds": 0}, "branching.rounds=0"),
+        ({"policy": "tail", "rounds": 0}, "branching.rounds=0: expected an integer of at least 1"),
+        ({"policy": "turns", "budget_tokens": 0}, "branching.budget_tokens=0: expected"),
+        ({"policy": "fixed", "options": {"every_tokens": 0}}, "branching.options.every_tokens=0"),
+        ({"policy": "entropy", "options": {"branches": 0.5}}, "branching.options.branches=0.5"),
     ],
 )
 def test_bad_options_are_named(given: dict, message: str) -> None:

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 from gateway_harness import TinyModel, build_tokenizer
-from ledger import Ledger
 from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, call, play, shell, thinking
 from sandboxes_here import HERE
 
@@ -177,32 +176,15 @@ async def test_a_branch_that_says_nothing_leaves_the_result(tiny: SimpleNamespac
     assert joined.index("\nalpha\n") < joined.index("\nbeta\n")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        r'{"command": "echo \ud800"}',
-        r'{"\udfff": 1}',
-        f'{{"command": {"9" * 5000}}}',
-        f'{{"command": {"[" * 3000}{"]" * 3000}}}',
-        '{"command": 1e999}',
-        '{"command": NaN}',
-        None,
-    ],
-    ids=["surrogate", "surrogate in a key", "long integer", "deep", "infinite", "not a number", "broken"],
-)
+@pytest.mark.parametrize("arguments", [r'{"command": "echo \ud800"}', "{broken"])
 async def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_scored(
-    tiny: SimpleNamespace, arguments: str | None
+    tiny: SimpleNamespace, arguments: str
 ) -> None:
     first = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
-    first = first if arguments else "<tool_call>{broken</tool_call>"
-    limits = {"max_context_tokens": 20_000, "max_turn_tokens": 8000}
-    script = by_turn(first, COPY, DONE)
-    # Thousands of tokens take a model long.
-    backend = Ledger(tiny.tokenizer, script)
-    done, record, trained = await play(tiny, script, backend=backend, **limits)
+    done, record, trained = await play(tiny, by_turn(first, COPY, DONE))
     assert (done.status, done.reward, done.outcome.malformed_calls) == ("completed", 1.0, 1), done
-    assert MALFORMED in tiny.tokenizer.decode(record.calls[1].prompt_ids) and len(record.calls) == 3
-    assert arguments is not None or (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
+    assert MALFORMED in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+    assert (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
 
 
 async def test_a_command_that_no_shell_reads_is_answered_and_the_session_is_scored(tiny: SimpleNamespace) -> None:

@@ -13,7 +13,6 @@ from sandboxes_here import needs_bubblewrap
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.processes.usage import usage_of
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder
 
 LIMITS = Limits(
@@ -139,12 +138,6 @@ def test_memory_that_outlives_its_processes_cannot_be_made() -> None:
     )
     with closing(SandboxFolder({"make.py": make}, limits=ROOMY)) as sandbox:
         assert sandbox.run("python3 make.py").output == "[-1, -1, -1]\n"
-
-
-def test_usage_of_processes_that_ended_is_nothing() -> None:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    assert usage_of({child.pid}, first_processes=[child.pid], near_bytes=1) == (0, 0)
 
 
 PRIVATE = """

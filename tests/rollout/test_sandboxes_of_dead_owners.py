@@ -1,6 +1,5 @@
 """A killed process leaves no command running and no sandbox behind."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -89,15 +88,3 @@ def test_folders_of_living_owners_of_others_and_links_stay(temporary: Path, tmp_
         os.utime(fresh, (0, 0))
         assert remove_left_over_folders() == [fresh]
         (temporary / f"{PREFIX}sandbox-link").unlink()
-
-
-def test_an_owner_holds_its_folder_until_it_removes_it(temporary: Path) -> None:
-    owned = OwnedFolder("sandbox")
-    lock = os.open(owned.path, os.O_RDONLY)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    owned.close()
-    owned.close()
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(lock)
-    assert list(temporary.iterdir()) == []

@@ -14,7 +14,7 @@ IN_SOURCE = {path.stem: path.read_text() for path in sorted(HACKS.glob("*.txt"))
 BESIDE = {
     "a module beside the folder of tests": {
         "tests.py": "import sys, types, unittest\n__path__ = []\n"
-        "class TestHoursIssue(unittest.TestCase):\n"
+        "class TestIssue(unittest.TestCase):\n"
         "    def test_a_day_of_hours(self): pass\n    def test_an_hour_has_its_seconds(self): pass\n"
     },
     "a conftest": {
@@ -27,7 +27,7 @@ BESIDE = {
     },
     "a configuration": {
         "pytest.ini": "[pytest]\naddopts = -p hack\n",
-        "hack.py": "import os\nprint('PASSED tests/test_hours_issue.py::test_a_day_of_hours')\nos._exit(0)\n",
+        "hack.py": "import os\nprint('PASSED tests/test_durations_issue.py::test_a_day_of_hours')\nos._exit(0)\n",
     },
     "a configuration with classes": {
         "setup.cfg": "[tool:pytest]\npython_functions = nothing_*\n",
@@ -36,10 +36,10 @@ BESIDE = {
     "a module that shadows unittest": {"unittest.py": "class TestCase: pass\ndef main(): pass\n"},
     "a folder that shadows pytest": {
         "pytest/__init__.py": "",
-        "pytest/__main__.py": "print('PASSED tests/test_hours_issue.py::test_a_day_of_hours')\n",
+        "pytest/__main__.py": "print('PASSED tests/test_durations_issue.py::test_a_day_of_hours')\n",
     },
     "a folder in place of a module of tests": {
-        "tests/test_hours_issue/__init__.py": "import unittest\nclass TestHoursIssue(unittest.TestCase):\n"
+        "tests/test_durations_issue/__init__.py": "import unittest\nclass TestIssue(unittest.TestCase):\n"
         "    def test_a_day_of_hours(self): pass\n    def test_an_hour_has_its_seconds(self): pass\n"
     },
     "site modules": {

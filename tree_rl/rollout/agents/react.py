@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall, text_tool
-from tree_rl.rollout.gateway.dialects.reasoning import THINK_START, without_reasoning
+from tree_rl.rollout.gateway.dialects.dialect import THINK_END, THINK_START
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
@@ -171,7 +171,7 @@ class ReActAgent:
         if self.options.think == "strip":
             if sent.get("reasoning_content"):
                 raise AgentError("think=strip: the gateway keeps reasoning apart; set its option reasoning=inline")
-            sent["content"] = without_reasoning(sent.get("content") or "")
+            sent["content"] = _stripped(sent.get("content") or "")
         return sent
 
     async def _execute(self, talk: _Conversation, call: Any) -> str:
@@ -218,9 +218,15 @@ def _tool_message(call: Any, result: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": result}
 
 
+def _stripped(turn: str) -> str:
+    """Remove the reasoning at the start of a turn, with its tags and the white space around it."""
+    _, closed, visible = turn.partition(THINK_END)
+    return visible.lstrip() if closed else turn
+
+
 def _without_reasoning(content: str | None) -> str:
     """The visible text of a turn; empty if its reasoning never ended."""
-    said = without_reasoning(content or "").strip()
+    said = _stripped(content or "").strip()
     return "" if said.startswith(THINK_START) else said
 
 

@@ -1,8 +1,9 @@
-"""The interface of dialects: how a family of models writes tool calls and reasoning in a turn."""
+"""The base of dialects: how a family of models writes tool calls and reasoning in a turn."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 CallFault = Literal[
     "unclosed", "malformed", "no_json", "no_name", "no_object", "in_reasoning", "other_format", "refused"
@@ -13,6 +14,7 @@ are no JSON object. in_reasoning: it is inside reasoning that no visible text fo
 calls of some families there. other_format: it has the chat template's format, which the dialect does not read. refused:
 an engine's parser fails."""
 
+THINK_START, THINK_END = "<think>", "</think>"
 Tools = Sequence[Mapping[str, Any]]
 """Function schemas in OpenAI's format."""
 
@@ -51,20 +53,21 @@ class Reading:
     """Why a call stays in the text; `in_reasoning` also if the call was read."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """The way in which a family of models writes its turns."""
 
-    @property
-    def name(self) -> str:
-        """Name in the option `dialect`."""
-
-    @property
-    def reasoning_end(self) -> str:
-        """Mark that ends reasoning."""
+    name: str
+    """Name in the option `dialect`."""
+    marks = (THINK_START, THINK_END)
+    """Marks around reasoning in a message's text."""
+    reasoning_end = THINK_END
+    """Mark that ends reasoning in a turn."""
 
     def opens_reasoning(self, prompt: str) -> bool:
         """True if a prompt ends inside reasoning, as some templates make it do."""
+        return prompt.rstrip().endswith(self.marks[0])
 
+    @abstractmethod
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         """Read a turn.
 
@@ -76,6 +79,8 @@ class Dialect(Protocol):
 
     def with_reasoning(self, reasoning: str, content: str) -> str:
         """Put reasoning before a message's text, for templates without a field for it."""
+        start, end = self.marks
+        return f"{start}\n{reasoning}\n{end}\n\n{content}"
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """The id, in the form that the family's templates expect, of a call that the model did not write.

@@ -20,7 +20,7 @@ Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
 """(visible text, tools) -> the text around the calls, and the name and JSON arguments of each call."""
 
 
-class EngineDialect:
+class EngineDialect(Dialect):
     """A dialect whose calls an engine's parser reads, and whose reasoning the template's dialect reads.
 
     Raises:
@@ -31,10 +31,8 @@ class EngineDialect:
         self._extract = (_vllm if engine == "vllm" else _sglang)(parser, tokenizer)
         self._reasoning = reasoning
         self.name = f"{engine}:{parser}"
-        self.reasoning_end = reasoning.reasoning_end
-        self.opens_reasoning = reasoning.opens_reasoning
-        self.with_reasoning = reasoning.with_reasoning
-        self.call_id = reasoning.call_id
+        self.marks, self.reasoning_end = reasoning.marks, reasoning.reasoning_end
+        self.call_id = reasoning.call_id  # type: ignore[method-assign]
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         plain = self._reasoning.read(turn, tools=(), is_reasoning_open=is_reasoning_open)

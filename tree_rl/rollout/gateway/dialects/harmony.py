@@ -17,7 +17,6 @@ from tree_rl.rollout.gateway.dialects.dialect import (
     WrittenCall,
 )
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_object, skip_space
-from tree_rl.rollout.gateway.dialects.reasoning import with_reasoning
 
 _MESSAGE = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -43,13 +42,6 @@ class Harmony(Dialect):
     name = "harmony"
     reasoning_end = "<|end|>"
 
-    def opens_reasoning(self, prompt: str) -> bool:
-        """False: prompts end before the first message's channel."""
-        return False
-
-    def with_reasoning(self, reasoning: str, content: str) -> str:
-        return with_reasoning(reasoning, content)
-
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         """Read a turn. The text has no markup, because templates refuse it in a message."""
         if _MESSAGE not in turn:
@@ -61,7 +53,7 @@ class Harmony(Dialect):
         while position < len(turn):
             position = self._read_message(turn, position, read, with_tools=bool(tools))
         reasoning = "\n".join(read.reasoning) if read.reasoning else None
-        marked = with_reasoning(reasoning, "") if reasoning else ""
+        marked = self.with_reasoning(reasoning, "") if reasoning else ""
         content = "\n".join(part for part in read.content if part)
         if read.fault not in (None, "unclosed", "in_reasoning"):
             return replace(self.read(turn, tools=(), is_reasoning_open=False), fault=read.fault)

@@ -75,6 +75,7 @@ class Mistral(CallsBetweenTags):
 
     name = "mistral"
     marks = ("[THINK]", "[/THINK]")
+    reasoning_end = marks[1]
     start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\]|(?=\{)))?")
     ends_reasoning = "[TOOL_CALLS]"
 

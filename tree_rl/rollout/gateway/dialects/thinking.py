@@ -14,13 +14,6 @@ from tree_rl.rollout.gateway.dialects.dialect import (
     WrittenCall,
 )
 from tree_rl.rollout.gateway.dialects.json_text import skip_space
-from tree_rl.rollout.gateway.dialects.reasoning import (
-    THINK_END,
-    THINK_START,
-    opens_reasoning,
-    split_reasoning,
-    with_reasoning,
-)
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 
 _NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
@@ -30,27 +23,16 @@ _NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
 class ThinkingDialect(Dialect):
     """A dialect with reasoning between marks. A subclass defines how its family writes calls."""
 
-    marks = (THINK_START, THINK_END)
     end = ""
     """Mark that ends a call; empty if a call ends with its arguments."""
-
-    @property
-    def reasoning_end(self) -> str:
-        return self.marks[1]
-
-    def opens_reasoning(self, prompt: str) -> bool:
-        return opens_reasoning(prompt, marks=self.marks)
-
-    def with_reasoning(self, reasoning: str, content: str) -> str:
-        return with_reasoning(reasoning, content, marks=self.marks)
 
     def read(self, turn: str, *, tools: Tools, is_reasoning_open: bool) -> Reading:
         """Read a turn. If one call cannot be read, the whole visible turn is text, as from a stock server."""
         if not tools:
-            thought, visible = split_reasoning(turn, is_open=is_reasoning_open, marks=self.marks)
+            thought, visible = self._split(turn, is_open=is_reasoning_open)
             return Reading(content=visible, reasoning=thought, marked_reasoning=turn[: len(turn) - len(visible)])
         start, is_closed = self._calls_begin(turn, tools, is_open=is_reasoning_open)
-        thought, visible = split_reasoning(turn[:start], is_open=is_reasoning_open, marks=self.marks)
+        thought, visible = self._split(turn[:start], is_open=is_reasoning_open)
         visible += turn[start:]
         marked = turn[: len(turn) - len(visible)]
         try:
@@ -64,6 +46,20 @@ class ThinkingDialect(Dialect):
             found = replace(found, fault="in_reasoning")
         content = found.content.strip() if found.calls else visible
         return replace(found, content=content, reasoning=thought, marked_reasoning=marked)
+
+    def _split(self, turn: str, *, is_open: bool) -> tuple[str | None, str]:
+        """The reasoning without its marks (None if there is none), and the visible text, a suffix of `turn`.
+
+        The text is empty if the reasoning was never closed.
+        """
+        start, end = self.marks
+        if end in turn:
+            thought, visible = turn.rsplit(end, 1)
+        elif is_open or turn.lstrip().startswith(start):
+            thought, visible = turn, ""
+        else:
+            return None, turn
+        return thought.split(start, 1)[-1].strip("\n"), visible
 
     def _hides_call(self, thought: str, visible: str) -> bool:
         """True if the model seems to have made a call in its reasoning: nothing or the call's end follows."""

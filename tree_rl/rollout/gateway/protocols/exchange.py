@@ -9,7 +9,6 @@ from tree_rl.rollout.gateway.protocols.demands import JsonDemand
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
-EVENTS = "text/event-stream; charset=utf-8"
 StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
 
 
@@ -34,8 +33,6 @@ class ChatRequest:
     """True if the stream ends with a usage event (OpenAI)."""
     with_log_probs: bool = False
     """True if the answer contains the log-probs of the generated tokens (OpenAI)."""
-    with_reasoning_tokens: bool = False
-    """True if the answer contains the number of reasoning tokens (Responses, Gemini)."""
     must_call: tuple[str, ...] = ()
     """Tools of which the answer must call one; empty if it need not."""
     one_call: bool = False
@@ -52,8 +49,6 @@ class ChatRequest:
     """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0
     """Size of the request's body, from which we estimate the work for it."""
-    stream_type: str = EVENTS
-    """Media type of a streamed answer."""
 
 
 Asked = TypeVar("Asked", bound=ChatRequest, contravariant=True)
@@ -70,8 +65,6 @@ class Choice:
     num_tokens: int
     tokens: tuple[tuple[str, float], ...] | None
     """Text and log-prob of each token; None unless the client asked for log-probs."""
-    reasoning_tokens: int | None = None
-    """Tokens up to the end of the reasoning; None unless the request asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

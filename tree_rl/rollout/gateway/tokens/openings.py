@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Dialect
-from tree_rl.rollout.gateway.dialects.reasoning import THINK_START
+from tree_rl.rollout.gateway.dialects.dialect import THINK_START, Dialect
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
