@@ -35,7 +35,9 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
     tokens = (("a", -0.5), ("\ufffd", -1.0))
-    choice = Choice(message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, tokens=tokens)
+    choice = Choice(
+        message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, reasoning_tokens=1, tokens=tokens
+    )
     return Completion(id="x", created=1, prompt_tokens=3, choices=(choice,))
 
 

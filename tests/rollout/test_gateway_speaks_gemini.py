@@ -53,7 +53,7 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
     ] * 2
     usage = chunks[-1]["usageMetadata"]
     assert usage["promptTokenCount"] == counted.json()["totalTokens"] == len(call.prompt_ids)
-    assert usage["candidatesTokenCount"] == len(call.response_ids)
+    assert usage["candidatesTokenCount"] + usage["thoughtsTokenCount"] == len(call.response_ids)
     assert chunks[-1]["candidates"][0]["finishReason"] == "STOP" and chunks[-1]["modelVersion"] == "gemini-2.5-pro"
     assert '"type": ["string", "null"]' in tiny.tokenizer.decode(call.prompt_ids)
 

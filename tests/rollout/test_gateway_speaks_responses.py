@@ -49,6 +49,8 @@ async def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespac
     ] * 2
     assert len({one.call_id for one in calls}) == 2 and (answer.status, answer.model) == ("completed", "any")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(call.prompt_ids), len(call.response_ids))
+    thought_ids = call.response_ids[: answer.usage.output_tokens_details.reasoning_tokens]
+    assert tiny.tokenizer.decode(thought_ids) == "<think>\n\nlook around "
 
 
 def results(answer: Any) -> list[dict[str, Any]]:

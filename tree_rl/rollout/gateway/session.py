@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tree_rl.derived_seed import derived_seed
@@ -19,6 +20,7 @@ from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.images import without_images
@@ -243,6 +245,7 @@ class Session:
             stop_cause=cause,
             stop_sequence=answer.stop_text,
             num_tokens=len(answer.token_ids),
+            reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
             tokens=await self._tokens(answer) if request.with_log_probs else None,
         )
 
@@ -259,6 +262,15 @@ class Session:
             return cut_after_first_call(answer, calls_in, self._renderer)
 
         return await beside_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
+
+    async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
+        if not message.reasoning:
+            return 0
+        before, reasoning, _ = answer.text.partition(message.reasoning)
+        if not reasoning:
+            return None
+        count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
+        return await beside_the_loop(count, SEARCH, tokens=len(answer.token_ids))
 
     async def _tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         def texts() -> list[str]:

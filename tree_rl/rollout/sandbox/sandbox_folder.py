@@ -203,7 +203,7 @@ class SandboxFolder:
             if script is not None:
                 os.close(script)
         try:
-            kept, is_truncated, timed_out = running.read_until_exit(
+            read = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds,
                 output_bytes=limits.output_bytes,
                 look=self._exceeded,
@@ -213,10 +213,10 @@ class SandboxFolder:
             raise
         status = self._end(running)
         return CommandResult(
-            output=kept.decode("utf-8", errors="replace"),
+            output=read.kept.decode("utf-8", errors="replace"),
             exit_code=status,
-            timed_out=timed_out,
-            truncated=is_truncated,
+            timed_out=read.timed_out,
+            truncated=read.is_truncated,
             seconds=time.monotonic() - started,
         )
 

@@ -33,6 +33,8 @@ class ChatRequest:
     """True if the stream ends with a usage event (OpenAI)."""
     with_log_probs: bool = False
     """True if the answer contains the log-probs of the generated tokens (OpenAI)."""
+    with_reasoning_tokens: bool = False
+    """True if the answer contains the number of reasoning tokens (Responses, Gemini)."""
     must_call: tuple[str, ...] = ()
     """Tools of which the answer must call one; empty if it need not."""
     one_call: bool = False
@@ -65,6 +67,8 @@ class Choice:
     num_tokens: int
     tokens: tuple[tuple[str, float], ...] | None
     """Text and log-prob of each token; None unless the client asked for log-probs."""
+    reasoning_tokens: int | None = None
+    """Tokens up to the end of the reasoning; None unless the request asks for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,6 +99,7 @@ def read_request(body: Any, *, model: str, is_stream: bool) -> GeminiRequest:
         stop=config.stop_texts("stopSequences"),
         sampling=_sampling(config),
         is_stream=is_stream,
+        with_reasoning_tokens=True,
         with_thoughts=config.part("thinkingConfig").flag("includeThoughts"),
     )
 
@@ -274,4 +275,8 @@ def _parts(request: GeminiRequest, choice: Choice) -> list[dict[str, Any]]:
 
 def _usage(completion: Completion) -> dict[str, int]:
     prompt, generated = completion.prompt_tokens, completion.completion_tokens
-    return {"promptTokenCount": prompt, "candidatesTokenCount": generated, "totalTokenCount": prompt + generated}
+    thoughts = sum(choice.reasoning_tokens or 0 for choice in completion.choices)
+    counts = {"promptTokenCount": prompt, "candidatesTokenCount": generated - thoughts}
+    if thoughts:
+        counts["thoughtsTokenCount"] = thoughts
+    return {**counts, "totalTokenCount": prompt + generated}

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.processes.processes import children_of, first_of_namespace, kill_and_wait
@@ -24,6 +25,15 @@ LOOK_SECONDS = 0.1
 """Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000
 """Longest command passed as an argument; a longer one becomes a file, as the kernel refuses arguments of 128 KiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """What a command printed, and how it ended."""
+
+    kept: bytes
+    is_truncated: bool
+    timed_out: bool
 
 
 def script_argv(command: str) -> tuple[list[str], int | None]:
@@ -130,17 +140,12 @@ class RunningCommand:
         except (ValueError, KeyError, TypeError):
             return set()
 
-    def read_until_exit(
-        self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]
-    ) -> tuple[bytes, bool, bool]:
+    def read_until_exit(self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]) -> Output:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
         Args:
             output_bytes: most bytes to keep.
             look: returns the reason if the command must end, else None.
-
-        Returns:
-            Output, True if some of it was dropped, and True if the time is up.
         """
         started = time.monotonic()
         kept = bytearray()
@@ -158,10 +163,11 @@ class RunningCommand:
                 while not exited:
                     left = timeout_seconds - (time.monotonic() - started)
                     if left <= 0 or total > DRAIN_BYTES:
-                        return bytes(kept), total > len(kept), left <= 0
+                        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=left <= 0)
                     if time.monotonic() >= next_look:
                         if reason := look():
-                            return bytes(kept) + f"\n[{reason}]".encode(), total > len(kept), False
+                            noted = bytes(kept) + f"\n[{reason}]".encode()
+                            return Output(kept=noted, is_truncated=total > len(kept), timed_out=False)
                         next_look = time.monotonic() + LOOK_SECONDS
                     ready = {key.fd for key, _ in selector.select(min(left, LOOK_SECONDS))}
                     exited = exit_notice in ready
@@ -173,7 +179,7 @@ class RunningCommand:
                             selector.unregister(pipe)
         finally:
             os.close(exit_notice)
-        return bytes(kept), total > len(kept), False
+        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=False)
 
 
 def _read_available(pipe: int, most: int) -> bytes:

@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.openai_chat import error_body, shown_tokens
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import OfferedTool, custom_input
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 Event = tuple[str, dict[str, Any]]
@@ -28,7 +28,7 @@ def answer(request: ResponsesRequest, completion: Completion) -> dict[str, Any]:
         output=output_items(request, choice),
         incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         completed_at=None if is_cut else completion.created,
-        usage=_usage(completion),
+        usage=_usage(completion, choice),
     )
 
 
@@ -96,8 +96,7 @@ def _items(request: ResponsesRequest, choice: Choice) -> Iterator[dict[str, Any]
 
 
 def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, Any]:
-    # A name that was not offered is a function's.
-    tool = request.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
+    tool = request.toolbox.tool_of(call)
     called = {"type": tool.kind, "call_id": call.id, "name": tool.name}
     if tool.namespace is not None:
         called["namespace"] = tool.namespace
@@ -106,13 +105,13 @@ def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, A
     return {"id": f"fc_{name}", **called, "arguments": call.arguments_json, "status": "completed"}
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
+def _usage(completion: Completion, choice: Choice) -> dict[str, Any]:
     prompt, generated = completion.prompt_tokens, completion.completion_tokens
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
         "output_tokens": generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens or 0},
         "total_tokens": prompt + generated,
     }
 

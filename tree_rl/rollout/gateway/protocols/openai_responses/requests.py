@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import OfferedTool, read_tools
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
 from tree_rl.rollout.gateway.protocols.request_fields import (
     NO_EFFECT,
     NOT_SUPPORTED,
@@ -72,8 +72,7 @@ class ResponsesRequest(ChatRequest):
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
-    offered: Mapping[str, OfferedTool]
-    """Tools by the name that the model sees."""
+    toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
     is_background: bool = False
@@ -102,6 +101,7 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
         sampling=fields.numbers(SAMPLING),
         is_stream=is_stream,
         with_log_probs="message.output_text.logprobs" in include,
+        with_reasoning_tokens=True,
         echo={key: default if body.get(key) is None else body[key] for key, default in ECHOED.items()},
         is_stored=is_stored,
         is_background=is_background,
@@ -134,16 +134,16 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         raise wrong("input", "at least one item", sent)
     instructions = fields.text("instructions", "")
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
-    functions, offered, not_offered = read_tools(fields.objects("tools"))
-    tools, must_call = chosen_tools(fields, functions)
+    toolbox = read_tools(fields.objects("tools"))
+    tools, must_call = chosen_tools(fields, toolbox.functions)
     return {
         "model": fields.text("model", "default"),
         "messages": (*system, *conversation),
         "tools": tools,
         "must_call": must_call,
-        "left_out": tuple(dict.fromkeys([*unknown, *not_offered, *unseen_parts])),
+        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *unseen_parts])),
         "conversation": tuple(conversation),
-        "offered": offered,
+        "toolbox": toolbox,
     }
 
 

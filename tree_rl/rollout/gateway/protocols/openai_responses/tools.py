@@ -23,13 +23,24 @@ class OfferedTool:
     namespace: str | None = None
 
 
-def read_tools(tools: Iterable[Fields]) -> tuple[Functions, dict[str, OfferedTool], list[str]]:
-    """Read the field `tools`. Refuses built-in tools by name, except those that clients send unasked.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toolbox:
+    """The tools of a request."""
 
-    Returns:
-        Functions offered to the model, in the format of chat completions; tools by the name that the model sees; and
-        types of tools that are not offered.
-    """
+    functions: Functions = ()
+    """Functions offered to the model, in the format of chat completions."""
+    offered: Mapping[str, OfferedTool]
+    """Tools by the name that the model sees."""
+    left_out: tuple[str, ...] = ()
+    """Types of tools that are not offered."""
+
+    def tool_of(self, call: CalledTool) -> OfferedTool:
+        """The tool that the model called; a function if the name was not offered."""
+        return self.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
+
+
+def read_tools(tools: Iterable[Fields]) -> Toolbox:
+    """Read the field `tools`. Refuses built-in tools by name, except those that clients send unasked."""
     functions: list[Mapping[str, Any]] = []
     offered: dict[str, OfferedTool] = {}
     left_out: list[str] = []
@@ -60,7 +71,7 @@ def read_tools(tools: Iterable[Fields]) -> tuple[Functions, dict[str, OfferedToo
 
     for tool in tools:
         read(tool, None)
-    return tuple(functions), offered, left_out
+    return Toolbox(functions=tuple(functions), offered=offered, left_out=tuple(left_out))
 
 
 def read_call(fields: Fields) -> CalledTool:
