@@ -21,7 +21,7 @@ def respond(fields: Any) -> Any:
 
 
 def generate(body: Any) -> Any:
-    return gemini.read_request(body, model="m", is_stream=False)
+    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {

@@ -48,7 +48,7 @@ def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
 
 
 def events_of(written: bytes) -> list[Any]:
-    return [json.loads(line[6:]) for line in written.decode().split("\n") if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in written.decode().splitlines() if line.startswith("data: ")]
 
 
 @settings(max_examples=60)
@@ -97,17 +97,18 @@ def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: 
 
 
 @settings(max_examples=30)
-@given(MESSAGES, st.booleans())
-def test_gemini_parts_read_back_as_the_message(message: ChatMessage, with_thoughts: bool) -> None:
+@given(MESSAGES, st.booleans(), st.booleans())
+def test_gemini_parts_read_back_as_the_message(message: ChatMessage, as_events: bool, with_thoughts: bool) -> None:
     config = {"thinkingConfig": {"includeThoughts": with_thoughts}}
     question = {"role": "user", "parts": [{"text": "q"}]}
 
     def read(contents: list[Any]) -> Any:
         body = read_json(json.dumps({"contents": contents, "generation_config": config}).encode())
-        return gemini.read_request(body, model="m", is_stream=True)
+        return gemini.read_request(body, model="m", is_stream=True, as_events=as_events)
 
     request = read([question])
-    chunks = events_of(b"".join(gemini.stream(request, completed(message))))
+    written = b"".join(gemini.stream(request, completed(message)))
+    chunks = events_of(written) if as_events else json.loads(written)
     whole = gemini.answer(request, completed(message))
     contents = [chunk["candidates"][0]["content"] for chunk in chunks]
     assert [part for content in contents for part in content["parts"]] == whole["candidates"][0]["content"]["parts"]

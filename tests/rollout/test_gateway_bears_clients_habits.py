@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import zlib
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,11 +28,39 @@ class Person(BaseModel):
     age: int
 
 
-async def test_packed_bodies_are_refused_and_a_byte_order_mark_is_read(tiny: SimpleNamespace) -> None:
-    async with talking(tiny.scripted("hi")) as talk:
-        packed = await talk.http.post(CHAT, content=gzip.compress(BODY), headers={"content-encoding": "gzip"})
-        assert packed.status_code == 415 and "expected none, received 'gzip'" in packed.json()["error"]["message"]
-        assert (await talk.http.post(CHAT, content=b"\xef\xbb\xbf" + BODY)).status_code == 200
+def packed(encoding: str) -> bytes:
+    return zlib.compress(BODY) if encoding == "deflate" else gzip.compress(BODY, mtime=0)
+
+
+async def test_packed_bodies_are_the_plain_ones(tiny: SimpleNamespace) -> None:
+    bodies = {"identity": BODY, "gzip": packed("gzip"), "GZIP": packed("gzip"), "deflate": packed("deflate")}
+    sent = [*bodies.items(), ("identity", b"\xef\xbb\xbf" + BODY)]
+    async with talking(tiny.scripted(*["hi"] * 5)) as talk:
+        for encoding, body in sent:
+            answer = await talk.http.post(CHAT, content=body, headers={"content-encoding": encoding})
+            assert answer.status_code == 200, answer.text
+        record = await talk.close()
+    assert len(record.calls) == 5 and len({call.prompt_ids for call in record.calls}) == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "message"),
+    [
+        ("br", BODY, 415, "content-encoding: expected gzip, x-gzip, deflate or none, received 'br'"),
+        ("zstd", BODY, 415, "received 'zstd'"),
+        ("gzip", BODY, 400, "expected data of gzip, received others"),
+        ("gzip", packed("gzip")[:-3], 400, "expected one whole stream of gzip"),
+        ("gzip", packed("gzip") * 2, 400, "expected one whole stream of gzip"),
+        ("gzip", gzip.compress(b" " * (64 << 20), mtime=0), 413, "expected a body of at most"),
+    ],
+)
+async def test_what_does_not_unpack_is_refused_by_name(
+    tiny: SimpleNamespace, encoding: str, body: bytes, status: int, message: str
+) -> None:
+    async with talking(tiny.scripted()) as talk:
+        answer = await talk.http.post(CHAT, content=body, headers={"content-encoding": encoding})
+        assert answer.status_code == status and message in answer.json()["error"]["message"]
+        assert (await talk.close()).calls == ()
 
 
 async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:

@@ -37,7 +37,7 @@ def message(**fields: Any) -> Any:
 
 def generate(**fields: Any) -> Any:
     body = {"contents": [QUESTION], "tools": DECLARED, **fields}
-    return gemini.read_request(body, model="m", is_stream=False)
+    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
 
 
 def calling(**config: Any) -> Any:
@@ -204,7 +204,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def test_any_value_anywhere_is_read_or_refused(data: st.DataObject, new: Any) -> None:
     for body, read in (
         (RESPONSES_BODY, lambda sent: openai_responses.read_request(sent, openai_responses.StoredResponses())),
-        (GEMINI_BODY, lambda sent: gemini.read_request(sent, model="m", is_stream=True)),
+        (GEMINI_BODY, lambda sent: gemini.read_request(sent, model="m", is_stream=True, as_events=True)),
     ):
         sent = changed(body, data.draw(st.sampled_from(places(body))), new)
         try:

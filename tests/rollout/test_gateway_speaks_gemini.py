@@ -27,17 +27,18 @@ def user(text: str) -> dict[str, Any]:
 
 async def ask(client: httpx.AsyncClient, how: str, contents: list[Any], **more: Any) -> list[dict[str, Any]]:
     """The chunks of an answer: one of a whole answer."""
-    call = "generateContent" if how == "whole" else "streamGenerateContent?alt=sse"
+    call = "generateContent" if how == "whole" else "streamGenerateContent"
     body = {"contents": contents, "tools": [{"functionDeclarations": [SHELL]}], **more}
-    answer = await client.post(f"{MODEL}:{call}", json=body)
+    answer = await client.post(f"{MODEL}:{call}", json=body, params={"alt": "sse"} if how == "events" else {})
     assert answer.status_code == 200, answer.text
-    if how == "whole":
-        return [answer.json()]
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    if how == "events":
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert answer.headers["content-type"] == "application/json"
+    return [answer.json()] if how == "whole" else answer.json()
 
 
-@pytest.mark.parametrize("how", ["whole", "events"])
+@pytest.mark.parametrize("how", ["whole", "events", "list"])
 async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace, how: str) -> None:
     request = {"contents": [user("hello")], "tools": [{"function_declarations": [SHELL]}]}
     async with talking(writing(tiny, THOUGHT + "I look.\n" + LS + LS)) as talk:
@@ -73,7 +74,7 @@ async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
 ) -> None:
     contents: list[Any] = [user("hello")]
     async with talking(writing(tiny, *TURNS)) as talk:
-        for how in ("whole", "events", "whole", "events"):
+        for how in ("whole", "events", "list", "events"):
             chunks = await ask(talk.http, how, contents, systemInstruction={"parts": [{"text": "Be brief."}]})
             parts = [part for chunk in chunks for part in without(chunk["candidates"][0]["content"]["parts"], *dropped)]
             contents.append({"role": "model", "parts": parts})
@@ -101,7 +102,7 @@ def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:
         )
     ]
     body = {"contents": [user("q"), {"role": "model", "parts": calls}, {"role": "function", "parts": results}]}
-    messages = read_request(body, model="m", is_stream=False).messages
+    messages = read_request(body, model="m", is_stream=False, as_events=False).messages
     turn, *outputs = messages[1:]
     ids = [call.id for call in turn.tool_calls]
     assert len(set(ids)) == 4
@@ -116,8 +117,7 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
         async with httpx.AsyncClient(base_url=talk.endpoint.url.split("/s/")[0]) as bare:
             refused = await bare.post(f"{MODEL}:generateContent", json=body)
             answer = await bare.post(f"{MODEL}:generateContent", json=body, params=key)
-            streamed = await bare.post(f"{MODEL}:streamGenerateContent", json=body, params={**key, "alt": "sse"})
-            no_events = await bare.post(f"{MODEL}:streamGenerateContent", json=body, params=key)
+            streamed = (await bare.post(f"{MODEL}:streamGenerateContent", json=body, params=key)).json()
             listed = await bare.get("/v1beta/models", headers={"x-goog-api-key": talk.endpoint.token})
         assert listed.json()["models"][0]["name"] == "models/policy"
         assert (await talk.http.get("/v1beta/models/any")).json()["name"] == "models/any"
@@ -125,7 +125,5 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
         record = await talk.close()
     assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
     assert [one["finishReason"] for one in answer.json()["candidates"]] == ["MAX_TOKENS"] * 2
-    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
-    assert [chunk["candidates"][0]["index"] for chunk in chunks] == [0, 1]
-    assert no_events.json()["error"]["message"] == "alt: expected sse: answers are streamed as events"
-    assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {400: 1, 404: 1}
+    assert [chunk["candidates"][0]["index"] for chunk in streamed] == [0, 1]
+    assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {404: 1}

@@ -18,12 +18,7 @@ from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.long_work import READ, SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.event_stream import (
-    EVENTS,
-    STREAM_HEADERS,
-    patient_events,
-    wait_unless_client_leaves,
-)
+from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_unless_client_leaves
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.protocols.request_body import read_body
@@ -140,10 +135,8 @@ class HttpApplication:
         self._session(request)
         if method not in gemini.METHODS:
             raise RequestError(f"expected one of {', '.join(gemini.METHODS)}, received {method[:80]!r}", status=404)
-        is_stream = gemini.METHODS[method]
-        if is_stream and request.query_params.get("alt") != "sse":
-            raise RequestError("expected sse: answers are streamed as events", field="alt")
-        read = partial(gemini.read_request, model=model, is_stream=is_stream)
+        as_events = request.query_params.get("alt") == "sse"
+        read = partial(gemini.read_request, model=model, is_stream=gemini.METHODS[method], as_events=as_events)
         return await self._serve_chat(gemini, read, request)
 
     async def _count_input(self, request: Request) -> Response:
@@ -195,13 +188,13 @@ async def _respond_when_done(
     if not task.done():
         events = partial(_events, protocol, asked, session)
         stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
-        return StreamingResponse(stream, media_type=EVENTS, headers=STREAM_HEADERS)
+        return StreamingResponse(stream, media_type=asked.stream_type, headers=STREAM_HEADERS)
     completion = _result(task)
     # A token with its log-prob takes as long as twenty tokens without.
     cost, tokens = SEARCH if asked.with_log_probs else READ, completion.completion_tokens
     if asked.is_stream:
         written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), cost, tokens=tokens)
-        return Response(written, media_type=EVENTS, headers=STREAM_HEADERS)
+        return Response(written, media_type=asked.stream_type, headers=STREAM_HEADERS)
     return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), cost, tokens=tokens)
 
 

@@ -9,14 +9,18 @@ from starlette.types import Receive
 
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 
-EVENTS = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {"cache-control": "no-store"}
+
+
+def json_bytes(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def event(body: Mapping[str, Any], kind: str = "") -> bytes:
     """An event of a stream; with a kind, it stands in the event's name and in its body."""
-    name, typed = (f"event: {kind}\n", {"type": kind, **body}) if kind else ("", body)
-    return f"{name}data: {json.dumps(typed, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    if not kind:
+        return b"data: " + json_bytes(body) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + json_bytes({"type": kind, **body}) + b"\n\n"
 
 
 async def wait_unless_client_leaves(

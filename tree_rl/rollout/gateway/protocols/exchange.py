@@ -9,6 +9,7 @@ from tree_rl.rollout.gateway.protocols.demands import JsonDemand
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
+EVENTS = "text/event-stream; charset=utf-8"
 StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
 
 
@@ -51,6 +52,8 @@ class ChatRequest:
     """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0
     """Size of the request's body, from which we estimate the work for it."""
+    stream_type: str = EVENTS
+    """Media type of a streamed answer."""
 
 
 Asked = TypeVar("Asked", bound=ChatRequest, contravariant=True)

@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT, JsonDemand, tools_to_call
-from tree_rl.rollout.gateway.protocols.event_stream import event
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.protocols.event_stream import event, json_bytes
+from tree_rl.rollout.gateway.protocols.exchange import EVENTS, ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.gemini_contents import plain_schema, read_contents, text_of_parts
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
@@ -54,7 +54,7 @@ SAMPLING: Mapping[str, tuple[float, float]] = {
 }
 MAX_CANDIDATES = 128
 PING = b"\n\n"
-"""White space, as Google's clients do not accept comments."""
+"""White space, valid in an event stream and in a JSON list. Google's clients do not accept comments."""
 ERROR_STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -79,10 +79,12 @@ class ProtoFields(Fields):
 class GeminiRequest(ChatRequest):
     """A request of Gemini's API."""
 
+    as_events: bool
+    """True if the answer is streamed as events, False as elements of a JSON list."""
     with_thoughts: bool
 
 
-def read_request(body: Any, *, model: str, is_stream: bool) -> GeminiRequest:
+def read_request(body: Any, *, model: str, is_stream: bool, as_events: bool) -> GeminiRequest:
     """Read the body of `generateContent` or `streamGenerateContent`."""
     fields = ProtoFields(body)
     config = fields.part("generationConfig")
@@ -100,6 +102,8 @@ def read_request(body: Any, *, model: str, is_stream: bool) -> GeminiRequest:
         sampling=_sampling(config),
         is_stream=is_stream,
         with_reasoning_tokens=True,
+        as_events=as_events,
+        stream_type=EVENTS if as_events else "application/json",
         with_thoughts=config.part("thinkingConfig").flag("includeThoughts"),
     )
 
@@ -201,7 +205,10 @@ def answer(request: GeminiRequest, completion: Completion) -> dict[str, Any]:
 
 
 def stream(request: GeminiRequest, completion: Completion) -> Iterator[bytes]:
-    yield from map(event, _chunks(request, completion))
+    """The chunks of a streamed answer, as events or as a JSON list."""
+    for number, chunk in enumerate(_chunks(request, completion)):
+        yield _written(request, chunk, is_first=number == 0)
+    yield b"" if request.as_events else b"]"
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
@@ -214,7 +221,8 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
 
 
 def error_event(request: GeminiRequest, error: RequestError | BackendError) -> bytes:
-    return event(error_body(error))
+    written = _written(request, error_body(error), is_first=True)
+    return written if request.as_events else written + b"]"
 
 
 def models(name: str) -> dict[str, Any]:
@@ -280,3 +288,7 @@ def _usage(completion: Completion) -> dict[str, int]:
     if thoughts:
         counts["thoughtsTokenCount"] = thoughts
     return {**counts, "totalTokenCount": prompt + generated}
+
+
+def _written(request: GeminiRequest, body: Mapping[str, Any], *, is_first: bool) -> bytes:
+    return event(body) if request.as_events else (b"[" if is_first else b",\n") + json_bytes(body)

@@ -72,6 +72,7 @@ class ResponsesRequest(ChatRequest):
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
+    input_items: tuple[Mapping[str, Any], ...] = ()
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
@@ -143,6 +144,7 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         "must_call": must_call,
         "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *unseen_parts])),
         "conversation": tuple(conversation),
+        "input_items": tuple(sent),
         "toolbox": toolbox,
     }
 
