@@ -12,7 +12,7 @@ from gateway_harness import SHELL, build_tokenizer
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.fields import Fields
 from tree_rl.rollout.gateway.protocols.gemini import read_request as read_gemini
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.openai_responses.items import read_items
 from tree_rl.rollout.gateway.protocols.openai_responses.store import StoredResponses
 from tree_rl.rollout.transcript import rows_of_calls
@@ -98,7 +98,7 @@ def as_responses(history: History, new_id: Callable[[str], str]) -> History:
         for call in one.tool_calls:
             called = {"name": call.name, "arguments": call.arguments_json, "call_id": new_id(call.id)}
             items.append(Fields({"type": "function_call", **called}))
-    return read_items(items, (), StoredResponses())[0]
+    return read_items(items, (), StoredResponses(), Media())
 
 
 def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main", thought: str = "thought") -> History:
