@@ -159,7 +159,7 @@ def _shown(block: Fields, media: Media) -> str:
     source = block.part("source") if kind == "image" else Fields({})
     url = source.text("url", "") or source.text("file_id", "")
     if source.raw("data") is not None:
-        url = f"data:{source.text('media_type')};base64,{source.text('data')}"
+        url = f"data:{source.text('media_type', '')};base64,{source.text('data')}"
     name = block.text("title", "") or block.text("tool_name", "")
     return media.shown(kind, name, url=url, field=block.name("source"))
 
