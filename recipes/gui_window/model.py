@@ -1,6 +1,6 @@
 """Builds a tiny Qwen2.5-VL with its processor, and shows it some screens, so that it starts with some skill.
 
-Usage: PYTHONPATH=recipes python -m gui_window.model DIRECTORY [--seed 0] [--shown 240]
+Usage: PYTHONPATH=recipes python -m gui_window.model DIRECTORY [--seed 0] [--shown 50]
 """
 
 import argparse
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-BATCH = 32
+BATCH = 16
 
 
 def build_processor() -> Qwen2_5_VLProcessor:
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shown", type=int, default=240)
+    parser.add_argument("--shown", type=int, default=50)
     arguments = parser.parse_args()
     save(arguments.directory / "model", shown=arguments.shown, seed=arguments.seed)
     rows = [

@@ -5,9 +5,9 @@ set -euo pipefail
 
 # ---- user-adjustable ----
 OUTPUT=${OUTPUT:-outputs/gui_window}
-STEPS=${STEPS:-20}                         # GRPO steps
-SHOWN=${SHOWN:-240}                        # supervised steps before
-SEED=${SEED:-0}                            # of weights and screens
+STEPS=${STEPS:-24}                         # GRPO steps
+SHOWN=${SHOWN:-50}                         # supervised steps before
+SEED=${SEED:-0}                            # of weights, tasks and draws
 PYTHON=${PYTHON:-python3}
 # -------------------------
 
@@ -19,5 +19,5 @@ OUTPUT=$(realpath "$OUTPUT")
 "$PYTHON" -m gui_window.model "$OUTPUT" --seed "$SEED" --shown "$SHOWN"
 "$PYTHON" -m tree_rl.train --config-path "$HERE" --config-name gui_window \
     data.train_files="$OUTPUT/tasks.parquet" data.val_files="$OUTPUT/tasks.parquet" data.seed="$SEED" \
-    actor_rollout_ref.model.path="$OUTPUT/model" \
+    actor_rollout_ref.model.path="$OUTPUT/model" +actor_rollout_ref.rollout.custom.gateway_agent.seed="$SEED" \
     trainer.default_local_dir="$OUTPUT/checkpoints" trainer.total_training_steps="$STEPS" "$@"

@@ -1,4 +1,4 @@
-"""The task: a screen with four buttons, one of them red. The agent names its button, and the next one lights up."""
+"""The task: a screen with four buttons, one of them lit. The agent names its button, and the next one lights up."""
 
 import random
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ BUTTON = 8
 """Height and width of a button in pixels: one image token."""
 LETTERS = "abcd"
 """The buttons' names, row after row."""
-ASKED = "click red"
-GREY, RED = (70, 70, 70), (255, 40, 40)
+ASKED = "click lit"
+GREY = (70, 70, 70)
+LIT = ((255, 40, 40), (40, 220, 60), (60, 90, 255), (240, 210, 40))
+"""What the buttons look like when lit. A tiny model reads colours sooner than places."""
 
 
 class Screens:
@@ -29,15 +31,15 @@ class Screens:
 
     @property
     def target(self) -> str:
-        """Name of the red button."""
+        """Name of the lit button."""
         return LETTERS[self._targets[self._made]]
 
     def screenshot(self) -> Image.Image:
         """Draw the screen."""
         picture = Image.new("RGB", (2 * BUTTON, 2 * BUTTON), GREY)
         row, column = divmod(self._targets[self._made], 2)
-        corner = (column * BUTTON, row * BUTTON)
-        ImageDraw.Draw(picture).rectangle((*corner, corner[0] + BUTTON - 1, corner[1] + BUTTON - 1), fill=RED)
+        corner, lit = (column * BUTTON, row * BUTTON), LIT[self._targets[self._made]]
+        ImageDraw.Draw(picture).rectangle((*corner, corner[0] + BUTTON - 1, corner[1] + BUTTON - 1), fill=lit)
         return picture
 
     def click(self, name: str) -> None:
@@ -47,7 +49,7 @@ class Screens:
 
     @property
     def score(self) -> float:
-        """Share of the clicks that met the red button."""
+        """Share of the clicks that met the lit button."""
         return self._correct / len(self._targets)
 
 

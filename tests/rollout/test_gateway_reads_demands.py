@@ -12,6 +12,7 @@ from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.openai_responses import requests as responses_requests
+from tree_rl.rollout.gateway.tokens.images import without_images
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 NAMES = ("shell", "apply_patch", "agents__spawn")
@@ -105,21 +106,22 @@ def test_a_demand_for_json_is_read() -> None:
 def test_what_a_text_model_does_not_see_becomes_a_line() -> None:
     parts = [{"type": "input_image", "image_url": "data:"}, {"type": "input_file", "filename": "a.pdf"}]
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}, *parts]}
-    request = respond(input=[{"role": "user", "content": parts}, output])
+    request = without_images(respond(input=[{"role": "user", "content": parts}, output]))
     lines = [
         "[image left out: this model reads text alone]",
         "[file: a.pdf left out: this model reads text alone]",
     ]
     assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
-    assert request.left_out == ("image", "file")
+    assert request.left_out == ("file", "image")
     seen = [
         {"inlineData": {"mimeType": "image/png", "data": ""}},
         {"file_data": {"mime_type": "application/pdf", "displayName": "a.pdf"}},
     ]
     result = {"functionResponse": {"name": "f", "response": {"output": "a"}, "parts": seen}}
-    request = generate(contents=[{"role": "user", "parts": seen}, {"role": "user", "parts": [result]}])
+    contents = [{"role": "user", "parts": seen}, {"role": "user", "parts": [result]}]
+    request = without_images(generate(contents=contents))
     assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
-    assert request.left_out == ("image", "file")
+    assert request.left_out == ("file", "image")
 
 
 def test_images_and_documents_of_anthropic_become_a_line() -> None:
@@ -131,7 +133,8 @@ def test_images_and_documents_of_anthropic_become_a_line() -> None:
     use = {"type": "tool_use", "id": "x", "name": "shell", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "x", "content": [image, {"type": "text", "text": "seen"}]}
     sent = [("user", [image, pdf, plain, found]), ("assistant", [use]), ("user", [result])]
-    request = message(messages=[{"role": role, "content": content} for role, content in sent])
+    messages = [{"role": role, "content": content} for role, content in sent]
+    request = without_images(message(messages=messages))
     question, _, output = (one.content for one in request.messages)
     line = "[image left out: this model reads text alone]"
     assert question.startswith(f"{line}\n[document: a.pdf left out: this model reads text alone]\n")

@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to
 from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.request_fields import MESSAGE_FIELDS, check_fields
 
 PATH = "/messages"
@@ -91,11 +91,11 @@ def model(name: str) -> dict[str, Any]:
 
 
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
-    left_out = [*check_fields(fields, MESSAGE_FIELDS)]
+    media = Media(check_fields(fields, MESSAGE_FIELDS))
     choice = fields.part("tool_choice")
-    system = _system(fields)
+    system = _system(fields, media)
     objects = fields.objects("messages", required=True)
-    messages = [one for message in objects for one in _read_message(message, left_out)]
+    messages = [one for message in objects for one in _read_message(message, media)]
     if not messages:
         raise wrong("messages", "at least one message", [])
     tools, must_call = _tools(fields, choice)
@@ -111,7 +111,8 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
         stop=fields.stop_texts("stop_sequences"),
         sampling=fields.numbers(SAMPLING),
         is_stream=fields.flag("stream"),
-        left_out=tuple(dict.fromkeys(left_out)),
+        left_out=tuple(dict.fromkeys(media.left_out)),
+        images=media.images,
     )
 
 
@@ -126,19 +127,19 @@ def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...
     return tools, tools_to_call(tools, named=named, field="tool_choice")
 
 
-def _system(fields: Fields) -> list[ChatMessage]:
+def _system(fields: Fields, media: Media) -> list[ChatMessage]:
     system = fields.raw("system")
     if system is None:
         return []
-    text = system if isinstance(system, str) else _texts(fields, "system", [])
+    text = system if isinstance(system, str) else _texts(fields, "system", media)
     return [ChatMessage(role="system", content=text)] if text else []
 
 
-def _texts(fields: Fields, key: str, left_out: list[str]) -> str:
-    return "\n".join(_shown(block, left_out) for block in fields.objects(key, required=True))
+def _texts(fields: Fields, key: str, media: Media) -> str:
+    return "\n".join(_shown(block, media) for block in fields.objects(key, required=True))
 
 
-def _shown(block: Fields, left_out: list[str]) -> str:
+def _shown(block: Fields, media: Media) -> str:
     """The text for the model of a block from a user or a tool."""
     kind = block.text("type")
     if kind == "text":
@@ -150,16 +151,20 @@ def _shown(block: Fields, left_out: list[str]) -> str:
             if isinstance(holder.raw(key), str):
                 return holder.text(key)
             if holder.raw(key) is not None:
-                return _texts(holder, key, left_out)
+                return _texts(holder, key, media)
     if kind not in ("document", "image", "tool_reference"):
         raise RequestError(
             f"expected text, image, document or tool_result, received {kind!r}", field=block.name("type")
         )
-    left_out.append(kind)
-    return unseen(kind, block.text("title", "") or block.text("tool_name", ""))
+    source = block.part("source") if kind == "image" else Fields({})
+    url = source.text("url", "") or source.text("file_id", "")
+    if source.raw("data") is not None:
+        url = f"data:{source.text('media_type', '')};base64,{source.text('data')}"
+    name = block.text("title", "") or block.text("tool_name", "")
+    return media.shown(kind, name, url=url, field=block.name("source"))
 
 
-def _read_message(fields: Fields, left_out: list[str]) -> list[ChatMessage]:
+def _read_message(fields: Fields, media: Media) -> list[ChatMessage]:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         raise wrong(fields.name("role"), "user or assistant", role)
@@ -167,7 +172,7 @@ def _read_message(fields: Fields, left_out: list[str]) -> list[ChatMessage]:
     if isinstance(content, str):
         return [ChatMessage(role=role, content=content)]
     blocks = fields.objects("content", required=True)
-    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks, left_out)
+    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks, media)
 
 
 def _assistant(blocks: list[Fields]) -> ChatMessage:
@@ -191,7 +196,7 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
     return ChatMessage(role="assistant", content="\n".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
 
 
-def _given(role: str, blocks: list[Fields], left_out: list[str]) -> list[ChatMessage]:
+def _given(role: str, blocks: list[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
@@ -199,10 +204,10 @@ def _given(role: str, blocks: list[Fields], left_out: list[str]) -> list[ChatMes
         kind = block.text("type")
         if kind == "tool_result":
             content = block.raw("content")
-            text = content or "" if isinstance(content, str | None) else _texts(block, "content", left_out)
+            text = content or "" if isinstance(content, str | None) else _texts(block, "content", media)
             results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
         else:
-            texts.append(_shown(block, left_out))
+            texts.append(_shown(block, media))
     return [*results, ChatMessage(role=role, content="\n".join(texts))] if texts or not results else results
 
 

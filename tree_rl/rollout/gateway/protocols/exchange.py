@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.demands import JsonDemand
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage, SentImage
 
 EVENTS = "text/event-stream; charset=utf-8"
 StopCause = Literal["stop", "length", "tool_calls", "stop_sequence"]
@@ -46,8 +46,8 @@ class ChatRequest:
     """True if the answer continues the last message, an assistant's."""
     left_out: tuple[str, ...] = ()
     """Names of ignored parts of the request: unknown fields, media, and tools that only the provider could run."""
-    images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Images by their marks in the messages: an address, and the line of text for models that read no images."""
+    images: Mapping[str, SentImage] = field(default_factory=dict)
+    """Images by their marks in the messages."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0

@@ -16,7 +16,7 @@ from tree_rl.rollout.gateway.protocols.event_stream import event, json_bytes
 from tree_rl.rollout.gateway.protocols.exchange import EVENTS, ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.gemini_contents import plain_schema, read_contents, text_of_parts
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.request_fields import (
     NO_EFFECT,
     NOT_SUPPORTED,
@@ -141,15 +141,16 @@ def _sampling(config: Fields) -> dict[str, Any]:
 
 
 def _content(fields: Fields) -> dict[str, Any]:
-    left_out: list[str] = []
-    messages = read_contents(fields.objects("contents", required=True), left_out)
+    media = Media()
+    messages = read_contents(fields.objects("contents", required=True), media)
     if not messages:
         raise wrong("contents", "at least one content", [])
     if fields.raw("systemInstruction") is not None:
-        system = text_of_parts(fields.child("systemInstruction").objects("parts", required=True), left_out)
+        system = text_of_parts(fields.child("systemInstruction").objects("parts", required=True), media)
         messages = [ChatMessage(role="system", content=system)] * bool(system) + messages
     tools, must_call = _tools(fields)
-    return {"messages": tuple(messages), "tools": tools, "must_call": must_call, "left_out": tuple(left_out)}
+    seen = {"left_out": tuple(media.left_out), "images": media.images}
+    return {"messages": tuple(messages), "tools": tools, "must_call": must_call, **seen}
 
 
 def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ...]]:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, unseen
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
 from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 
@@ -20,28 +20,28 @@ UNSEEN = {"image": "image", "audio": "sound"}
 """Name of each kind of media, by the first part of its type. All others are files."""
 
 
-def read_contents(contents: Iterable[Fields], left_out: list[str]) -> list[ChatMessage]:
+def read_contents(contents: Iterable[Fields], media: Media) -> list[ChatMessage]:
     """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as a separate content.
 
     Args:
-        left_out: receives the kind of each part that a text model cannot read.
+        media: receives other parts than text.
     """
     messages: list[ChatMessage] = []
     num_calls = 0
     for is_model, group in groupby(contents, key=_is_model):
         if is_model:
             parts = [part for content in group for part in content.objects("parts")]
-            turn = _turn(parts, num_calls, left_out)
+            turn = _turn(parts, num_calls, media)
             num_calls += len(turn.tool_calls)
             messages.append(turn)
         else:
             for content in group:
-                messages += _given(content.objects("parts", required=True), left_out)
+                messages += _given(content.objects("parts", required=True), media)
     return with_ids_of_calls(messages, answered_calls(messages))
 
 
-def text_of_parts(parts: Iterable[Fields], left_out: list[str]) -> str:
-    return "\n".join(_text(part, left_out) for part in parts)
+def text_of_parts(parts: Iterable[Fields], media: Media) -> str:
+    return "\n".join(_text(part, media) for part in parts)
 
 
 def _is_model(content: Fields) -> bool:
@@ -51,7 +51,7 @@ def _is_model(content: Fields) -> bool:
     return role == "model"
 
 
-def _turn(parts: Sequence[Fields], num_calls: int, left_out: list[str]) -> ChatMessage:
+def _turn(parts: Sequence[Fields], num_calls: int, media: Media) -> ChatMessage:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[CalledTool] = []
@@ -64,7 +64,7 @@ def _turn(parts: Sequence[Fields], num_calls: int, left_out: list[str]) -> ChatM
         elif part.flag("thought"):
             thoughts.append(part.text("text", ""))
         else:
-            texts.append(_text(part, left_out))
+            texts.append(_text(part, media))
     # No separator: the parts are chunks of one text.
     reasoning = sealed or "".join(thoughts) or None
     return ChatMessage(role="assistant", content="".join(texts), reasoning=reasoning, tool_calls=tuple(calls))
@@ -77,39 +77,42 @@ def _called(call: Fields, name: str) -> CalledTool:
     return CalledTool(id=call.text("id", "") or name, name=call.text("name"), arguments=arguments or {})
 
 
-def _given(parts: Sequence[Fields], left_out: list[str]) -> list[ChatMessage]:
+def _given(parts: Sequence[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
     results: list[ChatMessage] = []
     texts: list[str] = []
     for part in parts:
         if part.raw("functionResponse") is not None:
-            results.append(_result(part.child("functionResponse"), left_out))
+            results.append(_result(part.child("functionResponse"), media))
         else:
-            texts.append(_text(part, left_out))
+            texts.append(_text(part, media))
     return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
 
 
-def _result(response: Fields, left_out: list[str]) -> ChatMessage:
+def _result(response: Fields, media: Media) -> ChatMessage:
     name, sent_id = response.text("name", "") or None, response.text("id", "") or None
-    return ChatMessage(role="tool", content=_output(response, left_out), tool_call_id=sent_id, name=name)
+    return ChatMessage(role="tool", content=_output(response, media), tool_call_id=sent_id, name=name)
 
 
-def _output(response: Fields, left_out: list[str]) -> str:
+def _output(response: Fields, media: Media) -> str:
     output: Any = response.raw("response")
     if isinstance(output, Mapping) and list(output) in (["output"], ["result"]):
         (output,) = output.values()
     if not isinstance(output, str | None):
         output = json.dumps(output, ensure_ascii=False)
-    return "\n".join([output or "", *(_text(part, left_out) for part in response.objects("parts"))])
+    return "\n".join([output or "", *(_text(part, media) for part in response.objects("parts"))])
 
 
-def _text(part: Fields, left_out: list[str]) -> str:
+def _text(part: Fields, media: Media) -> str:
     for key in ("inlineData", "fileData"):
         if part.raw(key) is not None:
             data = part.child(key)
-            kind = UNSEEN.get(data.text("mimeType", "").split("/")[0], "file")
-            left_out.append(kind)
-            return unseen(kind, data.text("displayName", ""))
+            mime = data.text("mimeType", "")
+            # Google's clients write base64 for URLs.
+            content = data.text("data", "").replace("-", "+").replace("_", "/")
+            url = f"data:{mime};base64,{content}" if key == "inlineData" else data.text("fileUri", "")
+            kind = UNSEEN.get(mime.split("/")[0], "file")
+            return media.shown(kind, data.text("displayName", ""), url=url, field=part.name(key))
     text = part.raw("text")
     if not isinstance(text, str):
         raise RequestError("expected a part with text", field=part.name("text"))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +54,43 @@ def read_arguments(text: str) -> Mapping[str, Any] | str:
     return decoded if isinstance(decoded, dict) else text
 
 
-def image_mark(url: str) -> str:
-    """The mark of an image, by its address or content."""
-    return f"\ue000image {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}\ue001"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentImage:
+    """An image of a request."""
+
+    url: str
+    """Its content as a `data:` URL, else where it is."""
+    line: str
+    """What models of text read instead."""
+    field: str
+
+
+class Media:
+    """What a request has besides text.
+
+    Args:
+        left_out: names of other ignored parts of the request.
+    """
+
+    def __init__(self, left_out: Iterable[str] = ()) -> None:
+        self.left_out = [*left_out]
+        self.images: dict[str, SentImage] = {}
+        """Images by their marks in the messages."""
+
+    def shown(self, kind: str, name: str, *, url: str = "", field: str) -> str:
+        """The text that stands for an image, a sound or a file: for an image its mark.
+
+        Args:
+            url: of an image.
+            field: path of the part.
+        """
+        line = unseen(kind, name)
+        if kind != "image":
+            self.left_out.append(kind)
+            return line
+        mark = f"\ue000image {hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}\ue001"
+        self.images[mark] = SentImage(url=url, line=line, field=field)
+        return mark
 
 
 def unseen(kind: str, name: str = "") -> str:

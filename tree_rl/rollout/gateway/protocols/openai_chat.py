@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_fo
 from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, image_mark, read_arguments, unseen
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media, read_arguments
 from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, check_fields
 
 PATH = "/chat/completions"
@@ -45,11 +45,10 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_f
 def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/chat/completions`."""
     fields = Fields(body)
-    left_out = [*check_fields(fields, CHAT_FIELDS)]
+    media = Media(check_fields(fields, CHAT_FIELDS))
     tools, must_call = chosen_tools(fields, tuple(_tool(tool) for tool in fields.objects("tools")))
     limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
-    images: dict[str, tuple[str, str]] = {}
-    messages = tuple(_message(message, left_out, images) for message in fields.objects("messages", required=True))
+    messages = tuple(_message(message, media) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
     continues = fields.flag("continue_final_message")
@@ -70,8 +69,8 @@ def read_request(body: Any) -> ChatRequest:
         is_stream=fields.flag("stream"),
         with_usage=fields.part("stream_options").flag("include_usage"),
         with_log_probs=fields.flag("logprobs"),
-        left_out=tuple(dict.fromkeys(left_out)),
-        images=images,
+        left_out=tuple(dict.fromkeys(media.left_out)),
+        images=media.images,
     )
 
 
@@ -125,13 +124,13 @@ def model(name: str) -> dict[str, Any]:
     return Model(id=name, created=0, object="model", owned_by="tree_rl").model_dump(mode="json")
 
 
-def _message(fields: Fields, left_out: list[str], images: dict[str, tuple[str, str]]) -> ChatMessage:
+def _message(fields: Fields, media: Media) -> ChatMessage:
     role = fields.text("role")
     if role == "developer":
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):
         raise wrong(fields.name("role"), "system, developer, user, assistant or tool", role)
-    content = "" if fields.raw("content") is None else text_of(fields, "content", left_out, images)
+    content = "" if fields.raw("content") is None else text_of(fields, "content", media)
     if role != "assistant":
         call = fields.text("tool_call_id", "") if role == "tool" else ""
         return ChatMessage(role=role, content=content, tool_call_id=call or None, name=fields.text("name", "") or None)
@@ -142,14 +141,13 @@ def _message(fields: Fields, left_out: list[str], images: dict[str, tuple[str, s
     return ChatMessage(role=role, content=content, reasoning=reasoning, tool_calls=calls)
 
 
-def text_of(fields: Fields, key: str, left_out: list[str], images: dict[str, tuple[str, str]] | None = None) -> str:
+def text_of(fields: Fields, key: str, media: Media) -> str:
     """A text, or the texts of a list of parts.
 
     Args:
         fields: of the message.
         key: of the text.
-        left_out: receives the kinds of other parts.
-        images: receives images; None: lines of text replace them.
+        media: receives other parts.
     """
     content = fields.raw(key)
     if isinstance(content, str):
@@ -159,15 +157,10 @@ def text_of(fields: Fields, key: str, left_out: list[str], images: dict[str, tup
         kind = part.text("type")
         if kind in UNSEEN_PARTS:
             name = part.text("filename", "") or part.part("file").text("filename", "")
-            line = unseen(UNSEEN_PARTS[kind], name)
             given = part.raw("image_url")
-            url = given.get("url") if isinstance(given, Mapping) else given
-            if images is not None and kind == "image_url" and isinstance(url, str):
-                texts.append(image_mark(url))
-                images[texts[-1]] = (url, line)
-                continue
-            left_out.append(UNSEEN_PARTS[kind])
-            texts.append(line)
+            url = given.get("url") if isinstance(given, Mapping) else given or part.raw("file_id")
+            field = part.name("image_url")
+            texts.append(media.shown(UNSEEN_PARTS[kind], name, url=url if isinstance(url, str) else "", field=field))
         elif kind in TEXT_PARTS:
             texts.append(part.text(TEXT_PARTS[kind]))
         else:

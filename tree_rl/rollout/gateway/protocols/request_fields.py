@@ -87,9 +87,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
 """Fields of `POST /v1/chat/completions`: OpenAI's, and those of vLLM and other servers that clients send."""
 
 MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
-    "messages": _honoured(
-        "a last assistant message is continued; images and documents without text become a line of text"
-    ),
+    "messages": _honoured("a last assistant message is continued; documents without text become a line of text"),
     "model": _honoured("comes back in the answer; every name is the same model"),
     "max_tokens": _honoured("required; the gateway's own limits hold, too"),
     "system": _honoured("the first message"),

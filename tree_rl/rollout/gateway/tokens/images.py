@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import IMAGE_MARK, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import IMAGE_MARK, ChatMessage, SentImage
 
 FIRST_NUMBER = 1 << 30
 """Smallest number of an image, which stands for each of its tokens; ids of tokens are smaller."""
@@ -51,7 +51,7 @@ class ImagePlaces:
         """
         if not request.images:
             return request
-        places = {mark: self._place(url) for mark, (url, _) in request.images.items()}
+        places = {mark: self._place(image) for mark, image in request.images.items()}
         # Parts of a message stand on lines of their own, but templates write nothing between texts and images.
         marked = re.compile(rf"\n?({IMAGE_MARK.pattern})\n?")
         messages = [
@@ -84,17 +84,17 @@ class ImagePlaces:
             texts.append(self._text(number) * count if number else decode(own))
         return "".join(texts)
 
-    def _place(self, url: str) -> str:
-        found = DATA_URL.fullmatch(url)
+    def _place(self, image: SentImage) -> str:
+        found = DATA_URL.fullmatch(image.url)
         if found is None:
             raise RequestError(
-                f"expected a data: URL of an image in base64, received {url[:60]!r}; the gateway fetches nothing",
-                field="image_url",
+                f"expected a data: URL of an image in base64, received {image.url[:60]!r}; the gateway fetches nothing",
+                field=image.field,
             )
         try:
             number, size = self._reader.read(base64.b64decode(found[1], validate=True))
         except (binascii.Error, ValueError) as error:
-            raise RequestError(f"expected an image, received other data ({error})", field="image_url") from error
+            raise RequestError(f"expected an image, received other data ({error})", field=image.field) from error
         self._sizes[number] = size
         return f"{START}{self._text(number)}{END}"
 
@@ -108,7 +108,9 @@ def without_images(request: ChatRequest) -> ChatRequest:
         return request
 
     def line(message: ChatMessage) -> str:
-        return IMAGE_MARK.sub(lambda found: request.images.get(found[0], ("", found[0]))[1], message.content)
+        return IMAGE_MARK.sub(
+            lambda found: request.images[found[0]].line if found[0] in request.images else found[0], message.content
+        )
 
     messages = tuple(replace(message, content=line(message)) for message in request.messages)
     return replace(request, messages=messages, left_out=tuple(dict.fromkeys((*request.left_out, "image"))))

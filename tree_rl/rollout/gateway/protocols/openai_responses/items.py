@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tree_rl.rollout.gateway.protocols.demands import NAMESPACE_MARK
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media, SentImage
 from tree_rl.rollout.gateway.protocols.openai_chat import text_of
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input, read_call
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
@@ -25,34 +25,35 @@ class Remembered(Protocol):
     def calls_with(self, call_id: str) -> tuple[CalledTool, ...]:
         """All tool calls of the turn that made this call; empty if no turn of the session did."""
 
-    def conversation(self, response_id: str) -> tuple[ChatMessage, ...]:
-        """The messages up to a stored response, including it. Raises `RequestError` for an unknown response."""
+    def conversation(self, response_id: str) -> tuple[tuple[ChatMessage, ...], Mapping[str, SentImage]]:
+        """The messages up to a stored response, including it, and their images.
+
+        Raises `RequestError` for an unknown response.
+        """
 
 
 def read_items(
-    items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered
-) -> tuple[list[ChatMessage], list[str]]:
+    items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered, media: Media
+) -> list[ChatMessage]:
     """Read the field `input`.
 
     Args:
         history: messages of earlier responses, which come first.
-
-    Returns:
-        The messages, and the kinds of their parts that a text model cannot read.
+        media: receives other parts than text.
     """
-    conversation = _Conversation(history, remembered)
+    conversation = _Conversation(history, remembered, media)
     for item in items:
         conversation.add(item)
-    return conversation.messages, conversation.left_out
+    return conversation.messages
 
 
 class _Conversation:
     """Messages, and how far the assistant's last turn is complete: reasoning, text and calls, in this order."""
 
-    def __init__(self, history: Sequence[ChatMessage], remembered: Remembered) -> None:
+    def __init__(self, history: Sequence[ChatMessage], remembered: Remembered, media: Media) -> None:
         self.messages = list(history)
-        self.left_out: list[str] = []
         self._remembered = remembered
+        self._media = media
         self._stage = ""
         """Kind of the last item if it is the assistant's (reasoning, text or calls), else empty."""
 
@@ -72,7 +73,7 @@ class _Conversation:
         elif kind in CALLS:
             self._add_call(item)
         elif kind in OUTPUTS:
-            output = text_of(item, "output", self.left_out)
+            output = text_of(item, "output", self._media)
             self._append(ChatMessage(role="tool", content=output, tool_call_id=item.text("call_id")), stage="")
         else:
             known = ", ".join(("message", "reasoning", *CALLS, *OUTPUTS, "item_reference"))
@@ -82,7 +83,7 @@ class _Conversation:
         role = ROLES.get(item.text("role"))
         if role is None:
             raise wrong(item.name("role"), ", ".join(ROLES), item.raw("role"))
-        text = text_of(item, "content", self.left_out)
+        text = text_of(item, "content", self._media)
         if role == "assistant":
             self._extend({"reasoning"}, "text", content=text)
         else:

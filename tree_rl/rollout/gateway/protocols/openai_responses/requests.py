@@ -9,7 +9,7 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_format
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
 from tree_rl.rollout.gateway.protocols.request_fields import (
@@ -114,7 +114,7 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
 def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
     """Read the body of `POST /v1/responses/input_tokens`."""
     read = _content(Fields(body), remembered)
-    return ChatRequest(model=read["model"], messages=read["messages"], tools=read["tools"])
+    return ChatRequest(**{key: read[key] for key in ("model", "messages", "tools", "images")})
 
 
 def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
@@ -123,14 +123,16 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         raise RequestError("expected disabled: the gateway drops no items", field="truncation")
     fields.integer("top_logprobs", 0, low=0, high=0)
     previous = fields.text("previous_response_id", "")
-    history = remembered.conversation(previous) if previous else ()
+    history, images = remembered.conversation(previous) if previous else ((), {})
+    media = Media()
+    media.images.update(images)
     sent = fields.raw("input")
     if isinstance(sent, str):
         sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
         items = [Fields(sent[0], "input")]
     else:
         items = fields.objects("input", required=True)
-    conversation, unseen_parts = read_items(items, history, remembered)
+    conversation = read_items(items, history, remembered, media)
     if not conversation:
         raise wrong("input", "at least one item", sent)
     instructions = fields.text("instructions", "")
@@ -142,7 +144,8 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         "messages": (*system, *conversation),
         "tools": tools,
         "must_call": must_call,
-        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *unseen_parts])),
+        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *media.left_out])),
+        "images": media.images,
         "conversation": tuple(conversation),
         "input_items": tuple(sent),
         "toolbox": toolbox,

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from tree_rl.rollout.gateway.protocols.exchange import Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, wrong
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, SentImage
 from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, error_code, response
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 
@@ -115,7 +115,7 @@ class StoredResponses:
     def calls_with(self, call_id: str) -> tuple[CalledTool, ...]:
         return self._calls.get(call_id, ())
 
-    def conversation(self, response_id: str) -> tuple[ChatMessage, ...]:
+    def conversation(self, response_id: str) -> tuple[tuple[ChatMessage, ...], Mapping[str, SentImage]]:
         try:
             stored = self._stored(response_id)
         except RequestError as error:
@@ -123,7 +123,7 @@ class StoredResponses:
             raise RequestError(str(error), field="previous_response_id", status=404, code=code) from error
         if stored.completion is None:
             raise RequestError("expected an answered response", field="previous_response_id")
-        return (*stored.request.conversation, stored.completion.choices[0].message)
+        return (*stored.request.conversation, stored.completion.choices[0].message), stored.request.images
 
     def _stored(self, response_id: str) -> _Stored:
         stored = self._responses.get(response_id)
