@@ -33,6 +33,7 @@ LOOKS = {
     "gigpo": ("#3b6fb6", "gigpo"),
     "tree_grpo": ("#8a5aa8", "tree_grpo, branches at turns"),
     "treerl": ("#b58a2b", "treerl, branches at turns"),
+    "turns": ("#7d7d7d", "GRPO, branches at turns"),
     "entropy": ("#4a5a8a", "GRPO, branches by entropy"),
 }
 BASELINE = "tree"

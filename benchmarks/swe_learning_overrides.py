@@ -40,10 +40,11 @@ CREDIT: Mapping[str, Sequence[str]] = {
     "gigpo": ["algorithm.adv_estimator=gigpo", "+algorithm.credit.states=observation"],
     "tree_grpo": ["algorithm.adv_estimator=tree_grpo", *branching("turns", expansions=1)],
     "treerl": ["algorithm.adv_estimator=treerl", *branching("turns", expansions=1)],
+    "turns": [*TREE, *branching("turns", expansions=1)],
     "entropy": [*TREE, *branching("entropy", branches=2)],
 }
 """Estimators and policies of branching, for any agent behind the gateway."""
-BRANCHING = ("tree_grpo", "treerl", "entropy")
+BRANCHING = ("tree_grpo", "treerl", "turns", "entropy")
 """Arms that begin with half as many sessions, which then branch."""
 ARMS: Mapping[str, Sequence[str]] = {
     **CREDIT,

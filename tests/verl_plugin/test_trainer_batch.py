@@ -10,7 +10,7 @@ from local_trainer import BRANCHES, LocalQueue, make_trainer, put_rows
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from tree_rl.credit import ESTIMATORS, CreditTree, MissingCreditError
+from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
@@ -245,7 +245,7 @@ def test_every_estimator_of_trees_runs_in_the_trainer(queue: LocalQueue, estimat
     assert all(not row[4] for row in found), "the fifth response token is an observation"
     if options:
         trainer.config.algorithm.credit = {}
-        with pytest.raises(MissingCreditError, match=r"prompt uid-\d: session \d reports no state"):
+        with pytest.raises(ValueError, match=r"prompt uid-\d: session \d reports no state"):
             trainer._compute_advantage(trainer._balance_batch(put_rows(queue, [[1, 3]]), {}), {})
 
 

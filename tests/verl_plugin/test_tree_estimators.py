@@ -16,7 +16,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
 import tree_rl.verl_plugin.trainer.tree_trainer as trainer_module
-from tree_rl.credit import ESTIMATORS, Estimator, MissingCreditError
+from tree_rl.credit import ESTIMATORS, Estimator
 from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.trainer.advantages import session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS
@@ -108,7 +108,7 @@ def test_calls_and_reports_of_sessions_reach_the_estimator() -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=3e-5)
     read = advantages_of("gigpo", batch(), keys, ids, lengths, states="observation", **options).batch["advantages"]
     torch.testing.assert_close(read, expected, rtol=0, atol=3e-5)
-    with pytest.raises(MissingCreditError, match=r"prompt u: session 0 reports no state"):
+    with pytest.raises(ValueError, match=r"prompt u: session 0 reports no state"):
         advantages_of("gigpo", batch(), keys, ids, lengths, **options)
     with pytest.raises(ValueError, match="a session reports 'state'; known are step_rewards, states"):
         advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{"credit": {"state": "s"}}] * 3)

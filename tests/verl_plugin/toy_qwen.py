@@ -5,7 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -68,14 +68,14 @@ def run_recipe_script(name: str, *arguments: Path | str) -> None:
         runpy.run_path(str(RECIPES / name), run_name="__main__")
 
 
-def save_prompts(path: Path, texts: list[str], **columns: Any) -> str:
-    """Write a data set of user prompts in verl's format; return the path."""
+def save_prompts(path: Path, texts: list[str], task: Mapping[str, Any] | None = None, **columns: Any) -> str:
+    """Write a data set of user prompts in verl's format, each with the same task; return the path."""
     rows = [
         {
             "prompt": [{"role": "user", "content": text}],
             "data_source": "toy",
             "reward_model": {"style": "rule", "ground_truth": "a"},
-            "extra_info": {"index": index},
+            "extra_info": {"index": index, **(task or {})},
             **columns,
         }
         for index, text in enumerate(texts)

@@ -1,6 +1,6 @@
 """Credit on trees: which part of a prompt's tree earned its sessions' rewards. Needs NumPy only."""
 
-from tree_rl.credit.credit_tree import CreditRow, CreditTree, Leaf, MissingCreditError
+from tree_rl.credit.credit_tree import CreditRow, CreditTree, Leaf
 from tree_rl.credit.named import ESTIMATORS, Estimator, estimator_named
 from tree_rl.credit.reductions import normalise, whiten
 
@@ -10,7 +10,6 @@ __all__ = [
     "CreditTree",
     "Estimator",
     "Leaf",
-    "MissingCreditError",
     "estimator_named",
     "normalise",
     "whiten",

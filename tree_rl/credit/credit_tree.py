@@ -21,10 +21,6 @@ CONTEXT = -1
 """Step of a token that no call generated."""
 
 
-class MissingCreditError(ValueError):
-    """Rows lack what an estimator needs; the message says what, and how to report it."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CreditRow:
     """One branch of a session."""
@@ -240,7 +236,7 @@ class CreditTree:
                 the step; the whole prompt for the first.
 
         Raises:
-            MissingCreditError: a leaf reports no states, or too few.
+            ValueError: a leaf reports no states, or too few.
         """
         if source == "observation":
             return _numbered([self._observation(first) for first in self.steps.first_T.tolist()])
@@ -250,7 +246,7 @@ class CreditTree:
         keys = [self._reported("states", leaf, number) for leaf, number in pairs]
         missing = next((step for step, key in enumerate(keys) if key is None), None)
         if missing is not None:
-            raise MissingCreditError(
+            raise ValueError(
                 f"{self.name}: session {self.steps.leaf_T[missing]} reports no state before call "
                 f"{self.steps.number_T[missing]}; let the agent report states, or set "
                 "+algorithm.credit.states=observation"
