@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available
 
 NOISE = 1.1
 """An error up to this many times that of rows alone is rounding."""
@@ -236,8 +237,7 @@ def zorro(given: Given) -> tuple[Any, Work]:
         sys.modules[name] = package
     from arctic_platform.rl.zorro_train.qwen_model_patcher import Qwen3ModelOncePatcher
 
-    on_cpu = given.device.type == "cpu"
-    model = given.model(attn_implementation="sdpa" if on_cpu else "flash_attention_2")
+    model = given.model(attn_implementation="flash_attention_2" if is_flash_attn_2_available() else "sdpa")
     length, prompt = given.tokens_BL.shape[1], int(given.prompt_B[0])
     patcher = Qwen3ModelOncePatcher(
         model,
@@ -245,7 +245,7 @@ def zorro(given: Given) -> tuple[Any, Work]:
         max_token_len=given.tokens_BL.size,
         rollout_n=int((given.groups_B == 0).sum()),
         temperature=1,
-        logits_optimization="none" if on_cpu else "memory",
+        logits_optimization="none" if given.device.type == "cpu" else "memory",
         world_size=1,
         use_unpad=True,
     )
