@@ -35,6 +35,7 @@ LOOKS = {
     "treerl": ("#b58a2b", "treerl, branches at turns"),
     "turns": ("#7d7d7d", "GRPO, branches at turns"),
     "entropy": ("#4a5a8a", "GRPO, branches by entropy"),
+    "half": ("#111111", "GRPO, half the sessions"),
 }
 BASELINE = "tree"
 

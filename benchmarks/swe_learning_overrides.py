@@ -42,10 +42,12 @@ CREDIT: Mapping[str, Sequence[str]] = {
     "treerl": ["algorithm.adv_estimator=treerl", *branching("turns", expansions=1)],
     "turns": [*TREE, *branching("turns", expansions=1)],
     "entropy": [*TREE, *branching("entropy", branches=2)],
+    # What arms that branch are worth without their branches.
+    "half": TREE,
 }
 """Estimators and policies of branching, for any agent behind the gateway."""
-BRANCHING = ("tree_grpo", "treerl", "turns", "entropy")
-"""Arms that begin with half as many sessions, which then branch."""
+HALVED = ("tree_grpo", "treerl", "turns", "entropy", "half")
+"""Arms that begin with half as many sessions; those of all but `half` then branch."""
 ARMS: Mapping[str, Sequence[str]] = {
     **CREDIT,
     "flat": ROWS,
@@ -86,7 +88,7 @@ def rows_folder(arguments: argparse.Namespace, arm: str, seed: int) -> Path:
 
 def first_sessions(arm: str, sessions: int) -> int:
     """How many of a prompt's sessions an arm starts with (`rollout.n`); the others branch from these."""
-    return sessions // 2 if arm in BRANCHING else sessions
+    return sessions // 2 if arm in HALVED else sessions
 
 
 def environment_of_arm(arm: str, device: str) -> dict[str, str]:

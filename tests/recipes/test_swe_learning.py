@@ -22,7 +22,7 @@ import learning_seeds
 import swe_learning
 from quickstart.progress import PhaseFailedError
 from swe_learning_figures import Drawn, measured
-from swe_learning_overrides import ARMS, BRANCHING, CREDIT, first_sessions, rows_folder
+from swe_learning_overrides import ARMS, CREDIT, HALVED, first_sessions, rows_folder
 from swe_learning_overrides import overrides_of as swe_overrides
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -45,8 +45,8 @@ def check_credit(config: DictConfig, arm: str) -> None:
     if estimator is not None:
         estimator.check_options(config.algorithm.get("credit") or {})
     options = read_branching(config.actor_rollout_ref.rollout.custom.gateway_agent.get("branching"))
-    assert (options is not None) == (arm in BRANCHING)
-    assert (first_sessions(arm, 8) < 8) == (arm in BRANCHING)
+    assert (options is not None) == (arm in HALVED and arm != "half")
+    assert (first_sessions(arm, 8) < 8) == (arm in HALVED)
 
 
 @pytest.mark.parametrize("arm", ARMS)
