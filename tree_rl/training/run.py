@@ -67,9 +67,9 @@ class Runner:
         trains = plan.call.trains
         sync_context = self._context.gradient_sync if trains else _no_sync
         with nullcontext() if trains else torch.no_grad():
-            return run_in_lock_step(plan.schedule, work, self._idle_forward, sync_context)
+            return run_in_lock_step(plan.schedule, work, self.idle_forward, sync_context)
 
-    def _idle_forward(self, op: str = FORWARD) -> torch.Tensor:
+    def idle_forward(self, op: str = FORWARD) -> torch.Tensor:
         """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
         if op == TOWER_FORWARD:
             return idle_tower(self._context)

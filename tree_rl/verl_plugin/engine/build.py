@@ -167,9 +167,10 @@ def without_pinned_offload(engine_config: Any) -> Any:
 
 
 def without_nested_shards(engine_config: Any, module: nn.Module) -> Any:
-    """A config that does not shard layers by themselves that contain an embedding, such as those of image towers, or
-    another such layer, such as those of Zamba 2 that share weights: verl also shards untied embeddings separately, and
-    FSDP2 cannot shard a weight twice."""
+    """A config without the layer classes that contain an embedding (image towers) or another sharded layer (Zamba 2).
+
+    verl shards untied embeddings separately, and FSDP2 cannot shard a weight twice.
+    """
     policy = dict(engine_config.wrap_policy or {})
     layers = sorted(getattr(module, "_no_split_modules", None) or ())
     together = {
@@ -191,11 +192,11 @@ def zero_gradients_of_towers(module: nn.Module) -> None:
     For families whose forward verl replaces, it runs these parts on an empty image, so that all ranks gather the same
     weights; AdamW then also decays them. In other families they have no gradient, in verl as here.
     """
-    stub: Any = module
-    if not is_wrapper(module) or not type(stub.base_model).forward.__module__.startswith("verl."):
+    untyped: Any = module
+    if not is_wrapper(module) or not type(untyped.base_model).forward.__module__.startswith("verl."):
         return
     read = {id(parameter) for parameter in language_model(module).parameters()}
-    for parameter in stub.base_model.parameters():
+    for parameter in untyped.base_model.parameters():
         if parameter.requires_grad and parameter.grad is None and id(parameter) not in read:
             parameter.grad = torch.zeros_like(parameter)
 

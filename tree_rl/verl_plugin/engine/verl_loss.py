@@ -126,14 +126,14 @@ class VerlCall:
 
         def as_verl_calls_it(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
             assert loss is not None
-            value, metrics = loss(_flat(model_output), members)
+            value, metrics = loss(_unnested(model_output), members)
             reported.extend(metrics)
             return value, {}
 
         # verl expects no loss function in inference.
         loss_function = None if loss is None else as_verl_calls_it
         value, output = self.stock_step(self._select(members), loss_function, loss is None)
-        return value, _flat(output["model_output"]), reported
+        return value, _unnested(output["model_output"]), reported
 
     def _on_device(self, members: Sequence[int]) -> TensorDict:
         """The rows on the device. Caches the last ones, because a partitioned forest reads its rows repeatedly."""
@@ -189,7 +189,7 @@ def as_model_output(outputs: EdgeOutputs, offsets: torch.Tensor) -> dict[str, to
     }
 
 
-def _flat(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
+def _unnested(model_output: dict[str, torch.Tensor]) -> EdgeOutputs:
     return EdgeOutputs.of({name: nested.values() for name, nested in model_output.items()})
 
 
@@ -201,7 +201,7 @@ def with_normalisers(
     *,
     trains: bool,
 ) -> VerlLossFunction | None:
-    """Assign the row-based normalisers that verl's losses read; the loss with those of the step. Collective.
+    """Assign to `data` the row-based normalisers that verl's losses read; returns the loss to call. Collective.
 
     `seq-mean-token-sum-norm` without `loss_scale_factor` divides by the longest response of the step on all ranks
     instead of that of a micro-batch: the choice of micro-batches must not change the loss.

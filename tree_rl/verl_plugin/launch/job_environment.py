@@ -42,7 +42,8 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
 
     @functools.wraps(get_runtime_env)
     def with_plugin(config: Any = None) -> dict[str, Any]:
-        # `python -m tree_rl.train` has done so already, without a job of Hydra's. A block `tree` is always a mistake.
+        # `python -m tree_rl.train` has checked already and never initialises HydraConfig. A key `tree` at the top of
+        # the config is always a mistake.
         if config is not None and HydraConfig.initialized() and (trains_trees(config) or "tree" in config):
             # Imported here, because it imports verl's algorithms, which other jobs may not need in this process.
             from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo

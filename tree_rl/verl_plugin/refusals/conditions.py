@@ -48,12 +48,12 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def no_count(value: Any, _: Any) -> bool:
+def not_a_count(value: Any, _: Any) -> bool:
     """True for a value that is neither null nor a whole number of at least 1."""
     return value is not None and not is_count(value)
 
 
-def no_rate(value: Any, _: Any) -> bool:
+def not_a_rate(value: Any, _: Any) -> bool:
     """True for a value that is neither null nor a number of at least 0. YAML, unlike Hydra, reads 1e-6 as text."""
     return value is not None and not (is_number(value) and value >= 0)
 

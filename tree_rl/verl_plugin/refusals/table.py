@@ -78,11 +78,11 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"write it as ++{ENGINES[0]}.tree.{{name}}", lambda tree, _: tree and {"name": next(iter(tree))}),
         *(Refusal(key, "{key}={value}: no such choice{hint}", "", when.near_miss(known))
           for key, known in KNOWN.items()),
-        *(Refusal(key, COUNT, "", when.no_count) for key in COUNTS),
-        Refusal("trainer.total_training_steps", f"{COUNT}, or null", "", when.no_count),
+        *(Refusal(key, COUNT, "", when.not_a_count) for key in COUNTS),
+        Refusal("trainer.total_training_steps", f"{COUNT}, or null", "", when.not_a_count),
         *(Refusal(f"{ROLLOUT}.{name}", "{key}={value}: expected a number above 0 and at most 1", "", when.no_share)
           for name in ("gpu_memory_utilization", "top_p")),
-        *(Refusal(key, "{key}={value}: expected a number of at least 0", "", when.no_rate)
+        *(Refusal(key, "{key}={value}: expected a number of at least 0", "", when.not_a_rate)
           for key in ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")),
     ),
     Of.FILES: (

@@ -1,7 +1,7 @@
-"""Whether rollouts sample with the LoRA adapter that trains: one that never reached them is otherwise silent.
+"""Detects a LoRA adapter that never reached the rollout, which no error tells.
 
-The rollout's log-probs lie between the trainer's with and without the adapter; the place tells. Until an update has
-moved the adapter from zero, both are the same and nothing shows.
+The rollout's log-probs then equal the trainer's without the adapter instead of those with it. Until an update has moved
+the adapter from zero, the two are the same and nothing can be detected.
 """
 
 import math

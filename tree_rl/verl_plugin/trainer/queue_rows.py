@@ -86,7 +86,7 @@ def fetch_log_probs(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Log-probs [B, T] of the rollout and of the trainer with and without adapter, and the mask of trained tokens.
 
-    `adapted` has those with the adapter, by key, if the old log-probs are not these.
+    Where the old log-probs are the rollout's (verl's `bypass_mode`), `adapted` has those with the adapter, by key.
     """
     names = ["rollout_log_probs", "old_log_probs", "ref_log_prob"]
     columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[*names, "response_mask"])

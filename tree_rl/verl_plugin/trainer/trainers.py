@@ -28,7 +28,7 @@ class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
     base_trainer_mode = "separate_async"
     actor_worker = TreeDetachActorWorker
 
-    def _restores_weights(self) -> bool:
+    def _needs_earlier_weights(self) -> bool:
         return self.local_trigger_step > 0
 
     def _skip_old_log_prob(self) -> None:

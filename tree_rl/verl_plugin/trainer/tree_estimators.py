@@ -91,10 +91,10 @@ def credit_trees(
 
 def _runs(trained: np.ndarray, tokens: np.ndarray, number_of_run: dict[bytes, int]) -> np.ndarray:
     """Number each run of trained tokens; rows of a session that begin alike share their runs."""
-    run_T = np.cumsum(np.diff(trained.astype(np.int8), prepend=0) == 1) - 1
+    begins_T = np.diff(trained.astype(np.int8), prepend=0) == 1
+    run_T = np.cumsum(begins_T) - 1
     prompt = len(tokens) - len(trained)
-    starts = np.flatnonzero(np.diff(trained.astype(np.int8), prepend=0) == 1)
-    keys = [tokens[: prompt + start + 1].tobytes() for start in starts.tolist()]
+    keys = [tokens[: prompt + start + 1].tobytes() for start in np.flatnonzero(begins_T).tolist()]
     numbers = np.array([number_of_run.setdefault(key, len(number_of_run)) for key in keys] or [CONTEXT])
     return numbers[run_T]
 

@@ -189,7 +189,7 @@ class TreeTrainerMixin(ResumableTrainer):
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         update = Update(
             optimizer_steps=self._steps[0] * epochs if trains else 0,
-            restores_weights=self._restores_weights(),
+            needs_earlier_weights=self._needs_earlier_weights(),
         )
         self._reuses_log_probs = self._reuse.serves(update)
         metrics["tree/reused_log_probs"] = float(self._reuses_log_probs)
@@ -205,7 +205,7 @@ class TreeTrainerMixin(ResumableTrainer):
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_values(with_engine_fields(batch), metrics)
 
-    def _restores_weights(self) -> bool:
+    def _needs_earlier_weights(self) -> bool:
         """True if the pass would use earlier weights than the update."""
         return False
 

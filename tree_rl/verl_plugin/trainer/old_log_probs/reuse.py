@@ -27,7 +27,7 @@ class Update:
 
     optimizer_steps: int
     """Number of mini-batches times epochs; 0 while only the critic trains."""
-    restores_weights: bool = False
+    needs_earlier_weights: bool = False
     """True if old log-probs need earlier weights than the update's."""
 
 
@@ -80,7 +80,7 @@ class LogProbReuse:
 
 
 def _conflict_of_update(update: Update) -> str | None:
-    if update.restores_weights:
+    if update.needs_earlier_weights:
         return "this update takes them from the weights of an earlier one"
     if update.optimizer_steps > 1:
         return f"the update takes {update.optimizer_steps} optimizer steps"
