@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from latent_models import latent_configs
 from peft import LoraConfig, get_peft_model
 from rank_processes import free_port, start_ranks
 from tiny_sizes import ROPE, VOCAB, sizes
@@ -49,9 +48,8 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
 }
-CRITIC, LORA, LATENT = "critic", "lora", "latent attention"
-MODELS = (*CONFIGS, CRITIC, LORA, LATENT)
-CONFIGS[LATENT] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
+CRITIC, LORA = "critic", "lora"
+MODELS = (*CONFIGS, CRITIC, LORA)
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 
