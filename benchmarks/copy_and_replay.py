@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 sys.path[:0] = [str(RECIPES / "swe_tasks"), str(RECIPES)]
-from experts import shell  # noqa: E402
+from experts import shell, write_command  # noqa: E402
 from generate import build_tasks, to_row  # noqa: E402
 from tiny_swe_model import build_swe_tokenizer  # noqa: E402
 
@@ -106,13 +106,8 @@ class DrawingModel:
             return thought + "done"
         if rng.random() < 0.35:
             (task,) = [task for task in self.tasks if task.problem_statement in prompt]
-            return thought + shell(writing(task.solution_files))
+            return thought + shell(write_command(task.solution_files))
         return thought + shell(rng.choice(COMMANDS))
-
-
-def writing(files: Mapping[str, str]) -> str:
-    """A shell command that writes files."""
-    return "\n".join(f"cat > {path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE" for path, text in files.items())
 
 
 class SavingTimed(SweEnvironment):

@@ -33,10 +33,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
-NOISE = 1.1
-"""An error up to this many times that of rows alone is rounding."""
-FLOAT32_LIMIT = 1e-5
-
 Work = Callable[[], int]
 """Forward and backward of the batch; returns the tokens that went through the layers."""
 
@@ -47,15 +43,18 @@ class Given:
     def __init__(self, folder: Path, device: str) -> None:
         """Read `rows.npz`, as `write_rows` left it."""
         with np.load(folder / "rows.npz") as rows:
-            self.tokens_BL, self.groups_B, self.prompt_B = rows["tokens_BL"], rows["groups_B"], rows["prompt_B"]
+            self.tokens_BL, self.groups_B, self.unique_G = rows["tokens_BL"], rows["groups_B"], rows["unique_G"]
+            self.prompt = int(rows["prompt"])
+            """Tokens that all rows of every group share; those behind them are trained."""
             self.advantages_B = torch.from_numpy(rows["advantages_B"])
         self.model_folder, self.device = folder / "model", torch.device(device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.num_trained = int((self.tokens_BL.shape[1] - self.prompt_B).sum())
+        self.length = self.tokens_BL.shape[1]
+        self.num_trained = len(self.tokens_BL) * (self.length - self.prompt)
 
-    def model(self, dtype: torch.dtype | None = None, **more: Any) -> Any:
+    def model(self, **more: Any) -> Any:
         """The model in train mode, with checkpointing on a GPU."""
-        model = AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=dtype or self.dtype, **more)
+        model = AutoModelForCausalLM.from_pretrained(self.model_folder, dtype=self.dtype, **more)
         model = model.to(self.device).train()
         if self.device.type == "cuda":
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -68,12 +67,12 @@ class Given:
 
     def part(self, row: int, log_probs: torch.Tensor) -> torch.Tensor:
         """A row's share of the loss from the log-probs [L - 1] of its tokens after the first."""
-        return -self.advantages_B[row].item() * log_probs[self.prompt_B[row] - 1 :].float().sum() / self.num_trained
+        return -self.advantages_B[row].item() * log_probs[self.prompt - 1 :].float().sum() / self.num_trained
 
 
-def rows_alone(given: Given, dtype: torch.dtype | None = None) -> tuple[Any, Work]:
+def rows_alone(given: Given) -> tuple[Any, Work]:
     """Every row through transformers' own forward."""
-    model = given.model(dtype, attn_implementation="sdpa")
+    model = given.model(attn_implementation="sdpa")
 
     def work() -> int:
         for row, tokens in enumerate(given.tokens_BL):
@@ -94,13 +93,12 @@ def tree_rl(given: Given) -> tuple[Any, Work]:
     use_tree_attention(model)
     use_edge_head(model)
     step = TreeStep(model, TreeOptions(max_tokens=1 << 20))
-    trained_BL = np.arange(given.tokens_BL.shape[1])[None, :] >= given.prompt_B[:, None]
-    rows = Rows.of(list(given.tokens_BL), trained=list(trained_BL), groups=given.groups_B.tolist())
-    length = given.tokens_BL.shape[1]
+    trained = [np.arange(given.length) >= given.prompt] * len(given.tokens_BL)
+    rows = Rows.of(list(given.tokens_BL), trained=trained, groups=given.groups_B.tolist())
 
     def loss(outputs: Any, members: Any) -> tuple[torch.Tensor, dict[str, float]]:
         # A row's tokens come in order; a token's log-prob stands at the token before it.
-        log_probs = outputs["log_probs"].view(len(members), length)[:, :-1]
+        log_probs = outputs["log_probs"].view(len(members), given.length)[:, :-1]
         return torch.stack([given.part(row, part) for row, part in zip(members, log_probs, strict=True)]).sum(), {}
 
     def work() -> int:
@@ -124,8 +122,7 @@ def trl(given: Given) -> tuple[Any, Work]:
         for members in given.members():
             tree = packing.TreeRow()
             for row in members:
-                mask = torch.arange(given.tokens_BL.shape[1]) >= int(given.prompt_B[row])
-                ids = torch.from_numpy(given.tokens_BL[row])
+                ids, mask = torch.from_numpy(given.tokens_BL[row]), torch.arange(given.length) >= given.prompt
                 sample = {"input_ids": ids, "completion_mask": mask.long(), "old_log_probs": torch.zeros(len(ids))}
                 tree.add({**sample, "advantage": given.advantages_B[row].item(), "group_id": 0})
             packed = {name: value.to(given.device) for name, value in tree.pack().items()}
@@ -198,8 +195,7 @@ def areal(given: Given) -> tuple[Any, Work]:
         # Named after loading: transformers would look for the package flash-attn, which the patch replaces.
         model.config._attn_implementation = "flash_attention_2"
     # AReaL has one budget for all tries; the largest group's unique tokens, rounded up to its blocks, pad least.
-    budget = max(_unique_tokens(given.tokens_BL[members]) for members in given.members())
-    budget = -(-budget // 128) * 128
+    budget = -(-int(given.unique_G.max()) // 128) * 128
 
     def work() -> int:
         tokens = 0
@@ -238,10 +234,10 @@ def zorro(given: Given) -> tuple[Any, Work]:
     from arctic_platform.rl.zorro_train.qwen_model_patcher import Qwen3ModelOncePatcher
 
     model = given.model(attn_implementation="flash_attention_2" if is_flash_attn_2_available() else "sdpa")
-    length, prompt = given.tokens_BL.shape[1], int(given.prompt_B[0])
+    response = given.length - given.prompt
     patcher = Qwen3ModelOncePatcher(
         model,
-        response_len=length - prompt,
+        response_len=response,
         max_token_len=given.tokens_BL.size,
         rollout_n=int((given.groups_B == 0).sum()),
         temperature=1,
@@ -255,18 +251,19 @@ def zorro(given: Given) -> tuple[Any, Work]:
         tokens = 0
         for members in given.members():
             ids = torch.from_numpy(given.tokens_BL[members]).to(given.device)
-            positions = torch.arange(length, device=given.device).expand_as(ids)
+            positions = torch.arange(given.length, device=given.device).expand_as(ids)
             outputs = model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
             advantages = given.advantages_B[members].to(given.device)
             loss = -(advantages[:, None] * outputs.logprobs.view(len(members), -1).float()).sum()
             (loss / given.num_trained).backward()
-            tokens += prompt + len(members) * (length - prompt)
+            tokens += given.prompt + len(members) * response
         return tokens
 
     return model, work
 
 
 RIVALS: dict[str, Callable[[Given], tuple[Any, Work]]] = {
+    "truth": rows_alone,
     "rows": rows_alone,
     "tree_rl": tree_rl,
     "trl": trl,
@@ -275,16 +272,12 @@ RIVALS: dict[str, Callable[[Given], tuple[Any, Work]]] = {
 }
 
 
-def _unique_tokens(tokens_BL: np.ndarray) -> int:
-    return sum(len(np.unique(tokens_BL[:, : end + 1], axis=0)) for end in range(tokens_BL.shape[1]))
-
-
 def play(name: str, folder: Path, device: str, repeats: int) -> None:
     """In a rival's process: warm up, measure, leave `NAME.safetensors`, print the figures as JSON."""
     given = Given(folder, device)
     if name == "truth":
         given.dtype = torch.float32
-    model, work = rows_alone(given) if name == "truth" else RIVALS[name](given)
+    model, work = RIVALS[name](given)
     work()
     gradients = {key: value.grad.float().cpu() for key, value in model.named_parameters() if value.grad is not None}
     save_file(gradients, folder / f"{name}.safetensors")
@@ -304,10 +297,11 @@ def play(name: str, folder: Path, device: str, repeats: int) -> None:
 
 
 def write_rows(folder: Path, arguments: argparse.Namespace, por: float, shape: str) -> int:
-    """`rows.npz` and, once, the model; returns the unique tokens."""
+    """Write `rows.npz` and, once, the model; returns the unique tokens."""
     from tree_rl.benchmark.batch import agent_batch
     from tree_rl.benchmark.model_config import config_of
     from tree_rl.cost.model_sizes import MODEL_SIZES
+    from tree_rl.tree import Forest
 
     size = MODEL_SIZES[arguments.model].with_layers(arguments.layers)
     if not (folder / "model").exists():
@@ -328,16 +322,18 @@ def write_rows(folder: Path, arguments: argparse.Namespace, por: float, shape: s
     if shape == "prompt":
         for group in range(groups):
             tokens_BL[groups_B == group, :shared] = tokens_BL[group * count, :shared]
-    equal_L = (tokens_BL.reshape(groups, count, length) == tokens_BL[::count, None]).all(axis=(0, 1))
-    prompt = max(1, int(np.argmin(equal_L)))
+    grouped_GBL = tokens_BL.reshape(groups, count, length)
+    equal_L = (grouped_GBL == grouped_GBL[:, :1]).all(axis=(0, 1))
+    unique = [Forest.from_rows(list(rows_BL)).num_unique for rows_BL in grouped_GBL]
     np.savez(
         folder / "rows.npz",
         tokens_BL=tokens_BL,
         groups_B=groups_B,
-        prompt_B=np.full(len(tokens_BL), prompt),
+        unique_G=unique,
+        prompt=max(1, int(np.argmin(equal_L))),
         advantages_B=batch.advantage_B,
     )
-    return sum(_unique_tokens(tokens_BL[groups_B == group]) for group in range(groups))
+    return sum(unique)
 
 
 def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -355,23 +351,23 @@ def measure(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
 
 def compare(folder: Path, arguments: argparse.Namespace, por: float, shape: str) -> Iterator[dict[str, Any]]:
     """All rivals on one batch; a row of the table each."""
-    from tree_rl.benchmark.gradient_errors import relative_error
+    from tree_rl.benchmark.gradient_errors import GradientErrors, relative_error
 
     unique = write_rows(folder, arguments, por, shape)
     truth_said = measure("truth", folder, arguments)["note"]
     if truth_said:
         raise SystemExit(f"rows alone in float32 failed: {truth_said}")
     truth = load_file(folder / "truth.safetensors")
-    limit = FLOAT32_LIMIT
+    of_rows = 0.0
     for name in ["rows", *(name for name in arguments.rivals if name != "rows")]:
         found = measure(name, folder, arguments)
         row: dict[str, Any] = {"rival": name, "shape": shape, "por": por, "unique_tokens": unique}
         if not found["note"]:
             got = load_file(folder / f"{name}.safetensors")
             error = relative_error([got.get(key, torch.zeros(())) for key in truth], list(truth.values()))
-            if name == "rows":
-                limit = max(limit, NOISE * error)
-            row |= {"error": f"{error:.2e}", "correct": error <= limit, "tokens_run": found["tokens"]}
+            of_rows = error if name == "rows" else of_rows
+            correct = error <= GradientErrors(tree=error, rows=of_rows).limit
+            row |= {"error": f"{error:.2e}", "correct": correct, "tokens_run": found["tokens"]}
             row |= {"seconds": f"{np.median(found['seconds']):.3f}", "spread": f"{np.ptp(found['seconds']):.3f}"}
             row |= {"peak_gib": f"{found['peak_gib']:.2f}"}
         yield {**row, "note": found["note"]}
@@ -384,7 +380,7 @@ def main() -> None:
     """Play one rival, or all of them on every batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--play", choices=["truth", *RIVALS], help=argparse.SUPPRESS)
+    parser.add_argument("--play", choices=list(RIVALS), help=argparse.SUPPRESS)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--por", type=float, nargs="+", default=[0.25, 0.5, 0.9])
@@ -392,7 +388,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--rows", type=int, default=16, help="of a group")
     parser.add_argument("--row-tokens", type=int, default=256)
-    parser.add_argument("--rivals", nargs="+", default=list(RIVALS), choices=list(RIVALS))
+    parser.add_argument("--rivals", nargs="+", default=list(RIVALS)[1:], choices=list(RIVALS)[1:])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--site", nargs="*", default=[], metavar="NAME=FOLDERS")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "swe_tasks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from experts import write_command
 from generate import build_tasks, to_row
 from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
 from sdk_client import ANSWER_TOOLS, CLIENTS
@@ -110,11 +111,6 @@ class Played:
     is_right: bool
     version: str
     note: str
-
-
-def write_command(files: dict[str, str]) -> str:
-    """A shell command that writes files."""
-    return "\n".join(f"cat > {name} <<'END-OF-FILE'\n{text}END-OF-FILE" for name, text in files.items())
 
 
 async def play_harness(name: str, endpoint: Any, readable: list[str]) -> Played:

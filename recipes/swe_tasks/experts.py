@@ -50,6 +50,11 @@ def edit_command(path: str, wrong: str, right: str) -> str:
     return f"sed -i -e '{last}r /dev/stdin' -e '{first},{last}d' {path} <<'END'\n{replacement}\nEND"
 
 
+def write_command(files: Mapping[str, str]) -> str:
+    """A command that writes files; their texts end with a line feed."""
+    return "\n".join(f"cat > {path} <<'END-OF-FILE'\n{text}END-OF-FILE" for path, text in files.items())
+
+
 def turns_of(task: SweTask, *, think: bool = False) -> list[str]:
     """What the expert says, turn by turn; with `think`, after a sentence of reasoning that the agent cuts out."""
     changed = list(task.solution_files)

@@ -40,8 +40,8 @@ class AskingAgent:
 """
 
 
-def run(command: list[str], tmp_path: Path, **more: str) -> str:
-    """Run a command; return its log."""
+def run(command: list[str], tmp_path: Path, *, fails: bool = False, **more: str) -> str:
+    """Run a command, which ends well unless it `fails`; return its log."""
     finished = subprocess.run(
         command,
         env=os.environ | environment(PYTHONPATH=str(tmp_path), **more),
@@ -52,7 +52,7 @@ def run(command: list[str], tmp_path: Path, **more: str) -> str:
         check=False,
     )
     log = finished.stdout + finished.stderr
-    assert finished.returncode == 0, log[-8000:]
+    assert (finished.returncode != 0) == fails, log[-8000:]
     return log
 
 

@@ -1,13 +1,11 @@
 """LoRA with vLLM end to end: adapters reach it every step; one that does not ends the run in its second step."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from engine_jobs import AGENT, AGREEMENT, LARGE_STEPS, figures
-from vllm_harness import ROLLOUT_OVERRIDES, environment, save_model
+from engine_jobs import AGENT, AGREEMENT, LARGE_STEPS, figures, run
+from vllm_harness import ROLLOUT_OVERRIDES, save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -42,18 +40,7 @@ def job(folder: Path, *overrides: str, fails: bool) -> str:
     model = save_model(folder / "model", toy_qwen.build_tokenizer())
     given = toy_qwen.gateway_overrides(folder, str(model), "asking_agent.AskingAgent")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *given, *ROLLOUT_OVERRIDES, *LARGE_STEPS, *LORA]
-    finished = subprocess.run(
-        [*command, "trainer.save_freq=-1", *overrides],
-        env=os.environ | environment(PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    log = finished.stdout + finished.stderr
-    assert (finished.returncode != 0) == fails, log[-8000:]
-    return log
+    return run([*command, "trainer.save_freq=-1", *overrides], folder, fails=fails)
 
 
 def test_vllm_samples_with_the_adapter_of_every_step(tmp_path: Path) -> None:

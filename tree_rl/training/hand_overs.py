@@ -3,6 +3,7 @@
 Legend: f flat tokens of a micro-batch, F of the call, L decoder layers, K experts per token.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,10 @@ class MicroBatchResult:
     """One entry for each part of the rows that went through the trainer's loss."""
     routes_fLK: torch.Tensor | None = None
     """int16, experts that ran; None if the call did not record them."""
+
+
+Work = Generator[str, None, MicroBatchResult]
+"""Ops of a micro-batch: yields the kind of each before it runs, returns the result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

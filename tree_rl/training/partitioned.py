@@ -6,7 +6,7 @@ Legend: N unique tokens, n those of a partition; E slots that the rows' loss rea
 tokens of the forest's rows.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
-from tree_rl.training.hand_overs import MicroBatchResult
+from tree_rl.training.hand_overs import MicroBatchResult, Work
 from tree_rl.training.loss.edges import edges_of_rows
 from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
@@ -199,8 +199,8 @@ def run_partitioned(
     routers: CallRouters | None,
     *,
     known_f: torch.Tensor | None,
-) -> Generator[str, None, MicroBatchResult]:
-    """Run a forest partition by partition; yields the kind of each op before it runs.
+) -> Work:
+    """Run a forest partition by partition.
 
     `known_f` [f] are the log-probs of its rows under the current weights, if they are known.
     """

@@ -1,7 +1,7 @@
 """Run: a plan's micro-batches, op by op in lock-step with all ranks: rows without a tree, whole forests, partitions."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import MicroBatchResult, Ran, StepPlan
+from tree_rl.training.hand_overs import MicroBatchResult, Ran, StepPlan, Work
 from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.loss.rows_loss import Metrics, weigh
@@ -75,10 +75,6 @@ class Runner:
             return idle_tower(self._context)
         inputs = TreeInputs.from_forest(Forest.from_rows([[0]]), self._context.device)
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
-
-
-Work = Generator[str, None, MicroBatchResult]
-"""Ops of a micro-batch: yields the kind of each before it runs, returns the result."""
 
 
 def run_flat(context: StepContext, call: StepCall, batch: MicroBatch) -> Work:
