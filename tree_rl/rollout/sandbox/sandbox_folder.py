@@ -82,6 +82,7 @@ class SandboxFolder:
         self.unconfined = unconfined
         self._running: dict[RunningCommand, Limits] = {}
         self._stopped = False
+        self._made = time.time()
         self._changed = threading.Condition()
         self._readable = tuple(readable)
         with contextlib.ExitStack() as if_it_fails:
@@ -266,7 +267,7 @@ class SandboxFolder:
     def _end_left_over(self) -> None:
         """Without a namespace, kill processes that left their process group, as far as we find them."""
         if self.unconfined:
-            kill_processes_in(self._parent)
+            kill_processes_in(self._parent, since=self._made)
 
     def _repair(self) -> None:
         """Restore the permissions of the folder, which a command may have changed."""

@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 PROC = Path("/proc")
 DEATH_SECONDS = 30.0
 """Longest wait for killed processes to end. Only one that hangs in the kernel needs more than milliseconds."""
+CLOCK_SECONDS = 1.0
+"""What a clock may be off: the kernel's for files runs in steps of milliseconds."""
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors of reading /proc if a process ended meanwhile or belongs to another user."""
 
@@ -109,15 +111,24 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
     return not waited
 
 
-def kill_processes_in(folder: Path) -> None:
-    """Send SIGKILL to every process whose working directory or HOME is in a folder."""
+def kill_processes_in(folder: Path, *, since: float = 0.0) -> None:
+    """Send SIGKILL to every process whose working directory or HOME is in a folder.
+
+    Args:
+        folder: absolute.
+        since: seconds of `time.time()`; none of the processes is older.
+    """
+    inside = os.fsencode(folder)
     for process_id in _all_processes():
-        entry = PROC / str(process_id)
         try:
-            places = [(entry / "cwd").readlink()]
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            places += [Path(os.fsdecode(variable[5:])) for variable in variables if variable.startswith(b"HOME=")]
-            if any(place.is_relative_to(folder) for place in places):
+            # An entry of /proc is as old as its process, or younger. Sessions that end at once look at every process of
+            # the machine again and again, most of which are older.
+            if os.stat(b"/proc/%d" % process_id).st_mtime < since - CLOCK_SECONDS:
+                continue
+            place = os.readlink(b"/proc/%d/cwd" % process_id)
+            environment = b"\0" + Path(f"/proc/{process_id}/environ").read_bytes() + b"\0"
+            homes = (b"\0HOME=" + inside + end for end in (b"\0", b"/"))
+            if (place + b"/").startswith(inside + b"/") or any(home in environment for home in homes):
                 os.kill(process_id, signal.SIGKILL)
         except (*GONE, OSError):
             continue
