@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tree_rl.benchmark.against_packed.gradient_check import check_gradients
 from tree_rl.benchmark.against_packed.packed_updates import compare
 from tree_rl.benchmark.against_packed.random_model import build_model, build_optimizer
 from tree_rl.benchmark.against_packed.update import PACKED, ForwardPlan, packed_planner, tree_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.benchmark.comparison import TREE
-from tree_rl.benchmark.gradient_errors import GateError
+from tree_rl.benchmark.gradient_errors import GateError, GradientErrors
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.models.tree_inputs import TreeInputs
 
@@ -33,6 +34,25 @@ def test_wrong_positions_do_not_pass_the_gate() -> None:
     planners = {TREE: siblings_follow_each_other, PACKED: packed_planner(10_000, CPU)}
     with pytest.raises(GateError, match="gradient of the tree"):
         compare(model, build_optimizer(model, lr=0.0), batch, planners, repeats=1)
+
+
+def test_a_tree_may_round_as_rows_do_that_repeat_nothing() -> None:
+    """bf16 on a CPU: rows that repeat a prefix are nearer to float32 than rows that repeat nothing."""
+    model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.bfloat16)
+    batch = agent_batch(por=0.7, num_rows=8, row_tokens=200, num_groups=1, trained_share=0.3, vocab=512)
+    assert batch.apart().overlap().por < 0.01 and batch.overlap().por > 0.69
+    rows = packed_planner(10_000, CPU)
+    errors = check_gradients(model, batch, tree_planner(10_000, CPU), rows)
+    assert errors.tree <= errors.limit
+    with pytest.raises(GateError, match="that repeat nothing"):
+        check_gradients(model, batch, siblings_follow_each_other, rows)
+
+
+def test_the_yardstick_of_rows_apart_is_the_larger_of_both() -> None:
+    assert GradientErrors(tree=0.0114, rows=0.0101).limit < 0.0114
+    GradientErrors(tree=0.0114, rows=0.0101, rows_apart=0.0114).require_exact("packed rows")
+    with pytest.raises(GateError, match=r"received 0\.013"):
+        GradientErrors(tree=0.013, rows=0.0101, rows_apart=0.0114).require_exact("packed rows")
 
 
 @pytest.mark.parametrize("por", [0.0, 0.2, 0.5, 0.8, 0.92])

@@ -58,6 +58,11 @@ class Batch:
         turned = {name: getattr(self, name)[::-1] for name in ("rows", "trained", "groups")}
         return replace(self, **turned, advantage_B=self.advantage_B[::-1].copy())
 
+    def apart(self) -> "Batch":
+        """The tokens of each row in an order of its own, so that no two rows share a prefix of note."""
+        draw = np.random.default_rng(0)
+        return replace(self, rows=tuple(draw.permutation(row) for row in self.rows))
+
     def for_gate(self) -> "Batch":
         """A batch of about `GATE_TOKENS` with the same shape of tree: every so-many-th token of each row."""
         every = max(1, sum(len(row) for row in self.rows) // GATE_TOKENS)

@@ -21,19 +21,22 @@ class GradientErrors:
 
     tree: float
     rows: float
+    rows_apart: float = 0.0
+    """Error of rows as long that repeat no tokens; 0 where it was not needed."""
 
     @property
     def limit(self) -> float:
         """The largest error of the tree that passes."""
-        return max(NOISE * self.rows, FLOAT32_LIMIT)
+        return max(NOISE * self.rows, NOISE * self.rows_apart, FLOAT32_LIMIT)
 
     def require_exact(self, rows_name: str) -> "GradientErrors":
         """These errors, if the tree passes; a `GateError` that calls the other side `rows_name` if it does not."""
         if not self.tree <= self.limit:
+            apart = f", that repeat nothing: {self.rows_apart:.3g}" if self.rows_apart else ""
             raise GateError(
                 f"gradient of the tree: expected a relative error of at most {self.limit:.3g}, received "
-                f"{self.tree:.3g} ({rows_name}: {self.rows:.3g}); try another --tree-attention, and report it with "
-                "the output of tree-rl doctor"
+                f"{self.tree:.3g} ({rows_name}: {self.rows:.3g}{apart}); try another --tree-attention, and report it "
+                "with the output of tree-rl doctor"
             )
         return self
 
