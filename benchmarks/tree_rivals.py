@@ -233,6 +233,8 @@ def zorro(given: Given) -> tuple[Any, Work]:
         sys.modules[name] = package
     from arctic_platform.rl.zorro_train.qwen_model_patcher import Qwen3ModelOncePatcher
 
+    if given.device.type == "cuda":  # it asks for the rank
+        torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = given.model(attn_implementation="flash_attention_2" if is_flash_attn_2_available() else "sdpa")
     response = given.length - given.prompt
     patcher = Qwen3ModelOncePatcher(
