@@ -50,7 +50,12 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
         assert forest.num_unique < 0.7 * forest.num_flat
 
 
-def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, open_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "options"), [("", {}), ("turns", {"expansions": 1}), ("entropy", {"branches": 2})], ids=str
+)
+def test_swe_grpo_trains_on_what_agents_did_with_vllm(
+    tmp_path: Path, open_folder: Path, policy: str, options: dict[str, float]
+) -> None:
     from transformers import AutoTokenizer
 
     settings = {
@@ -68,8 +73,14 @@ def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, open_folde
         "RAY_TMPDIR": "/tmp",
     }
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
-    log = run(["bash", str(RECIPE), "actor_rollout_ref.actor.entropy_coeff=0.01"], tmp_path, **settings)
-    assert figures(log, "tree/sessions") == [6, 6]
+    overrides = ["actor_rollout_ref.actor.entropy_coeff=0.01"]
+    if policy:
+        block = json.dumps({"policy": policy, "options": options}).replace('"', "")
+        overrides.append(f"+actor_rollout_ref.rollout.custom.gateway_agent.branching={block}")
+    log = run(["bash", str(RECIPE), *overrides], tmp_path, **settings)
+    branches, failed = figures(log, "tree/branches_per_session"), figures(log, "rollout/unforked_sessions")
+    assert failed == [0, 0] and (min(branches) > 0) == bool(policy)
+    assert figures(log, "tree/sessions") == pytest.approx([6 * (1 + more) for more in branches])
     assert min(figures(log, "tree/por")) > 0.3, "sessions of a prompt share it"
     assert min(figures(log, "actor/grad_norm")) > 0
     # The model's vocabulary is padded. verl forbids vLLM to draw padding, which the trainer's softmax includes: random
