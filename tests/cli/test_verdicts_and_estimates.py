@@ -20,7 +20,7 @@ from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.memory.budget import MEMORY_FRACTION
 from tree_rl.cost.memory.model import GIB, assumed_memory_model
-from tree_rl.cost.model_sizes import MODEL_SIZES
+from tree_rl.cost.model_sizes import MODEL_SIZES, known_name
 from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.verdict.judgement import DENSE, EXPERTS, Reached
@@ -115,7 +115,9 @@ def measured(name: str, column: str, kind: str) -> list[float]:
 
 
 def has_experts(model: str) -> bool:
-    return any(name in model for name in ("a3b", "deepseek", "glm-4.7"))
+    name = known_name(model)
+    assert name is not None, f"{model} is no model of bench"
+    return MODEL_SIZES[name].shape.active_experts > 0
 
 
 @pytest.mark.parametrize(("kind", "reached"), [("dense", DENSE), ("experts", EXPERTS)])

@@ -51,13 +51,9 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("policy", "options"),
-    [("", {}), ("turns", {"expansions": 1})],
-    ids=["no branches", "turns"],
+    "branching", ["", "{policy: turns, options: {expansions: 1}}"], ids=["no branches", "branches by turns"]
 )
-def test_swe_grpo_trains_on_what_agents_did_with_vllm(
-    tmp_path: Path, open_folder: Path, policy: str, options: dict[str, float]
-) -> None:
+def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, open_folder: Path, branching: str) -> None:
     from transformers import AutoTokenizer
 
     settings = {
@@ -76,12 +72,11 @@ def test_swe_grpo_trains_on_what_agents_did_with_vllm(
     }
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
     overrides = ["actor_rollout_ref.actor.entropy_coeff=0.01"]
-    if policy:
-        block = json.dumps({"policy": policy, "options": options}).replace('"', "")
-        overrides.append(f"+actor_rollout_ref.rollout.custom.gateway_agent.branching={block}")
+    if branching:
+        overrides.append(f"+actor_rollout_ref.rollout.custom.gateway_agent.branching={branching}")
     log = run(["bash", str(RECIPE), *overrides], tmp_path, **settings)
     branches, failed = figures(log, "tree/branches_per_session"), figures(log, "rollout/unforked_sessions")
-    assert failed == [0, 0] and (min(branches) > 0) == bool(policy)
+    assert failed == [0, 0] and (min(branches) > 0) == bool(branching)
     assert figures(log, "tree/sessions") == pytest.approx([6 * (1 + more) for more in branches])
     assert min(figures(log, "tree/por")) > 0.3, "sessions of a prompt share it"
     assert min(figures(log, "actor/grad_norm")) > 0
