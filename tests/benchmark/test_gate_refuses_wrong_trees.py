@@ -36,8 +36,7 @@ def test_wrong_positions_do_not_pass_the_gate() -> None:
         compare(model, build_optimizer(model, lr=0.0), batch, planners, repeats=1)
 
 
-def test_a_tree_may_round_as_rows_do_that_repeat_nothing() -> None:
-    """bf16 on a CPU: rows that repeat a prefix are nearer to float32 than rows that repeat nothing."""
+def test_a_wrong_tree_in_bf16_fails_beside_rows_that_repeat_nothing_too() -> None:
     model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.bfloat16)
     batch = agent_batch(por=0.7, num_rows=8, row_tokens=200, num_groups=1, trained_share=0.3, vocab=512)
     assert batch.apart().overlap().por < 0.01 and batch.overlap().por > 0.69

@@ -17,8 +17,8 @@ from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) -> GradientErrors:
     """Measure both errors on one batch and require the tree's to be small.
 
-    Rows that repeat tokens round each repetition apart, and the mean of these roundings is nearer to the truth than one
-    rounding. A tree that exceeds the rows' error may therefore have that of rows which repeat nothing.
+    Rows that repeat tokens round each repetition apart, and the mean of these roundings can be nearer to the truth than
+    one rounding. A tree that exceeds the rows' error may therefore have that of rows which repeat nothing.
 
     A copy of the model in higher precision must fit beside it. Gradients of the model are cleared.
 
