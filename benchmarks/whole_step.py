@@ -24,6 +24,7 @@ from typing import Any
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import write_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES
+from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
@@ -152,9 +153,11 @@ def gpus_of_arms(arguments: argparse.Namespace) -> list[list[int]]:
     return [[int(visible.split(",")[gpu]) for gpu in of_arm] for of_arm in arms] if visible else arms
 
 
-def sessions_begun(stamps: Path, step: int) -> bool:
-    """Whether a session of the step has started, so that the step before it is known whole."""
-    return any(f'"step": {step}, "started"' in path.read_text() for path in stamps.glob("*.jsonl"))
+def is_whole(folder: Path, step: int) -> bool:
+    """Whether the step's metrics are written and a session of the next has started, which may come first."""
+    has_metrics = any(found == step for found, _ in read_steps(folder / "metrics.jsonl"))
+    stamps = (path.read_text() for path in (folder / "stamps").glob("*.jsonl"))
+    return has_metrics and any(f'"step": {step + 1}, "started"' in text for text in stamps)
 
 
 def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
@@ -184,7 +187,7 @@ def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
                     limit_seconds=arguments.deadline,
                     metrics=folder / "metrics.jsonl",
                     environment=environment,
-                    seen_enough=lambda: sessions_begun(stamps, run.steps),
+                    seen_enough=lambda: is_whole(folder, run.steps - 1),
                 )
             )
     finally:

@@ -100,9 +100,11 @@ def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
         whole_step.report(arguments, {"stock_attention": ""})
 
 
-def test_a_run_is_ended_when_the_step_behind_the_last_has_begun(tmp_path: Path) -> None:
+def test_a_run_is_ended_when_the_last_step_is_written_and_the_next_has_begun(tmp_path: Path) -> None:
     write_run(tmp_path)
-    assert [whole_step.sessions_begun(tmp_path / "stamps", step) for step in (1, 3, 4)] == [True, True, False]
+    assert [whole_step.is_whole(tmp_path, step) for step in (1, 2, 3)] == [True, True, False]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert not whole_step.is_whole(tmp_path, 2)
 
 
 def test_arms_at_once_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
