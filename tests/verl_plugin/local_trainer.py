@@ -152,7 +152,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
     trainer.model_shape = SHAPE
     trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False
-    trainer.global_steps = 5
+    trainer.global_steps, trainer.parameter_sync_step = 5, 1
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: seen.append(n_steps))
@@ -210,11 +210,11 @@ class OneWorker:
     world_size = 1
 
     def __init__(self, path: Path, rows: LocalQueue, **model: Any) -> None:
-        self._dispatch_info = {"actor": [0]}
+        self._dispatch_info = {"actor": [0], "ref": [0]}
         self._queue = rows
         self._worker = TreeActorRolloutRefWorker.__new__(TreeActorRolloutRefWorker)
         self._worker.enable_routing_replay = False
-        self._worker.actor = build_worker(path, model=model, infer_max_token_len_per_gpu=4096)
+        self._worker.actor = self._worker.ref = build_worker(path, model=model, infer_max_token_len_per_gpu=4096)
         self.forwards = 0
         self._worker.actor.engine.module.register_forward_pre_hook(self._count)
 
@@ -229,7 +229,12 @@ class OneWorker:
         return data
 
     def compute_log_prob(self, batch: Any) -> Any:
-        found = self._worker.compute_log_prob(self._rows(batch))
+        return self._put(batch, self._worker.compute_log_prob(self._rows(batch)))
+
+    def compute_ref_log_prob(self, batch: Any) -> Any:
+        return self._put(batch, self._worker.compute_ref_log_prob(self._rows(batch)))
+
+    def _put(self, batch: Any, found: Any) -> Any:
         columns = found.select(*(name for name, value in found.items() if isinstance(value, torch.Tensor)))
         self._queue.kv_batch_put(batch.keys, batch.partition_id, columns)
         return batch

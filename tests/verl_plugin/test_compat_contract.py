@@ -43,6 +43,7 @@ append_to_dict(data, new_data, prefix)
 apply_greedy_sampling_params(params)
 apply_kl_penalty(data, kl_ctrl, kl_penalty)
 compute_advantage(data, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config)
+PPOTrainer._add_batch_to_generate()
 compute_rollout_correction_and_add_to_batch(batch, rollout_corr_config)
 destroy_global_process_group()
 get_adv_estimator_fn(name_or_enum)
@@ -106,6 +107,7 @@ OVERRIDDEN: dict[type, str] = {
     workers.TreeActorRolloutRefWorker: """
         ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)
         ActorRolloutRefWorker.compute_log_prob(data)
+        ActorRolloutRefWorker.compute_ref_log_prob(data)
     """,
     workers.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
     trainer_mixin.TreeTrainerMixin: """
@@ -126,6 +128,7 @@ OVERRIDDEN: dict[type, str] = {
         PPOTrainer._save_checkpoint()
         PPOTrainer._load_checkpoint()
     """,
+    trainer.PPOTrainerTreeSync: "PPOTrainer.prepare_step()",
     prompt_forests.TreeAgentLoopWorker: """
         AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
         AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
@@ -145,7 +148,8 @@ ATTRIBUTES: dict[str, str] = {
     """,
     "PPOTrainer": """
         actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward llm_server_manager local_trigger_step
-        ref_in_actor ref_policy_wg role_worker_mapping tokenizer use_critic use_reference_policy
+        parameter_sync_step ref_in_actor ref_policy_wg role_worker_mapping steps_per_epoch tokenizer
+        total_training_steps use_critic use_reference_policy
     """,
     "SFTTrainer": """
         checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config

@@ -149,6 +149,9 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         batch = trainer._compute_old_log_prob(batch, metrics)
         batch = trainer._compute_advantage(batch, metrics)
         trainer._update_actor(batch, metrics)
+        assert trainer._reports_later == bool(setting)
+        if setting:
+            trainer._report_log_probs_of_update(batch, metrics)
         assert "layout: 1 rank: trees, " in capsys.readouterr().out
         columns = {(key, name): queue.rows[key][name] for key in batch.keys for name in ("old_log_probs", "entropy")}
         runs.append((metrics, worker.forwards, columns))

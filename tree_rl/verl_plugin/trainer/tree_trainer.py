@@ -2,6 +2,7 @@
 
 import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
 from tree_rl.verl_plugin.trainer.workers import (
     OF_UPDATE,
+    WITHOUT_ADAPTER,
     TreeActorRolloutRefWorker,
     TreeTrainingWorker,
     ranks_with_rows,
@@ -95,6 +97,10 @@ class TreeTrainerMixin(ResumableTrainer):
     """Class of the workers for actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
     """True if the current update computes the old log-probs itself."""
+    _reports_later = False
+    """True if `_compute_metrics` reports the update's log-probs, when the next rollout can run."""
+    _with_advantages: KVBatchMeta | None = None
+    """The batch whose advantages were computed during the reference's pass."""
     _has_updated = False
     _fitted_cost: CostModel | None = None
     """Cost model fitted by the last update's engines; None means the one of the model's shape."""
@@ -200,7 +206,24 @@ class TreeTrainerMixin(ResumableTrainer):
         return super()._compute_old_log_prob(with_engine_fields(batch), metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_ref_log_prob(with_engine_fields(batch), metrics)
+        """Run the reference's pass, and find the advantages meanwhile if they read nothing of it or of a critic."""
+        reads_passes = self.use_critic or self.config.algorithm.use_kl_in_reward
+        with ThreadPoolExecutor(1) as beside:
+            advantages = None if reads_passes else beside.submit(self._find_advantages, batch, metrics)
+            self._run_reference(batch)
+            self._with_advantages = None if advantages is None else advantages.result()
+        return batch
+
+    def _run_reference(self, batch: KVBatchMeta) -> None:
+        """verl's pass, but workers write `ref_log_prob`: its trainer reads, cuts and writes every row's log-probs."""
+        batch = with_engine_fields(batch)
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        if self.ref_in_actor:
+            batch.extra_info[WITHOUT_ADAPTER] = True
+            self.actor_rollout_wg.compute_log_prob(batch)
+        else:
+            self.ref_policy_wg.compute_ref_log_prob(batch)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_values(with_engine_fields(batch), metrics)
@@ -213,6 +236,11 @@ class TreeTrainerMixin(ResumableTrainer):
         """Hook that runs instead of the pass."""
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The advantages, unless the reference's pass has found them."""
+        found, self._with_advantages = self._with_advantages, None
+        return self._find_advantages(batch, metrics) if found is None else found
+
+    def _find_advantages(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Run verl's steps (KL in the reward, rollout correction, estimator) on real rows, each session once."""
         real = real_rows(batch)
         keys = [batch.keys[row] for row in real]
@@ -309,7 +337,7 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[1]
-        batch = super()._update_critic(with_engine_fields(batch), metrics)
+        batch = super()._update_critic(with_engine_fields(batch, trains=True), metrics)
         metrics.update(update_metrics(metrics, "critic"))
         return batch
 
@@ -321,8 +349,10 @@ class TreeTrainerMixin(ResumableTrainer):
         if checks_adapter and self._bypasses_pass():
             temperature = self.config.actor_rollout_ref.rollout.temperature
             adapted = log_probs_of_pass(self.actor_rollout_wg, batch, temperature)
-        batch = super()._update_actor(with_engine_fields(batch), metrics)
-        if self._reuses_log_probs:
+        batch = super()._update_actor(with_engine_fields(batch, trains=True), metrics)
+        # verl averages the metrics of several updates before `_compute_metrics`, and the check reads old log-probs.
+        self._reports_later = self._reuses_log_probs and self.parameter_sync_step == 1 and not checks_adapter
+        if self._reuses_log_probs and not self._reports_later:
             self._report_log_probs_of_update(batch, metrics)
         if checks_adapter:
             self._check_adapter(batch, metrics, adapted)
@@ -371,9 +401,7 @@ class TreeTrainerMixin(ResumableTrainer):
         version = self.global_steps - 1
         rows = [row for row in real_rows(batch) if self._adapter_check.tells(batch.tags[row], version)]
         if rows and not self.use_reference_policy:
-            self._compute_ref_log_prob(
-                KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id), {}
-            )
+            self._run_reference(KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id))
         if rows:
             keys = [batch.keys[row] for row in rows]
             metrics.update(self._adapter_check.judge(*fetch_log_probs(keys, batch.partition_id, adapted)))
@@ -388,6 +416,8 @@ class TreeTrainerMixin(ResumableTrainer):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
+        if self._reports_later:
+            self._report_log_probs_of_update(batch, metrics)
         real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         metrics.update(session_metrics(fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)))

@@ -11,7 +11,13 @@ from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
-from tree_rl.verl_plugin.compat import ActorRolloutRefWorker, DetachActorWorker, EngineRegistry, TrainingWorker
+from tree_rl.verl_plugin.compat import (
+    ActorRolloutRefWorker,
+    DetachActorWorker,
+    EngineRegistry,
+    TrainingWorker,
+    response_from_nested,
+)
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
@@ -23,6 +29,9 @@ from tree_rl.verl_plugin.trainer.rows_of_step import assign_rows_of_step
 
 OF_UPDATE = "log_probs_of_update"
 """Flag of a request for the log-probs of the last update, for which no forward runs."""
+
+WITHOUT_ADAPTER = "no_lora_adapter"
+"""verl's flag of a pass for the reference policy inside the actor."""
 
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
@@ -112,12 +121,29 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
         super().__init__(config, role, distillation_config, **kwargs)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
-    def compute_log_prob(self, data: TensorDict) -> TensorDict:
-        """verl's log-probs and entropies; with `log_probs_of_update`, those of the last update for the same rows."""
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """verl's log-probs and entropies; with `log_probs_of_update`, those of the last update for the same rows.
+
+        Without adapter, `ref_log_prob` as in `compute_ref_log_prob`.
+        """
+        if tu.get(data, key=WITHOUT_ADAPTER, default=False):
+            return _of_reference(super().compute_log_prob(data), data)
         if not tu.pop(data, key=OF_UPDATE, default=False):
             return super().compute_log_prob(data)
         found = self.actor.engine.take_outputs_of_update()
         return tu.get_tensordict(tensor_dict=found, non_tensor_dict={"metrics": {}})
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """The column `ref_log_prob`, nested [B, T], which verl's trainer cuts from the log-probs of whole rows."""
+        return _of_reference(super().compute_ref_log_prob(data), data)
+
+
+def _of_reference(output: TensorDict | None, data: TensorDict) -> TensorDict | None:
+    """A pass's output with `ref_log_prob` in place of `log_probs`, which ranks without rows or output lack."""
+    if output is not None and "log_probs" in output:
+        output["ref_log_prob"] = response_from_nested(output.pop("log_probs"), data["response_mask"])
+    return output
 
 
 class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):

@@ -1,0 +1,88 @@
+"""What the trainer computes alone runs beside a pass or a rollout, and changes no number."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import verl.trainer.ppo.v1.trainer_base as trainer_base
+from engine_harness import save_model, tiny_qwen3
+from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_rows, trainer_config
+from omegaconf import OmegaConf
+
+from tree_rl.verl_plugin.compat import PPOTrainer, PPOTrainerSync
+from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, log_probs_of_pass
+from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
+
+COLUMNS = ("advantages", "returns", "ref_log_prob")
+
+
+@pytest.mark.parametrize("has_kl_reward", (False, True))
+def test_advantages_beside_the_references_pass_are_those_behind_it(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_kl_reward: bool
+) -> None:
+    monkeypatch.setattr(trainer_base, "tq", queue)
+    worker = OneWorker(save_model(tmp_path, tiny_qwen3()), queue)
+    found, metrics_of = [], []
+    for is_beside in (False, True):
+        trainer = make_trainer(ranks=1, use_kl_in_reward=has_kl_reward)
+        trainer.config = OmegaConf.merge(trainer.config, trainer_config("token-mean", None))
+        trainer.use_reference_policy, trainer.ref_in_actor = True, False
+        trainer.actor_rollout_wg = trainer.ref_policy_wg = worker
+        queue.rows.clear()
+        torch.manual_seed(0)
+        metrics: dict[str, Any] = {}
+        batch = trainer._balance_batch(put_rows(queue, BRANCHES), metrics)
+        if is_beside:
+            batch = trainer._compute_ref_log_prob(batch, metrics)
+            assert not set(UNREAD_BY_PASSES) & set(batch.fields)
+            assert (trainer._with_advantages is None) == has_kl_reward
+        else:
+            # verl's cut of the same log-probs.
+            with_adapter = log_probs_of_pass(worker, batch, 0.9)
+            for key, row in with_adapter.items():
+                queue.rows[key]["ref_log_prob"] = row
+        batch = trainer._compute_advantage(batch, metrics)
+        assert trainer._with_advantages is None
+        found.append({(key, name): queue.rows[key][name] for key in batch.keys for name in COLUMNS})
+        metrics_of.append(metrics)
+    for place, values in found[0].items():
+        assert torch.equal(found[1][place], values), place
+    assert metrics_of[0] == metrics_of[1]
+
+
+@pytest.mark.parametrize(
+    "steps, epochs, skips, begins",
+    ((9, 9, False, True), (5, 9, False, False), (9, 1, False, False), (9, 9, True, False)),
+)
+def test_the_next_sessions_run_while_metrics_are_computed(
+    monkeypatch: pytest.MonkeyPatch, steps: int, epochs: int, skips: bool, begins: bool
+) -> None:
+    trainer = make_trainer()
+    made = {"trainer": {"total_epochs": epochs}, "skip": {"rollout_tq": {"enable": skips}}}
+    trainer.config = OmegaConf.merge(trainer.config, made)
+    trainer.total_training_steps, trainer.steps_per_epoch = steps, 5
+    events: list[Any] = []
+    monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda self: events.append(self.global_steps))
+    monkeypatch.setattr(TreeTrainerMixin, "_compute_metrics", lambda *_: events.append("metrics"))
+    assert PPOTrainerSync.prepare_step is PPOTrainer.prepare_step
+    trainer._compute_metrics(None, {}, {}, 5, 1)
+    assert trainer.global_steps == 5
+    trainer.global_steps = 6
+    assert trainer.prepare_step() == {} and trainer.prepare_step() == {}
+    assert events == [6, "metrics", 6] if begins else events == ["metrics", 6, 6]
+
+
+@pytest.mark.parametrize("updates, later", ((1, True), (2, False)))
+def test_log_probs_of_an_update_are_reported_where_verl_reads_metrics(
+    monkeypatch: pytest.MonkeyPatch, queue: LocalQueue, updates: int, later: bool
+) -> None:
+    trainer = make_trainer(ranks=1)
+    trainer._steps, trainer._reuses_log_probs, trainer.parameter_sync_step = (1, 1), True, updates
+    trainer.actor_rollout_wg.world_size = 1
+    reports: list[Any] = []
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(TreeTrainerMixin, "_report_log_probs_of_update", lambda self, *given: reports.append(given))
+    monkeypatch.setattr("tree_rl.verl_plugin.trainer.tree_trainer.explained_layout", lambda *_, **__: "")
+    trainer._update_actor(put_rows(queue, [[1]]), {})
+    assert (trainer._reports_later, len(reports)) == (later, int(not later))
