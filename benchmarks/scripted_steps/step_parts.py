@@ -16,7 +16,7 @@ TIMED = {"old_log_probs_s": "old_log_prob", "ref_s": "ref", "update_s": "update_
 """Column -> verl's timer."""
 PARTS = ("rollout_s", "waiting_s", *TIMED, "rest_s")
 """Rollout: sessions run. Waiting: all have ended, the trainer has not looked. Weights: servers sleep, get the new
-weights and wake. Rest: advantages, metrics, queues, balancing."""
+weights and wake. Rest: queues, balancing; advantages and metrics in so far as no pass or rollout runs beside them."""
 UPDATE = ("old_log_probs_s", "ref_s", "update_s")
 """What trees shorten."""
 COUNTS = ("rows", "flat_tokens", "generated_tokens")
