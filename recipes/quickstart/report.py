@@ -25,7 +25,7 @@ BODY = """<p class="about">{caveat}</p>
 <p>All rows of one task at the last step. Eight sessions share the task; a session branches where its reasoning is
 stripped from the next prompt, and where parallel tool calls are followed up in contexts of their own. A bar is a run of
 tokens, darker the more rows go through it; its number is theirs.</p>
-<div style="overflow-x: auto"><div style="min-width: 720px">{tree}</div></div>
+<div style="max-width: 720px">{tree}</div>
 <h2>One session of the last step</h2>
 <p>Its rows one after the other, without the tokens shared with the row before; <mark>trained tokens</mark> are
 marked.</p>
@@ -74,9 +74,7 @@ def replay_rows(replayed: Path, run: RunLog) -> list[tuple[str, str]]:
     first, step = run.metrics[0], run.mean("timing_s/step") or 0.0
     bound = first["tree/flat_tokens"] / first["tree/unique_tokens"]
     by_rows = step + rows - trees
-    rewards = [reward for reward in run.column("tree/session_score/mean") if reward is not None]
     return [
-        ("reward, first and last step", f"{rewards[0]:.3f}, {rewards[-1]:.3f}"),
         (f"update as trees, {result['rows']} rows of step 1", _spread(seconds["tree"])),
         ("update as rows, the same batch", _spread(seconds["flat"])),
         ("speed-up of this update", f"{rows / trees:.1f} times (token bound: {bound:.1f})"),
@@ -101,7 +99,7 @@ def report(folder: Path) -> None:
     forest = Forest.from_rows([row.token_ids for row in group])
     sessions = len({row.session for row in group})
     note = f"{len(group)} rows of {sessions} sessions; POR of the run {run.mean('tree/por'):.3f}"
-    tree = draw_svg(forest, width=720, title=f"One task of step {run.steps[-1]}", note=note)
+    tree = draw_svg(forest, width=390, title=f"One task of step {run.steps[-1]}", note=note)
     session = show_session(group, Tokenizer.from_file(str(folder / "start" / "model" / "tokenizer.json")))
     more = BODY.format(caveat=CPU_CAVEAT, tree=tree, session=session)
     write_whole(folder / "report.html", build_report([run], rows=rows, more=more).encode())

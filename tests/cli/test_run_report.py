@@ -74,6 +74,9 @@ def test_a_report_says_what_the_log_says(tree_rl: Run, tmp_path: Path) -> None:
     for words in ("the rest", "sessions", "slowest rank", "ended"):
         assert words in page
     assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page
+    # On a phone charts shrink, long words break, and nothing has a width of its own.
+    assert page.count("viewBox") == page.count("<svg") and "svg { display: block; width: 100%" in page
+    assert "overflow-wrap: break-word" in page and not re.search(r"(?:min-|[;{] *)width: *\d{3,}px", page)
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page) and "@import" not in page and "<script" not in page
 
 
@@ -87,6 +90,8 @@ def test_two_runs_lie_over_each_other(tree_rl: Run, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 + len(SECTIONS)
     assert "Where the time goes, second run" in page and "dashed:" in page
+    assert page.count(">sessions</text>") == 1
+    assert "reward, first and last step 0.100, 0.300" in " ".join(out.split())
 
 
 def test_what_a_run_lacks_is_named_with_its_key(tree_rl: Run, tmp_path: Path) -> None:
@@ -100,6 +105,8 @@ def test_what_a_run_lacks_is_named_with_its_key(tree_rl: Run, tmp_path: Path) ->
     )
     assert folded is not None and int(folded[1]) == folded[2].count("<li>") == len(SECTIONS)
     assert "gain of a whole step" not in out
+    # The only tick of the axis.
+    assert ">1</text>" in page and ">1.005</text>" not in page
     assert "use_kl_loss=true" in page and "tree_sync" in page
 
 

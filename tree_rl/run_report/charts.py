@@ -38,7 +38,7 @@ STYLE = {
     "svg.hashsalt": "tree_rl",
     "savefig.transparent": True,
 }
-SIZE = (4.6, 2.7)
+SIZE = (3.8, 2.4)
 
 
 def metrics_of(section: Section, runs: Sequence[RunLog]) -> list[tuple[str, str]]:
@@ -62,14 +62,14 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
                 values = [(step, value) for step, value in zip(run.steps, run.column(metric), strict=True)
                           if value is not None and (value > 0 or not section.is_log)]  # fmt: skip
                 if values:
-                    label = name if dashes == "-" else f"{name}, second run"
-                    _line(axes, values, colour, dashes, label)
+                    is_named = dashes == "--" and runs[0].has(metric)
+                    _line(axes, values, colour, dashes, None if is_named else name)
         names = dict(metrics)
         for band in BANDS:
             if band.over is None and band.metric in names and isfinite(band.high):
                 shown = axes.get_ylim()
-                said = f"normal: {names[band.metric]}"
-                axes.axhspan(band.low, band.high, color=COLOURS[2], alpha=0.12, linewidth=0, label=said)
+                said = f"normal: {names[band.metric]}" if len(names) > 1 else "normal"
+                axes.axhspan(band.low, band.high, color=COLOURS[2], alpha=0.18, linewidth=0, label=said)
                 axes.set_ylim(shown)
         if section.is_log and any(line.get_ydata().size for line in axes.lines):
             axes.set_yscale("log")
@@ -96,15 +96,16 @@ def draw_times(run: RunLog) -> str | None:
         return _finished(figure, axes)
 
 
-def _line(axes: Axes, values: list[tuple[int, float]], colour: str, dashes: str, label: str) -> None:
+def _line(axes: Axes, values: list[tuple[int, float]], colour: str, dashes: str, label: str | None) -> None:
     marker = "o" if len(values) < 40 else ""
     axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=2.5, label=label)
 
 
 def _finished(figure: "pyplot.Figure", axes: Axes) -> str:
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncols": 2, "handlelength": 1.2, "columnspacing": 1}
+    axes.legend(frameon=False, fontsize=9, **below)
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.03)
     pyplot.close(figure)

@@ -9,14 +9,14 @@ STYLE = """
 html { background: var(--back); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
 body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 1240px; overflow-wrap: break-word; }
-h1 { margin: 0; font-size: 1.5rem; } h2 { margin: 0 0 .2rem; font-size: 1.05rem; }
+h1 { margin: 0; font-size: 1.5rem; } h2 { margin: 1.6rem 0 .2rem; font-size: 1.05rem; }
 p.lead, p.about { color: var(--pale); margin: .2rem 0 .7rem; } p.about { font-size: .86rem; }
 table { border-collapse: collapse; } td { padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; } td + td { font-weight: 600; font-variant-numeric: tabular-nums; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); gap: 1.2rem;
-  margin-top: 1.4rem; }
+  margin: 1.4rem 0; }
 section { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: .8rem 1rem;
-  min-width: 0; }
+  min-width: 0; } section h2 { margin-top: 0; }
 svg { display: block; width: 100%; height: auto; } section svg text { fill: var(--ink) !important; }
 details { margin-top: 1.2rem; } summary { cursor: pointer; }
 pre { background: var(--panel); padding: 1rem; overflow-x: auto; font-size: 13px; white-space: pre-wrap; }

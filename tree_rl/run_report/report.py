@@ -20,8 +20,10 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
     reward = next((name for name in REWARDS if run.has(name)), None)
     if reward is not None:
         values = [value for value in run.column(reward) if value is not None]
-        first, last = (sum(part) / len(part) for part in (values[:EDGE], values[-EDGE:]))
-        yield f"mean reward, first and last {min(EDGE, len(values))} steps", f"{first:.3f}, {last:.3f}"
+        edge = EDGE if len(values) > EDGE else 1
+        first, last = (sum(part) / edge for part in (values[:edge], values[-edge:]))
+        name = f"mean reward, first and last {edge} steps" if edge > 1 else "reward, first and last step"
+        yield name, f"{first:.3f}, {last:.3f}"
     if (por := run.mean("tree/por")) is not None:
         yield "POR (share of the rows' tokens that repeat a prefix)", f"{por:.3f}"
     flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")

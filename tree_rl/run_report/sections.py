@@ -107,10 +107,11 @@ SECTIONS = (
     ),
     Section(
         title="Memory",
-        about="Most memory of a GPU that torch held, in GiB; on a CPU the process's.",
+        about="Most memory of a GPU that torch held, in GiB; on a CPU the process's. Predicted: without weights and "
+        "optimizer.",
         lines=(
             ("actor/perf/max_memory_allocated_gb", "allocated"),
-            ("actor/tree/predicted_peak_gib", "predicted, without weights and optimizer"),
+            ("actor/tree/predicted_peak_gib", "predicted"),
             ("perf/max_memory_allocated_gb", "allocated"),
         ),
         missing="The run's log has no memory.",

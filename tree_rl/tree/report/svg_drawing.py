@@ -16,7 +16,7 @@ LANE, BAR, MARGIN, TOP, TREE_GAP = 20.0, 13.0, 28.0, 76.0, 10.0
 NARROW, NOTE_LINE, LEGEND = 640, 16.0, 30.0
 """Pixels: the width below which the legend has a line of its own, a line of the caption, the legend's line."""
 FEW, MANY = (158, 202, 225), (8, 48, 107)
-INK, PALE, GRID = "#1f2933", "#7b8794", "#e8ecf0"
+INK, PALE, GRID = "#1f2933", "#5f6c7b", "#e8ecf0"
 STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 
 
@@ -103,7 +103,7 @@ def _bar(forest: Forest, shown: Shown, segment: int, y: float, scale: float, mos
     )
     words = f"{tokens:,} ×{count:,}" if count > 1 else f"{tokens:,}"
     if size > 6 * len(words) + 8:
-        ink = "#ffffff" if _share(count, most) > 0.3 else INK
+        ink = "#ffffff" if _share(count, most) > 0.45 else INK
         bar += _note(x + 5, y + BAR - 3.3, words, size=9.5, ink=ink)
     right = x + size
     if segments.subtree_end[segment] > segments.end[segment] and shown.rows_that_end[segment]:

@@ -56,5 +56,5 @@ function cached(colour, step) {
 
 function inkOn(colour) {
   const { r, g, b } = d3.rgb(colour);
-  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10141a" : "#ffffff";
+  return 0.299 * r + 0.587 * g + 0.114 * b > 105 ? "#10141a" : "#ffffff";
 }
