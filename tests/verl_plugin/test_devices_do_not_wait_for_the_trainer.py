@@ -52,16 +52,22 @@ def test_advantages_beside_the_references_pass_are_those_behind_it(
 
 
 @pytest.mark.parametrize(
-    "steps, epochs, skips, begins",
-    ((9, 9, False, True), (5, 9, False, False), (9, 1, False, False), (9, 9, True, False)),
+    "steps, epochs, skips, profiled, begins",
+    (
+        (9, 9, False, False, True),
+        (5, 9, False, False, False),
+        (9, 1, False, False, False),
+        (9, 9, True, False, False),
+        (9, 9, False, True, False),
+    ),
 )
 def test_the_next_sessions_run_while_metrics_are_computed(
-    monkeypatch: pytest.MonkeyPatch, steps: int, epochs: int, skips: bool, begins: bool
+    monkeypatch: pytest.MonkeyPatch, steps: int, epochs: int, skips: bool, profiled: bool, begins: bool
 ) -> None:
     trainer = make_trainer()
     made = {"trainer": {"total_epochs": epochs}, "skip": {"rollout_tq": {"enable": skips}}}
     trainer.config = OmegaConf.merge(trainer.config, made)
-    trainer.total_training_steps, trainer.steps_per_epoch = steps, 5
+    trainer.total_training_steps, trainer.steps_per_epoch, trainer.curr_step_profile = steps, 5, profiled
     events: list[Any] = []
     monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda self: events.append(self.global_steps))
     monkeypatch.setattr(TreeTrainerMixin, "_compute_metrics", lambda *_: events.append("metrics"))

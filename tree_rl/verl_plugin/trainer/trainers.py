@@ -26,8 +26,8 @@ class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
         """Begin the next step's sessions first: the servers have its weights, and metrics need no device."""
         is_last = self.global_steps >= self.total_training_steps
         is_last |= self.global_steps // self.steps_per_epoch >= self.config.trainer.total_epochs
-        # verl loads the sessions of a step to skip by its own counter.
-        if not (is_last or self.config.skip.rollout_tq.enable):
+        # verl loads the sessions of a step to skip by its own counter, and begins a step's profile with the step.
+        if not (is_last or self.curr_step_profile or self.config.skip.rollout_tq.enable):
             self.global_steps += 1
             self._has_begun_next = True
             self._add_batch_to_generate()
