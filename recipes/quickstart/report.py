@@ -81,7 +81,7 @@ def replay_rows(replayed: Path, run: RunLog) -> list[tuple[str, str]]:
         ("difference of its log-probs, absolute", f"{result['log_prob_error']:.1e}"),
         ("difference of its gradients, relative", f"{result['gradient_error']:.1e}"),
         (
-            "step on trees; with this update as rows",
+            "step on trees; with this update alone as rows",
             f"{step:.1f} s, {by_rows:.1f} s ({by_rows / step:.2f} times)",
         ),
     ]
