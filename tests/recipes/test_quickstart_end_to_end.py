@@ -34,5 +34,7 @@ def test_a_short_quickstart_runs_to_its_report(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-3000:]
     assert "step  10  reward" in finished.stdout
     assert "self-check" in finished.stdout and "speed-up of this update" in finished.stdout
-    assert re.search(r"step on trees; with this update alone as rows +[\d.]+ s, [\d.]+ s \([\d.]+ times\)", finished.stdout)
+    assert re.search(
+        r"step on trees; with this update alone as rows +[\d.]+ s, [\d.]+ s \([\d.]+ times\)", finished.stdout
+    )
     assert (tmp_path / "run" / "report.html").exists()
