@@ -18,6 +18,8 @@ NARROW, NOTE_LINE, LEGEND = 640, 16.0, 30.0
 FEW, MANY = (158, 202, 225), (8, 48, 107)
 INK, PALE, GRID = "#1f2933", "#5f6c7b", "#e8ecf0"
 STYLE = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+DARK = "@media (prefers-color-scheme:dark){.prefix-forest{filter:invert(.92) hue-rotate(180deg)}}"
+"""Light turns into dark, hues stay: every contrast of the drawing holds in dark mode too."""
 
 
 def draw_svg(
@@ -39,7 +41,7 @@ def draw_svg(
         note: second line; None writes the forest's statistics.
 
     Returns:
-        An ``<svg>`` element with a white background, without scripts or external references.
+        An ``<svg>`` element with a white background, dark in dark mode, without scripts or external references.
 
     Raises:
         ValueError: the width is too small for the margins.
@@ -59,7 +61,8 @@ def draw_svg(
     most = int(forest.path_count.max()) if forest.num_unique else 1
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
-        f'viewBox="0 0 {width} {height:.0f}" style="{STYLE}" role="img">',
+        f'viewBox="0 0 {width} {height:.0f}" style="{STYLE}" class="prefix-forest" role="img">',
+        f"<style>{DARK}</style>",
         f'<rect width="{width}" height="{height:.0f}" fill="#ffffff"/>',
         _note(MARGIN, 24, title or "Prefix forest", size=15, ink=INK),
         *(_note(MARGIN, 43 + NOTE_LINE * number, line, size=12) for number, line in enumerate(caption_lines)),
