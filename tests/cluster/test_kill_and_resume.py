@@ -238,7 +238,7 @@ def test_an_uninterrupted_run_trains_every_prompt_once_an_epoch(runs: Path) -> N
     trained = job.read_ledger(folder / "out")
     assert Counter(group["step"] for group in trained) == dict.fromkeys(range(1, job.STEPS + 1), 4)
     for epoch in range(job.STEPS // 5):
-        assert sorted(g.index for g in trained if (g.step - 1) // 5 == epoch) == list(range(job.PROMPTS))
+        assert sorted(g["index"] for g in trained if (g["step"] - 1) // 5 == epoch) == list(range(job.PROMPTS))
 
 
 @pytest.mark.parametrize("number", range(KILLS))
