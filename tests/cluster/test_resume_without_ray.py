@@ -17,6 +17,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
     begin_checkpoint,
     commit_checkpoint,
     remove_old_checkpoints,
+    set_aside_later_checkpoints,
 )
 from tree_rl.verl_plugin.resume.checkpoint_parts import Part, refuse_damaged, seal_checkpoint, why_checkpoint_damaged
 from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, read_record
@@ -143,11 +144,18 @@ def test_old_checkpoints_go_only_when_newer_ones_are_whole(tmp_path: Path) -> No
     }
 
 
-def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(tmp_path: Path) -> None:
-    for step in (2, 4, 6):
+@pytest.mark.parametrize("start", [0, 4])
+def test_checkpoints_of_a_run_that_is_not_continued_do_not_count(tmp_path: Path, start: int) -> None:
+    for step in (2, 4, 6, 8):
         save(tmp_path, step)
-    remove_old_checkpoints(tmp_path, keep=2, damaged={4})
-    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [f"global_step_{s}" for s in (2, 4, 6)]
+    begin_checkpoint(tmp_path, 9)
+    set_aside_later_checkpoints(tmp_path, start)
+    assert chosen(tmp_path) == (start or None)
+    save(tmp_path, 5)
+    remove_old_checkpoints(tmp_path, keep=1)
+    assert chosen(tmp_path) == 5
+    aside = [step for step in (2, 4, 6, 8) if step > start]
+    assert sorted(path.name for path in tmp_path.glob("replaced_*")) == [f"replaced_global_step_{s}" for s in aside]
 
 
 def rows(step: int) -> dict[str, np.ndarray]:

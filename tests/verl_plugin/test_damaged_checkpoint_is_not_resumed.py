@@ -215,6 +215,20 @@ def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any) -
     again._save_checkpoint()
     assert_state_of(resumed(root, engines), LAST)
     assert path.is_file() and not path.is_symlink()
+    assert (root / f"replaced_global_step_{LAST}" / "actor").is_dir()
+
+
+@pytest.mark.parametrize("back", [0, 2])
+def test_a_run_that_goes_back_resumes_from_what_it_saves(root: Path, engines: Any, back: int) -> None:
+    path = {"resume_mode": "resume_path", "resume_from_path": str(root / f"global_step_{back}")}
+    again = resumed(root, engines, max_actor_ckpt_to_keep=1, **(path if back else {"resume_mode": "disable"}))
+    assert again.global_steps == back
+    again.batches = iter(again.train_dataloader)
+    for step in range(back + 1, 4):
+        again.train(step)
+    again._save_checkpoint()
+    assert_state_of(resumed(root, engines), 3)
+    assert {path.name for path in root.glob("global_step_*")} == {"global_step_3"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

@@ -1,12 +1,13 @@
-"""Begins and commits a checkpoint; training never resumes from one that was not committed.
+"""Begins, commits and sets aside checkpoints; training never resumes from one that was not committed.
 
 A checkpoint is whole once it has a record of its files, which is written after all of them are on the disk.
 """
 
 import logging
+import os
 import re
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.files.trees import remove_tree
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 TRACKER = "latest_checkpointed_iteration.txt"
 REMOVED = ".removed-"
 """Prefix of folders that are being deleted, some of them by a process that was killed."""
+REPLACED = "replaced_"
+"""Prefix of checkpoints after the step from which training continued."""
 FOLDER = re.compile("global_step_([1-9][0-9]{0,15})")
 
 
@@ -62,23 +65,45 @@ def commit_checkpoint(root: Path, step: int, files: Mapping[str, FileMark]) -> N
     write_atomically(root / TRACKER, str(step).encode())
 
 
-def remove_old_checkpoints(root: Path, keep: int, damaged: Container[int] = ()) -> None:
-    """Keep the newest `keep` whole checkpoints. Unlike verl, also counts those of earlier starts of this run.
+def set_aside_later_checkpoints(root: Path, step: int) -> None:
+    """Rename the checkpoints after `step`, from which training has continued, before the first new one is saved.
 
-    Checkpoints of the steps `damaged` do not count and are kept for inspection.
+    They are damaged, or of a run that this one does not continue. They would be newer than all that it saves: a restart
+    would take them, and they would count among those to keep. Interrupted ones never count and stay.
     """
-    whole = [step for step in steps_in(root) if step not in damaged and _is_committed(folder_of_step(root, step))]
+    if not root.is_dir():
+        return
+    later = [folder_of_step(root, one) for one in steps_in(root) if one > step]
+    later = [folder for folder in later if _is_whole(folder) is not False]
+    if later and folder_of_step(root, step).is_dir():
+        write_atomically(root / TRACKER, str(step).encode())
+    elif later:
+        (root / TRACKER).unlink(missing_ok=True)
+    for folder in later:
+        aside = folder.with_name(REPLACED + folder.name)
+        if os.path.lexists(aside):
+            aside = aside.with_name(f"{aside.name}-{time.time_ns()}")
+        folder.rename(aside)
+        logger.warning("training continued from step %d: %s is now %s", step, folder, aside.name)
+
+
+def remove_old_checkpoints(root: Path, keep: int) -> None:
+    """Keep the newest `keep` whole checkpoints. Unlike verl, also counts those of earlier starts of this run."""
+    whole = [step for step in steps_in(root) if _is_whole(folder_of_step(root, step))]
     for step in whole[:-keep]:
         _remove(folder_of_step(root, step))
 
 
-def _is_committed(folder: Path) -> bool:
-    """True if the record says so. Does not read the files, which would take as long as saving them."""
+def _is_whole(folder: Path) -> bool | None:
+    """What the record says; None if it cannot be read or, in stock verl's, is missing.
+
+    Does not read the files, which would take as long as saving them.
+    """
     try:
         record = read_record(folder)
     except DamagedCheckpointError:
-        return False
-    return record is not None and record.is_whole
+        return None
+    return None if record is None else record.is_whole
 
 
 def _remove(folder: Path) -> None:

@@ -7,7 +7,7 @@ records trained rows in a ledger.
 import functools
 import json
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tree_rl.verl_plugin.resume.checkpoint_commit import (
     commit_checkpoint,
     folder_of_step,
     remove_old_checkpoints,
+    set_aside_later_checkpoints,
 )
 from tree_rl.verl_plugin.resume.checkpoint_parts import (
     Part,
@@ -51,8 +52,8 @@ class ResumableTrainer(PPOTrainer):
 
     _prompts_fetched = (0, 0)
     """A step, and the number of prompts fetched in it."""
-    _damaged_steps: Set[int] = frozenset()
-    """Steps of checkpoints that the restart found damaged."""
+    _continued_from: int | None = None
+    """Step from which training continued; None once a checkpoint has been saved since."""
     _row_tokens: dict[str, np.ndarray]
     """Token ids of the rows of the current update, by verl's key."""
 
@@ -135,6 +136,9 @@ class ResumableTrainer(PPOTrainer):
 
     def _save_checkpoint(self) -> None:
         """Save verl's checkpoint, and commit it once all of it is on the disk."""
+        if self._continued_from is not None:
+            set_aside_later_checkpoints(self._root, self._continued_from)
+            self._continued_from = None
         folder = begin_checkpoint(self._root, self.global_steps)
         with self._no_checkpoint_deleted() as keep:
             super()._save_checkpoint()
@@ -144,7 +148,7 @@ class ResumableTrainer(PPOTrainer):
         save_ledger(self._root, folder)
         commit_checkpoint(self._root, self.global_steps, seal_checkpoint(folder, self._checkpoint_parts()))
         if keep:
-            remove_old_checkpoints(self._root, keep, self._damaged_steps - {self.global_steps})
+            remove_old_checkpoints(self._root, keep)
 
     @contextmanager
     def _no_checkpoint_deleted(self) -> Iterator[int]:
@@ -161,12 +165,10 @@ class ResumableTrainer(PPOTrainer):
 
     def _load_checkpoint(self) -> None:
         """Resume as verl does, but from a whole checkpoint; removes later steps from the ledger and the dumps."""
-        mode = self.config.trainer.resume_mode
         folder = self._whole_checkpoint()
         super()._load_checkpoint()
         restore_ledger(self._root, self.global_steps, folder)
-        if mode == "disable":
-            return
+        self._continued_from = self.global_steps
         dumps = (self.config.actor_rollout_ref.rollout.get("custom") or {}).get("tree_dump_dir")
         if dumps:
             set_aside_later_trees(Path(dumps), self.global_steps)
@@ -188,7 +190,6 @@ class ResumableTrainer(PPOTrainer):
         if mode != "auto":
             return None
         choice = choose_checkpoint(self._root, lambda folder, record: why_checkpoint_damaged(folder, record, parts))
-        self._damaged_steps = set(choice.damaged)
         return None if choice.step is None else folder_of_step(self._root, choice.step)
 
     def _checkpoint_parts(self) -> list[Part]:
