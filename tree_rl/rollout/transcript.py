@@ -81,10 +81,12 @@ def rows_of_calls(calls: Sequence[ModelCall]) -> list[Row]:
 
     A call extends a row if its prompt continues all tokens of the row; the tokens between are an observation. Any other
     call starts a new row: reasoning was stripped, or a parallel branch begins. A generated token that several rows
-    contain in the same context is trained in all of them, as in independent rows.
+    contain in the same context is trained in all of them, as in independent rows. A call of weight 0, or
+    one that generated nothing, is context at most: no row ends with it, since verl puts the reward on a row's last token,
+    which some estimators read only if it is trained.
 
     Returns:
-        Rows in the order of their first calls, without those that train nothing. If no row trains, the first one.
+        Rows in the order of their first calls. If no call is trained, the first row, which trains nothing.
     """
     if not calls:
         return []
@@ -92,24 +94,28 @@ def rows_of_calls(calls: Sequence[ModelCall]) -> list[Row]:
     paths = [forest.row_index[index] for index in range(len(calls))]
     call_of_node, log_prob_of_node, weight_of_node = _generated(calls, paths, forest.num_unique)
     rows: list[Row] = []
-    for last in _branches(calls, paths, forest.num_unique):
+    trained = [index for index, call in enumerate(calls) if call.weight > 0 and call.response_ids]
+    for last in _branches(trained or [0], calls, paths, forest.num_unique):
         path = paths[last]
         weights, log_probs, call_of_token = weight_of_node[path], log_prob_of_node[path], call_of_node[path]
         rows.append(_row(forest.input_ids[path], weights, log_probs, call_of_token, calls, last))
-    training = [row for row in rows if any(row.response_mask)]
-    return training or rows[:1]
+    return rows
 
 
-def _branches(calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int) -> list[int]:
+def _branches(
+    chosen: Sequence[int], calls: Sequence[ModelCall], paths: Sequence[np.ndarray], num_nodes: int
+) -> list[int]:
     """Index of each row's last call; rows in the order of their first calls.
 
     Args:
+        chosen: indices of the calls that form rows, in order.
         paths: nodes of the token trie on the path of each call's tokens.
     """
     branches: list[int] = []
     is_end = np.zeros(num_nodes, dtype=bool)
     rows_at: dict[int, list[int]] = defaultdict(list)
-    for index, (call, path) in enumerate(zip(calls, paths, strict=True)):
+    for index in chosen:
+        call, path = calls[index], paths[index]
         continued = np.flatnonzero(is_end[path[: len(call.prompt_ids)]])
         if len(continued):
             before = int(path[continued[-1]])
