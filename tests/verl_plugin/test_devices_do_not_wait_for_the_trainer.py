@@ -1,5 +1,6 @@
 """What the trainer computes alone runs beside a pass or a rollout, and changes no number."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_row
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.compat import PPOTrainer, PPOTrainerSync
-from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, log_probs_of_pass
+from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, asked_pass, log_probs_of_pass
 from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
 
 COLUMNS = ("advantages", "returns", "ref_log_prob")
@@ -34,8 +35,8 @@ def test_advantages_beside_the_references_pass_are_those_behind_it(
         metrics: dict[str, Any] = {}
         batch = trainer._balance_batch(put_rows(queue, BRANCHES), metrics)
         if is_beside:
+            assert not set(UNREAD_BY_PASSES) & set(asked_pass(batch, 0.9).fields)
             batch = trainer._compute_ref_log_prob(batch, metrics)
-            assert not set(UNREAD_BY_PASSES) & set(batch.fields)
             assert (trainer._with_advantages is None) == has_kl_reward
         else:
             # verl's cut of the same log-probs.
@@ -70,13 +71,19 @@ def test_the_next_sessions_run_while_metrics_are_computed(
     trainer.total_training_steps, trainer.steps_per_epoch, trainer.curr_step_profile = steps, 5, profiled
     events: list[Any] = []
     monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda self: events.append(self.global_steps))
-    monkeypatch.setattr(TreeTrainerMixin, "_compute_metrics", lambda *_: events.append("metrics"))
+    monkeypatch.setattr(TreeTrainerMixin, "_compute_metrics", lambda *_, **__: events.append("metrics"))
     assert PPOTrainerSync.prepare_step is PPOTrainer.prepare_step
     trainer._compute_metrics(None, {}, {}, 5, 1)
     assert trainer.global_steps == 5
     trainer.global_steps = 6
-    assert trainer.prepare_step() == {} and trainer.prepare_step() == {}
-    assert events == [6, "metrics", 6] if begins else events == ["metrics", 6, 6]
+    time.sleep(0.1)
+    assert trainer.prepare_step() == {}
+    trainer._compute_metrics(None, {}, timing := {"gen": 2.0, "step": 3.0}, 6, 1)
+    # Seconds of sessions that ran before their step count as seconds of the step.
+    ahead = timing["gen"] - 2.0
+    assert timing["step"] == 3.0 + ahead and (0.1 <= ahead < 5 if begins else ahead == 0)
+    trainer.prepare_step()
+    assert events == [6, "metrics", 7, "metrics"] if begins else events == ["metrics", 6, "metrics", 6]
 
 
 @pytest.mark.parametrize("updates, later", ((1, True), (2, False)))

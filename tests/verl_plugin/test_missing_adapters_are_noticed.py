@@ -26,6 +26,7 @@ from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.adapter_check import SHARE, AdapterCheck, AdapterMissingError, Effect
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.queue_rows import log_probs_of_pass
+from tree_rl.verl_plugin.trainer.workers import WITHOUT_ADAPTER
 
 BYPASS = {"rollout_is": None, "rollout_rs": None, "bypass_mode": True}
 LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}
@@ -150,7 +151,8 @@ def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
         queue.tags[key]["min_global_steps"] = trainer.global_steps - 1
     batch = trainer._balance_batch(batch, metrics := {})
     with_adapter = log_probs_of_pass(worker, batch, 0.9)
-    trainer._compute_ref_log_prob(again(batch), {})
+    passed = trainer._compute_ref_log_prob(again(batch), {})
+    assert WITHOUT_ADAPTER not in passed.extra_info, "a critic's pass would leave out adapters that it does not have"
     for key in batch.keys:
         row = queue.rows[key]
         without = row["ref_log_prob"] if has_kl else row.pop("ref_log_prob")

@@ -81,9 +81,9 @@ def rows_of_calls(calls: Sequence[ModelCall]) -> list[Row]:
 
     A call extends a row if its prompt continues all tokens of the row; the tokens between are an observation. Any other
     call starts a new row: reasoning was stripped, or a parallel branch begins. A generated token that several rows
-    contain in the same context is trained in all of them, as in independent rows. A call of weight 0, or
-    one that generated nothing, is context at most: no row ends with it, since verl puts the reward on a row's last token,
-    which some estimators read only if it is trained.
+    contain in the same context is trained in all of them, as in independent rows. A call of weight 0, or one that
+    generated nothing, is context at most: no row ends with it, since verl puts the reward on a row's last token, which
+    some estimators read only if it is trained.
 
     Returns:
         Rows in the order of their first calls. If no call is trained, the first row, which trains nothing.

@@ -47,6 +47,18 @@ def with_engine_fields(batch: KVBatchMeta, *, trains: bool = False) -> KVBatchMe
     return batch
 
 
+def asked_pass(batch: KVBatchMeta, temperature: float) -> KVBatchMeta:
+    """The rows of a batch for a pass that computes log-probs alone; what it sets does not reach the batch."""
+    return with_engine_fields(
+        KVBatchMeta(
+            keys=batch.keys,
+            tags=batch.tags,
+            partition_id=batch.partition_id,
+            extra_info={"compute_loss": False, "calculate_entropy": False, "temperature": temperature},
+        )
+    )
+
+
 def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:
     """Figures of each session: the numbers in its `reward_extra_info`, and the number of each sub-agent's calls if a
     batch has at most `MANY_AGENTS`.
@@ -102,13 +114,7 @@ def fetch_log_probs(
 
 def log_probs_of_pass(workers: Any, batch: KVBatchMeta, temperature: float) -> dict[str, torch.Tensor]:
     """Log-probs of every row's response, by key, from a pass of the actor's `workers`."""
-    asked = KVBatchMeta(
-        keys=batch.keys,
-        tags=batch.tags,
-        partition_id=batch.partition_id,
-        extra_info={"compute_loss": False, "calculate_entropy": False, "temperature": temperature},
-    )
-    workers.compute_log_prob(with_engine_fields(asked))
+    workers.compute_log_prob(asked_pass(batch, temperature))
     fields = ["log_probs", "response_mask"]
     columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     found = response_from_nested(columns["log_probs"], columns["response_mask"])

@@ -1,10 +1,11 @@
 """verl's three V1 trainers on trees: `tree_sync`, `tree_colocate_async` and `tree_separate_async`."""
 
+import time
 from typing import Any
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
-from tree_rl.verl_plugin.compat import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
+from tree_rl.verl_plugin.compat import KVBatchMeta, PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
 from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
 from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
@@ -14,25 +15,34 @@ class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
     """Rollout and training alternate: `trainer.v1.trainer_mode=tree_sync`."""
 
     base_trainer_mode = "sync"
-    _has_begun_next = False
-    """True if the next step's sessions run already."""
+    _begun_at: float | None = None
+    """When the next step's sessions began, by `time.perf_counter`; None if they have not."""
+    _head_start = 0.0
+    """Seconds that the step's sessions ran before it began."""
 
     def prepare_step(self) -> dict[str, Any]:
         """Begin the step's sessions, unless they run."""
-        begun, self._has_begun_next = self._has_begun_next, False
-        return {} if begun else super().prepare_step()
+        begun, self._begun_at = self._begun_at, None
+        self._head_start = 0.0 if begun is None else time.perf_counter() - begun
+        return super().prepare_step() if begun is None else {}
 
-    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
         """Begin the next step's sessions first: the servers have its weights, and metrics need no device."""
         is_last = self.global_steps >= self.total_training_steps
         is_last |= self.global_steps // self.steps_per_epoch >= self.config.trainer.total_epochs
         # verl loads the sessions of a step to skip by its own counter, and begins a step's profile with the step.
         if not (is_last or self.curr_step_profile or self.config.skip.rollout_tq.enable):
             self.global_steps += 1
-            self._has_begun_next = True
+            self._begun_at = time.perf_counter()
             self._add_batch_to_generate()
             self.global_steps -= 1
-        super()._compute_metrics(*args, **kwargs)
+        if self._head_start:
+            # verl's timers began with the step.
+            timing_raw["gen"] += self._head_start
+            timing_raw["step"] += self._head_start
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
 
 
 @register_trainer("tree_colocate_async")

@@ -49,6 +49,7 @@ from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
+    asked_pass,
     fetch_call_weights,
     fetch_log_probs,
     fetch_row_tokens,
@@ -216,14 +217,13 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _run_reference(self, batch: KVBatchMeta) -> None:
         """verl's pass, but workers write `ref_log_prob`: its trainer reads, cuts and writes every row's log-probs."""
-        batch = with_engine_fields(batch)
-        temperature = self.config.actor_rollout_ref.rollout.temperature
-        batch.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
+        # Not the caller's batch: a critic's pass after it would be told to leave out adapters, which it does not have.
+        asked = asked_pass(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
-            batch.extra_info[WITHOUT_ADAPTER] = True
-            self.actor_rollout_wg.compute_log_prob(batch)
+            asked.extra_info[WITHOUT_ADAPTER] = True
+            self.actor_rollout_wg.compute_log_prob(asked)
         else:
-            self.ref_policy_wg.compute_ref_log_prob(batch)
+            self.ref_policy_wg.compute_ref_log_prob(asked)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_values(with_engine_fields(batch), metrics)
@@ -401,7 +401,7 @@ class TreeTrainerMixin(ResumableTrainer):
         version = self.global_steps - 1
         rows = [row for row in real_rows(batch) if self._adapter_check.tells(batch.tags[row], version)]
         if rows and not self.use_reference_policy:
-            self._run_reference(KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id))
+            self._run_reference(batch)
         if rows:
             keys = [batch.keys[row] for row in rows]
             metrics.update(self._adapter_check.judge(*fetch_log_probs(keys, batch.partition_id, adapted)))
