@@ -231,8 +231,12 @@ def test_a_failed_agent_is_dropped_or_rewarded_as_the_config_says(model_path: Pa
         asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
     if fail == "hang":
         kept = build_loop(model_path, {**options, "failed_reward": -1.0})
+        filtered = {"enable": True, "metric": "acc"}
+        kept.config.algorithm = {"gdpo_reward_keys": ["style", "calls"], "filter_groups": filtered}
         (output,) = asyncio.run(kept.run(dict(SAMPLING), **SAMPLE))
-        assert output.reward_score == -1.0 and output.extra_fields["reward_extra_info"]["failed"] == 1.0
+        figures = output.extra_fields["reward_extra_info"]
+        assert output.reward_score == -1.0 and figures["failed"] == 1.0
+        assert (figures["style"], figures["acc"], figures["calls"]) == (0.0, 0.0, 1)
         assert sum(output.response_mask) == len(output.response_ids)
 
 

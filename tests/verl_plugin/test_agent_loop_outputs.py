@@ -171,6 +171,14 @@ def test_dumped_rows_are_read_by_inspect(tmp_path: Path) -> None:
     assert {row.group for row in read} == {"u"} and rows[0].key == "u_4_0"
 
 
+def test_tokens_that_rows_share_were_generated_once() -> None:
+    outputs = outputs_of(call((1,), (2, 3)), call((1, 2, 3, 9), (4,)), call((1, 2, 3, 8), (5, 6)))
+    assert len(outputs) == 2 and prompt_forests.generated_tokens(outputs) == 5
+    for row in outputs:
+        del row.extra_fields["generated_tokens"]
+    assert prompt_forests.generated_tokens(outputs) == 5 and prompt_forests.generated_tokens([]) == 0
+
+
 def test_a_teacher_reads_every_row_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: dict[str, Any] = {}
 

@@ -14,7 +14,13 @@ from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, put_tree_metrics_last, reward_rates
+from tree_rl.verl_plugin.trainer.step_metrics import (
+    explained_layout,
+    first_batch,
+    put_tree_metrics_last,
+    reward_rates,
+    totals_of_updates,
+)
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -276,6 +282,19 @@ def test_rewards_are_told_by_tokens() -> None:
     assert reward_rates(step) == {"tree/reward_per_1000_trained_tokens": 4.0}
     rates = reward_rates({**step, "rollout/generated_tokens": 100.0})
     assert rates["tree/reward_per_1000_generated_tokens"] == 20.0
+
+
+def test_a_step_of_several_updates_reports_their_totals() -> None:
+    updates = [
+        {"tree/sessions": 8.0, "tree/unique_tokens": 300.0, "tree/session_score/mean": 1.0, "tree/por": 0.5},
+        {"tree/sessions": 24.0, "tree/unique_tokens": 500.0, "tree/session_score/mean": 0.0, "tree/por": 0.9},
+    ]
+    assert totals_of_updates(updates) == {
+        "tree/sessions": 32.0,
+        "tree/unique_tokens": 800.0,
+        "tree/session_score/mean": 0.25,
+        "tree/reward_per_1000_trained_tokens": 10.0,
+    }
 
 
 def test_tree_metrics_stand_behind_verls() -> None:

@@ -103,6 +103,9 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             "failed": 0.0,
             **result.figures,
         }
+        if figures["failed"]:
+            # gdpo and DAPO's filter end the job if a session lacks one that they read.
+            figures = dict.fromkeys(_figures_read(self.config.get("algorithm") or {}), 0.0) | figures
         metrics = AgentLoopMetrics(
             generate_sequences=record.model_seconds,
             tool_calls=max(0.0, time.monotonic() - started - record.model_seconds),
@@ -157,6 +160,13 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
         return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0})
+
+
+def _figures_read(algorithm: Mapping[str, Any]) -> list[str]:
+    """Names of the sessions' figures that verl's `algorithm` node asks for; its own name `reward` is none."""
+    groups = algorithm.get("filter_groups") or {}
+    filtered_by = [groups["metric"]] if groups.get("enable") and groups.get("metric") != "reward" else []
+    return [*(algorithm.get("gdpo_reward_keys") or ()), *filtered_by]
 
 
 def _refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,10 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
                 figures = {
                     "first_sessions": sum(result is None for result in results),
                     "branches": len({row.session for row in rows if row.session >= count}),
-                    "generated_tokens": self._generated[uid],
+                    "generated_tokens": self._generated[uid]
+                    # Also those of sessions that failed.
+                    if options is None
+                    else sum(one.generated_tokens for one in (*recordings, *branches)),
                     "replayed_calls": sum(one.replayed_calls for one in branches),
                     "unforked_sessions": sum(one.fault is not None for one in branches),
                 }
@@ -131,19 +134,14 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         self, output: AgentLoopOutput | list[AgentLoopOutput], validate: bool, **kwargs: Any
     ) -> None:
         """Store a session's rows as verl does, and keep them for the tree."""
-        recording = kwargs.pop("tree_recording", None)
+        kwargs.pop("tree_recording", None)
         outputs = output if isinstance(output, list) else [output]
         # In on-policy distillation verl asks the teacher for a session's last row alone.
         ask = self._compute_teacher_logprobs
         others = (ask(row, row.prompt_ids, row.response_ids, validate, kwargs) for row in outputs[:-1])
         await asyncio.gather(*others)
         await super()._agent_loop_postprocess(output, validate, **kwargs)
-        generated = outputs[0].extra_fields.get(GENERATED_TOKENS) if outputs else 0
-        if recording is not None:
-            generated = recording.generated_tokens
-        elif generated is None:
-            generated = sum(sum(row.response_mask) for row in outputs)
-        self._generated[kwargs["uid"]] += generated
+        self._generated[kwargs["uid"]] += generated_tokens(outputs)
         self._finished[kwargs["uid"]] += [
             FinishedRow(
                 uid=kwargs["uid"],
@@ -189,6 +187,20 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:
             await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
+
+
+def generated_tokens(outputs: Sequence[AgentLoopOutput]) -> int:
+    """Number of tokens that the model generated for a session; one that several of its rows share counts once."""
+    if not outputs:
+        return 0
+    counted = outputs[0].extra_fields.get(GENERATED_TOKENS)
+    if counted is not None:
+        return int(counted)
+    forest = Forest.from_rows([np.array(row.prompt_ids + row.response_ids) for row in outputs])
+    generated = np.zeros(forest.num_unique, dtype=bool)
+    for row, nodes in zip(outputs, forest.row_index, strict=True):
+        generated[nodes[len(row.prompt_ids) :][np.array(row.response_mask, dtype=bool)]] = True
+    return int(generated.sum())
 
 
 def origin(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,13 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions
 
 ENGINE_FIGURES = ("partitions", "relayed_tokens", "micro_batches", "plan_seconds", "self_check_error", "cost_error")
 """Names of the engine's metrics besides token counts, without the prefix `tree/`."""
+SCORE = "tree/session_score/mean"
+COUNTS = (
+    *("tree/sessions", "tree/unique_tokens", "tree/flat_tokens", "tree/untrained_rows", "tree/untrained_row_tokens"),
+    *("tree/padding_rows", "tree/split_groups", "tree/repeated_tokens"),
+    *("rollout/generated_tokens", "rollout/replayed_calls", "rollout/unforked_sessions"),
+)
+"""Metrics of an update that a step adds up."""
 
 NORMAL_ERRORS = (
     "normal: below 1e-5 in float32, 0.03 in bf16; "
@@ -157,9 +164,21 @@ def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarra
 def reward_rates(metrics: Mapping[str, float]) -> dict[str, float]:
     """`tree/reward_per_1000_*`: the sessions' rewards per 1,000 tokens that were generated, if the agent loop counts
     them, and that an update runs; from the step's other metrics."""
-    reward = metrics["tree/session_score/mean"] * metrics["tree/sessions"]
+    reward = metrics[SCORE] * metrics["tree/sessions"]
     tokens = {"generated": metrics.get("rollout/generated_tokens"), "trained": metrics["tree/unique_tokens"]}
     return {f"tree/reward_per_1000_{name}_tokens": 1000 * reward / count for name, count in tokens.items() if count}
+
+
+def totals_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Counts of a step with several updates as sums, and its score with each session counted once.
+
+    verl averages over the updates whatever it does not know by name, weighted by their rows.
+    """
+    totals = {name: sum(update[name] for update in updates) for name in COUNTS if all(name in one for one in updates)}
+    if "tree/sessions" in totals and all(SCORE in update for update in updates):
+        totals[SCORE] = sum(one[SCORE] * one["tree/sessions"] for one in updates) / totals["tree/sessions"]
+        totals |= reward_rates(totals)
+    return totals
 
 
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -62,6 +62,7 @@ from tree_rl.verl_plugin.trainer.queue_rows import (
 )
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.step_metrics import (
+    SCORE,
     balance_metrics,
     branching_metrics,
     explained_layout,
@@ -72,6 +73,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
     reward_rates,
     session_metrics,
     staleness_metrics,
+    totals_of_updates,
     update_metrics,
 )
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
@@ -110,6 +112,8 @@ class TreeTrainerMixin(ResumableTrainer):
         prepare_config(config, self.base_trainer_mode)
         self._reuse = LogProbReuse.of(config)
         self._adapter_check = AdapterCheck.of(config)
+        self._updates: list[dict[str, Any]] = []
+        """Metrics of each update of the step."""
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -131,6 +135,11 @@ class TreeTrainerMixin(ResumableTrainer):
         """Check that every worker of the job has the plugin, then train as verl does."""
         require_plugin_everywhere(self.get_reward_handles())
         super().fit(agent_loop_manager)
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        self._updates.append(metrics)
+        return batch
 
     @functools.cached_property
     def model_shape(self) -> ModelShape:
@@ -266,7 +275,7 @@ class TreeTrainerMixin(ResumableTrainer):
 
         sessions = Sessions.from_keys(keys)
         outcome_S = data.batch["token_level_scores"][sessions.final_rows].sum(dim=-1)
-        metrics["tree/session_score/mean"] = outcome_S.mean().item()
+        metrics[SCORE] = outcome_S.mean().item()
         metrics["tree/session_score/max"] = outcome_S.max().item()
         lengths = np.array([len(row) for row in nested_mask.unbind()])
         tokens = [self._row_tokens[key] for key in keys]
@@ -358,7 +367,7 @@ class TreeTrainerMixin(ResumableTrainer):
             self._check_adapter(batch, metrics, adapted)
         self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
         metrics.update(update_metrics(metrics, "actor"))
-        if "tree/session_score/mean" in metrics:
+        if SCORE in metrics:
             metrics.update(reward_rates(metrics))
         workers = self.actor_rollout_wg
         ranks = ranks_with_rows(workers, "actor")
@@ -418,6 +427,9 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> None:
         if self._reports_later:
             self._report_log_probs_of_update(batch, metrics)
+        if len(self._updates) > 1:
+            metrics.update(totals_of_updates(self._updates))
+        self._updates.clear()
         real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         metrics.update(session_metrics(fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)))
