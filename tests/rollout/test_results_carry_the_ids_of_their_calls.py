@@ -4,11 +4,12 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from dialect_writers import kimi_k2
 from dictated_answers import Scene, user
-from gateway_harness import build_tokenizer
+from gateway_harness import build_tokenizer, serving
 
 from tree_rl.rollout.gateway.dialects.json_arguments import KimiK2, Mistral
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
@@ -164,3 +165,13 @@ def test_an_id_that_mistrals_templates_refuse_is_not_kept() -> None:
     text = "[TOOL_CALLS]" + json.dumps([{"name": "look", "arguments": {}, "id": id_} for id_ in ("short", "abc123XYZ")])
     calls = Mistral().read(text, tools=TOOLS, is_reasoning_open=False).calls
     assert [call.id for call in calls] == [None, "abc123XYZ"]
+
+
+async def test_with_a_seed_a_sessions_ids_repeat(tiny: SimpleNamespace) -> None:
+    async with serving(tiny.backend({}), tiny.tokenizer) as gateway:
+        names = {
+            seed: [gateway.open_session(sampling={} if seed is None else {"seed": seed}).name for _ in range(2)]
+            for seed in (3, 4, None)
+        }
+    assert names[3][0] == names[3][1] != names[4][0]
+    assert len({*names[3], *names[4], *names[None]}) == 4

@@ -87,8 +87,12 @@ class Session:
         self._backend = backend if resumption is None else resumption.before(backend)
         self._options = options
         self._sampling = dict(sampling)
-        self.name = self.id if resumption is None else resumption.session
-        """What ids of tool calls start with: the id of the session or of the one that it continues."""
+        seed = sampling.get("seed")
+        self.name = self.id if seed is None else f"{seed:016x}"
+        """What ids of tool calls start with; a branch keeps its parent's. Templates may write these ids into prompts, so
+        sessions with a seed, which are repeatable, derive it."""
+        if resumption is not None:
+            self.name = resumption.session
         self._recorder = Recorder(self.name, renderer=renderer, options=options)
         self._running: set[asyncio.Task[Completion]] = set()
         self._asked: Counter[tuple[int, ...]] = Counter()
