@@ -90,7 +90,7 @@ class Session:
         seed = sampling.get("seed")
         self.name = self.id if seed is None else f"{seed:016x}"
         """What ids of tool calls start with; a branch keeps its parent's. Templates may write these ids into prompts, so
-        sessions with a seed, which are repeatable, derive it."""
+        it repeats in sessions with a seed."""
         if resumption is not None:
             self.name = resumption.session
         self._recorder = Recorder(self.name, renderer=renderer, options=options)

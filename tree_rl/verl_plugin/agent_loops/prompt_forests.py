@@ -186,7 +186,10 @@ class TreeAgentLoopWorker(compat.AgentLoopWorkerTQ.__ray_actor_class__):
         ]
         await tq.async_kv_batch_put(keys=[row.key for row in rows], partition_id=partition, tags=tags)
         if self._dump_folder is not None:
-            await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
+            try:
+                await asyncio.to_thread(append_tree, self._dump_folder, partition, rows)
+            except OSError:
+                logger.exception("prompt %s trains, but its rows are not in tree_dump_dir", rows[0].uid)
 
 
 def generated_tokens(outputs: Sequence[AgentLoopOutput]) -> int:

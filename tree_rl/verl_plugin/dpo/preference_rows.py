@@ -155,7 +155,12 @@ class _Reader:
         kinds = {_kind(cells[name]) for name in (PROMPT, *SIDES) if cells.get(name) is not None}
         if len(kinds) > 1:
             raise RowFileError(f"expected one of {', '.join(KINDS)} in all columns, received {' and '.join(kinds)}")
-        build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kinds.pop()]
+        kind = kinds.pop()
+        if kind != IDS and any(cells.get(mask) is not None for mask in MASKS.values()):
+            raise RowFileError(
+                f"{' and '.join(MASKS.values())} mark token ids, and this row has {kind}; drop the columns"
+            )
+        build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kind]
         prompt_ids, rows = build(cells)
         chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)

@@ -127,10 +127,10 @@ class ResumableTrainer(PPOTrainer):
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
         batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         keys = sorted(self._row_tokens)
-        # Not all rollout managers write the field `index`, but the data set gives every prompt `extra_info`.
+        # Not all rollout managers write the field `index`, but verl's data set gives every prompt `extra_info`.
         rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_info"])
-        infos = zip(keys, tu.get(rows, "extra_info"), strict=True)
-        index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in infos}
+        infos = tu.get(rows, "extra_info", None) or [{}] * len(keys)
+        index_of_uid = {uid_of_row(key): info.get("index", 0) for key, info in zip(keys, infos, strict=True)}
         record_update(self._root, self.global_steps, self.local_trigger_step, self._row_tokens, index_of_uid)
         return batch
 

@@ -44,7 +44,9 @@ def record_update(
             for key in keys:
                 digest.update(key.encode() + np.ascontiguousarray(row_tokens[key], dtype=np.int64).tobytes())
             group = {"step": step, "update": update, "uid": uid, "index": index_of_uid[uid], "rows": len(keys)}
-            stream.write(json.dumps({**group, "digest": digest.hexdigest()}) + "\n")
+            # Data sets may number their prompts with NumPy's integers.
+            line = json.dumps({**group, "digest": digest.hexdigest()}, default=lambda number: number.item())
+            stream.write(line + "\n")
 
 
 def save_ledger(root: Path, checkpoint: Path) -> None:
