@@ -89,8 +89,8 @@ class Session:
         self._sampling = dict(sampling)
         seed = sampling.get("seed")
         self.name = self.id if seed is None else f"{seed:016x}"
-        """What ids of tool calls start with; a branch keeps its parent's. Templates may write these ids into prompts, so
-        it repeats in sessions with a seed."""
+        """What ids of tool calls start with; a branch keeps its parent's. It repeats in sessions with a seed, because
+        templates may write these ids into prompts."""
         if resumption is not None:
             self.name = resumption.session
         self._recorder = Recorder(self.name, renderer=renderer, options=options)
