@@ -47,14 +47,6 @@ def test_a_config_that_tells_it_is_refused_before_anything_runs(family: str) -> 
         check_model(build(config))
 
 
-@pytest.mark.parametrize("family", ("glm_5", "doge"))
-def test_a_short_row_that_no_index_would_restrict_is_refused_too(family: str) -> None:
-    model = build(TOLD[family][0])
-    use_tree_attention(model)
-    with pytest.raises(UnsupportedModelError, match="its attention asks for a mask of its own"):
-        forest_log_probs(model, Forest.from_rows([[3, 4, 5], [3, 4, 6, 7]]))
-
-
 def bias(tokens: int) -> torch.Tensor:
     return torch.zeros(1, 1, tokens, tokens)
 

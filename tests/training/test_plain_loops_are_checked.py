@@ -1,13 +1,17 @@
 """A plain torch loop trains on trees only after the first rows gave, as a tree, the outputs of a row alone."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from measured_models import KINDS, build, hostile_rows
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.self_check import TreeMismatchError
 
 
@@ -42,4 +46,83 @@ def test_mode_flat_is_refused_instead_of_training_trees() -> None:
     step = TreeStep(build("dense"), TreeOptions(mode="flat"))
     for call in (lambda: step.run(Rows.of(hostile_rows()), mean), lambda: step.infer(Rows.of(hostile_rows()))):
         with pytest.raises(ValueError, match=r"tree\.mode=flat needs a trainer that runs rows without a tree"):
+            call()
+
+
+def test_a_model_that_trees_cannot_run_is_refused_where_it_is_prepared() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, rope_parameters=rope)
+    with pytest.raises(UnsupportedModelError, match="rope_type=dynamic depends on the longest row"):
+        use_tree_attention(AutoModelForCausalLM.from_config(config))
+
+
+def gradients(model: torch.nn.Module, *, inferred: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+    """Gradients of a loss that couples log-probs and entropies."""
+    step = TreeStep(model, TreeOptions(**options))
+    if inferred:
+        step.infer(Rows.of(hostile_rows()))
+    step.run(
+        Rows.of(hostile_rows()),
+        lambda outputs, _: (outputs[ENTROPY].sum() ** 2 / 100 + outputs[LOG_PROBS].sum() ** 2 / 100, {}),
+        outputs=(LOG_PROBS, ENTROPY),
+    )
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+FROZEN = {
+    "nothing": (),
+    "embedding": ("embed_tokens",),
+    "lower layer": ("embed_tokens", "layers.0."),
+    "keys and values": ("embed_tokens", "k_proj", "v_proj"),
+    "all but the head": ("embed_tokens", "layers", "model.norm"),
+}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize("checkpointing", (False, True))
+def test_partitions_of_partly_frozen_models_have_the_gradients_of_the_whole(frozen: str, checkpointing: bool) -> None:
+    def built() -> torch.nn.Module:
+        model = build("dense", checkpointing=checkpointing)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(part in name for part in FROZEN[frozen]))
+        return model
+
+    expected = gradients(built(), mode="tree")
+    for tokens, inferred in ((3, False), (16, True)):
+        got = gradients(built(), inferred=inferred, max_tokens=tokens)
+        assert got.keys() == expected.keys() and got
+        for name, gradient in got.items():
+            assert float((gradient - expected[name]).norm() / expected[name].norm()) < 1e-5, name
+
+
+def test_reentrant_checkpointing_is_refused_in_partitions() -> None:
+    model = build("dense", checkpointing=False)
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    with pytest.raises(ValueError, match="under reentrant gradient checkpointing: set use_reentrant=False"):
+        gradients(model, max_tokens=16)
+
+
+def test_a_layer_that_runs_twice_is_refused_in_partitions() -> None:
+    model = build("dense", checkpointing=False)
+    layer = model.model.layers[0]
+    forward = layer.forward
+    layer.forward = lambda hidden, **keywords: forward(forward(hidden, **keywords), **keywords)
+    gradients(model, max_tokens=10_000)
+    with pytest.raises(ValueError, match="layer 0 runs more than once in a forward"):
+        gradients(model, max_tokens=16)
+
+
+def test_options_and_rows_for_experts_act_or_are_refused() -> None:
+    rows, counted = Rows.of(hostile_rows()), []
+    for coef in (None, 100.0):
+        model = build("experts", checkpointing=False)
+        TreeStep(model, TreeOptions(router_aux_loss_coef=coef)).run(rows, mean)
+        counted.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+    assert not torch.allclose(*counted)
+    step = TreeStep(model)
+    routed = replace(rows, routes_FLK=np.zeros((len(rows.token_ids_F), 2, 2), dtype=np.int16))
+    for call in (lambda: step.run(rows, mean, records_routes=True), lambda: step.infer(routed)):
+        with pytest.raises(ValueError, match=r"by StepContext\.routers: expected RouterHooks, received None"):
             call()

@@ -30,7 +30,7 @@ from tree_rl.models.recurrent.short_convolution import use_tree_short_convolutio
 from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors, number_relays, relay_number
 from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
-from tree_rl.models.support import UnsupportedModelError
+from tree_rl.models.support import UnsupportedModelError, check_model
 from tree_rl.models.text_forward import use_language_model
 from tree_rl.models.tiled_mlp import KEYWORD as TILE_TOKENS
 from tree_rl.models.tiled_mlp import use_tiled_mlp
@@ -72,7 +72,7 @@ def use_tree_attention(
     """Let every attention and recurrent layer of `model` read trees; calls without a tree run as before.
 
     Args:
-        model: a decoder that uses transformers' attention interface (checked by `check_model`).
+        model: a Hugging Face causal language model or token classifier, before any wrapping.
         impl: implementation of `tree_kernels.tree_attention`.
         deterministic: run only implementations that give the same bits at every call.
         delta_rule_impl: implementation of `tree_kernels.tree_gated_delta_rule`.
@@ -80,12 +80,16 @@ def use_tree_attention(
 
     Returns:
         The implementation that calls without a tree keep, for example "sdpa".
+
+    Raises:
+        UnsupportedModelError: trees cannot run this model exactly (`check_model`).
     """
-    use_language_model(model)
-    model = language_model(model)
-    flat = model.config._attn_implementation
+    flat = language_model(model).config._attn_implementation
     if flat.startswith(PREFIX):
         return str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
+    check_model(model)
+    use_language_model(model)
+    model = language_model(model)
     name = attention_name(flat, impl=impl, deterministic=deterministic)
     forward = partial(_attention_forward, flat_implementation=flat, impl=impl, deterministic=deterministic)
     ALL_ATTENTION_FUNCTIONS.register(name, forward)

@@ -62,7 +62,10 @@ class LayerRelay:
         """
         self.cuts = cuts
         self._past = past
-        self._captured: dict[int, Captured | None] = {}
+        self._captured: dict[int, Captured] = {}
+        self._is_taken = False
+        self.has_graph = True
+        """False if a layer ran without a graph."""
 
     def past(self, layer: int) -> LayerTensors:
         """Past tensors of a layer; empty for a partition of roots."""
@@ -71,16 +74,23 @@ class LayerRelay:
     def capture(self, layer: int, *, at_cuts: bool = False, **tensors: torch.Tensor | None) -> None:
         """Keep a layer's tensors with their graph, if the partition has children.
 
-        Only the first call for a layer counts: gradient checkpointing runs the layer again in the backward.
+        After `take`, calls do nothing: gradient checkpointing runs the layer again in the backward.
 
         Raises:
-            ValueError: a tensor is None, because the layer was not asked to return it.
+            ValueError: a tensor is None, because the layer was not asked to return it; or the forward runs the layer
+                twice.
         """
-        if layer in self._captured or not self.cuts:
+        if not self.cuts or self._is_taken:
             return
+        if layer in self._captured:
+            raise ValueError(
+                f"layer {layer} runs more than once in a forward, and children would read what the first time left: "
+                "this model cannot run in partitions; raise tree.max_tokens above the largest group"
+            )
         kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         if len(kept) < len(tensors):
             raise ValueError(f"layer {layer}: expected {', '.join(tensors)} for its children, received {list(kept)}")
+        self.has_graph &= torch.is_grad_enabled()
         self._captured[layer] = Captured(tensors=kept, at_cuts=at_cuts)
 
     def take(self) -> list[Captured]:
@@ -92,7 +102,6 @@ class LayerRelay:
         layers = sorted(self._captured)
         if layers != list(range(len(layers))) or not layers:
             raise ValueError(f"expected keys and values (or states) of layers 0, 1, ..., received those of {layers}")
-        captured = [one for layer in layers if (one := self._captured[layer]) is not None]
-        # The keys stay, so that a recomputation does not capture again.
-        self._captured = dict.fromkeys(self._captured)
+        captured = [self._captured[layer] for layer in layers]
+        self._captured, self._is_taken = {}, True
         return captured

@@ -20,6 +20,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import Budget, StepPlan
 from tree_rl.training.learn import Learner
+from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory_budget import NO_LIMIT
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import ops_of_partitions
@@ -126,8 +127,9 @@ class Planner:
         raise error
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
-        # An inference does not compute candidates.
-        if call.is_separable or not call.trains or call.rows.candidates_FK is not None:
+        # An inference's log-probs are remembered, its other outputs are not.
+        reads_others = call.outputs != (LOG_PROBS,) or call.rows.candidates_FK is not None
+        if call.is_separable or not call.trains or reads_others:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)

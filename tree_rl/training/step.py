@@ -4,8 +4,11 @@ Each unique token runs once. Its outputs are scattered to the rows and go into t
 equal those of the rows run separately (paper, section 3).
 """
 
+from dataclasses import replace
+
 from torch import nn
 
+from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.hand_overs import Ran, StepPlan, StepResult
@@ -44,11 +47,15 @@ class TreeStep:
             context: for another trainer than a plain torch loop; replaces `model` and `group`.
 
         Raises:
-            UnsupportedModelError: the model draws dropout masks.
+            UnsupportedModelError: the model draws dropout masks, or has no experts for `router_aux_loss_coef`.
         """
         self.options = TreeOptions() if options is None else options
-        self.context = StepContext.of(model, group) if context is None else context
-        check_dropout(self.context.module)
+        if context is None:
+            context = StepContext.of(model, group)
+            if self.options.router_aux_loss_coef is not None:
+                context = replace(context, routers=RouterHooks(model))
+        self.context = context
+        check_dropout(context.module)
         self.learner = Learner(self.context, self.options)
         self.planner = Planner(self.context, self.learner)
         self.runner = Runner(self.context, self.learner.load)
@@ -74,7 +81,7 @@ class TreeStep:
             rows: the rows of this rank, possibly none.
             loss: takes outputs [f] of some rows (f flat tokens) and these rows' indices; returns a scalar and metrics.
                 Called once per micro-batch, and in a forest that runs in partitions also once per partition.
-            outputs: names of the outputs that the loss reads.
+            outputs: names of the outputs that the loss reads; `sum_pi_squared` has no gradient.
             is_separable: True if dL/dlog-prob of a token depends on no other log-prob; partitions then need no extra
                 pass.
             records_routes: True if the result must contain which experts ran.
@@ -83,7 +90,7 @@ class TreeStep:
             RowError: a row cannot be trained on; the message names it.
             RuntimeError: another rank refused its rows.
             TreeMismatchError: the self-check, before the first batch, found that trees do not equal rows.
-            ValueError: the options say `mode: flat`.
+            ValueError: the options say `mode: flat`, or routes are replayed or recorded without `StepContext.routers`.
         """
         call = StepCall(
             rows=rows, loss=loss, trains=True, outputs=outputs, is_separable=is_separable, records_routes=records_routes
@@ -102,6 +109,10 @@ class TreeStep:
         learner, options = self.learner, self.options
         if options.mode == "flat":
             raise ValueError("tree.mode=flat needs a trainer that runs rows without a tree: expected auto or tree")
+        if self.context.routers is None and (call.records_routes or call.rows.routes_FLK is not None):
+            raise ValueError(
+                "routes are recorded and replayed by StepContext.routers: expected RouterHooks, received None"
+            )
         plan = self.planner.plan(call, options, is_repeat=is_repeat)
         if options.self_check and call.is_reference not in self.self_check.checked:
             self.self_check.run(plan)

@@ -42,9 +42,9 @@ class TreeOptions:
     prompt's `CreditTree`."""
 
     attention: str = AUTO
-    """Implementation of tree attention. `auto` takes the fastest that is installed and supported, with verl's
-    `full_determinism` a deterministic one. A name (fa4, triton, flex, sdpa, reference) is used, or fails if it cannot
-    run."""
+    """Implementation of tree attention; in a plain loop, an argument of `use_tree_attention`. `auto` takes the fastest
+    that is installed and supported, with verl's `full_determinism` a deterministic one. A name (fa4, triton, flex,
+    sdpa, reference) is used, or fails if it cannot run."""
 
     router_aux_loss_coef: float | None = None
     """For Mixture-of-Experts models: factor on transformers' router auxiliary loss over all rows of an update, on all

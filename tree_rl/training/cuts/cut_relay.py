@@ -40,9 +40,9 @@ class _Kept:
     """Detached tensors, on the device or in host memory; empty if they are on the stack already."""
     at_cuts: bool
     """True if the tensors have one entry per cut instead of one per relayed token."""
-    edges: list[GradientEdge]
-    """Where the children's gradients enter the graph, in the order of the tensors. An edge, unlike the tensor, does not
-    keep device memory alive."""
+    edges: dict[str, GradientEdge]
+    """Where the children's gradients enter the graph, by name; none for tensors without graph, whose layers are frozen.
+    An edge, unlike the tensor, does not keep device memory alive."""
     sums: Tensors
     """Sum of the children's gradients so far, at least float32; empty before the first child's backward."""
 
@@ -93,9 +93,17 @@ class CutRelay:
 
         Args:
             relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
+
+        Raises:
+            ValueError: layers of an update ran without a graph, so that gradients of the children would be lost.
         """
         if relayed is None:
             return
+        if torch.is_grad_enabled() and not self.layers.has_graph:
+            raise ValueError(
+                "layers ran without a graph in a forward that trains, as under reentrant gradient checkpointing: set "
+                "use_reentrant=False, or raise tree.max_tokens above the largest group"
+            )
         captured: list[Captured | None] = [*self.layers.take()]
         for number, layer in enumerate(captured):
             assert layer is not None
@@ -104,7 +112,7 @@ class CutRelay:
                 like={name: t.detach().to("meta") for name, t in gathered.items()},
                 tensors={},
                 at_cuts=layer.at_cuts,
-                edges=[get_gradient_edge(t) for t in gathered.values()] if torch.is_grad_enabled() else [],
+                edges={name: get_gradient_edge(t) for name, t in gathered.items() if t.requires_grad},
                 sums={},
             )
             waiting = {name: t.detach() for name, t in gathered.items()}
@@ -166,18 +174,21 @@ class CutRelay:
             Per layer, gradients of the incoming state and context, at least float32; empty for a partition of roots.
         """
         kept, self._kept = self._kept, []
-        roots = [get_gradient_edge(loss), *(edge for layer in kept for edge in layer.edges)]
-        gradients = [torch.ones_like(loss)]
+        roots = [get_gradient_edge(loss)] if loss.requires_grad else []
+        gradients = [torch.ones_like(loss)] if loss.requires_grad else []
         for number, layer in enumerate(kept):
             for name, like in layer.like.items():
                 total = layer.sums.pop(name, None)
                 if total is None and not layer.at_cuts and self._has_one_path:
                     total = self._taken((number, name), len(like))
-                device = loss.device
-                gradients.append(torch.zeros_like(like, device=device) if total is None else total.to(like.dtype))
+                if name in layer.edges:
+                    roots.append(layer.edges[name])
+                    none = torch.zeros_like(like, device=loss.device)
+                    gradients.append(none if total is None else total.to(like.dtype))
         # Free what children read before the traversal, which needs the memory.
         del kept
-        torch.autograd.backward(roots, gradients)
+        if roots:
+            torch.autograd.backward(roots, gradients)
         upward = []
         for tensors in self._past:
             upward.append({name: _as_float(tensor) for name, tensor in tensors.items()})

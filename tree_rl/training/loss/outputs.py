@@ -21,7 +21,7 @@ class EdgeOutputs:
     entropy: torch.Tensor | None = None
     """[T], entropy of the next token's distribution."""
     sum_pi_squared: torch.Tensor | None = None
-    """[T], sum of squared probabilities of that distribution."""
+    """[T], sum of squared probabilities of that distribution, without gradient."""
     values: torch.Tensor | None = None
     """[T], a critic's value of the token itself."""
     candidate_log_probs: torch.Tensor | None = None

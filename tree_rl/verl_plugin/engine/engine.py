@@ -16,7 +16,7 @@ import torch.distributed
 from tensordict import TensorDict
 from torch import nn
 
-from tree_rl.models import check_model, use_edge_head, use_tree_attention
+from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.fused_layers import use_liger_layers
 from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
@@ -261,7 +261,6 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._vocab_size = module.get_input_embeddings().weight.shape[0]
         self._reads_images = reads_images(module)
         # Raises before sharding if trees cannot run this model exactly.
-        check_model(module)
         self._flat_attention = use_tree_attention(
             module, impl=self.tree_config.attention, deterministic=self.engine_config.full_determinism
         )
