@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from delta_rows import fork
+from recurrences import fork
 from tree_shapes import subtree_end_of
 
 from tree_kernels import TreeLayout
