@@ -87,11 +87,7 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
 
 @pytest.mark.parametrize(
     ("keys", "values", "block_rows"),
-    [
-        (16, 16, 8),
-        pytest.param(16, 32, None, marks=pytest.mark.slow),
-        pytest.param(32, 16, 16, marks=pytest.mark.slow),
-    ],
+    [(16, 16, 8), pytest.param(16, 32, None, marks=pytest.mark.slow), pytest.param(32, 16, 16, marks=pytest.mark.slow)],
 )
 def test_no_launch_leaves_its_tensors(
     keys: int, values: int, block_rows: int | None, guarded: list[int], monkeypatch: pytest.MonkeyPatch

@@ -120,13 +120,7 @@ def test_rows_that_repeat_one_token_stay_exact() -> None:
     states=st.data(),
 )
 def test_random_tries_in_tiles_of_any_size(
-    recurrence: Recurrence,
-    size: int,
-    seed: int,
-    branching: float,
-    roots: int,
-    tile_tokens: int,
-    states: st.DataObject,
+    recurrence: Recurrence, size: int, seed: int, branching: float, roots: int, tile_tokens: int, states: st.DataObject
 ) -> None:
     layout = layout_of(random_trie(size, seed, branching=branching, roots=roots))
     wanted = tuple(states.draw(st.lists(st.integers(0, size - 1), max_size=3, unique=True)))
