@@ -14,7 +14,7 @@ case "${1:-}" in
     --fast)
         tier=fast
         tests=(tests/tree tests/cost tests/models tests/training tests/verl_plugin/test_engine_equals_rows_alone.py)
-        for law in tree_attention_is_row_attention gdn_is_row_recurrence state_space tree_conv edge_log_probs tree_layout; do
+        for law in tree_attention_is_row_attention recurrences_are_those_of_rows tree_conv edge_log_probs tree_layout; do
             tests+=("kernels/tests/test_$law.py")
         done
         shift

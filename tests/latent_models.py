@@ -3,13 +3,7 @@
 from typing import Any
 
 from tiny_sizes import sizes
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV3Config,
-    Glm4MoeLiteConfig,
-    PretrainedConfig,
-    YoutuConfig,
-)
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig, PretrainedConfig, YoutuConfig
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}

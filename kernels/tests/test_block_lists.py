@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention.block_lists import (
-    KEY_PADDING,
-    BlockLists,
-    block_lists,
-    key_depths,
-    key_ends,
-)
+from tree_kernels.tree_attention.block_lists import KEY_PADDING, BlockLists, block_lists, key_depths, key_ends
 from tree_kernels.tree_attention.reference import visible_mask
 
 BY: tuple[Literal["query"], Literal["key"]] = ("query", "key")

@@ -1,10 +1,11 @@
 """Edge log-probs and entropies, and their gradients, equal log_softmax of every edge alone in float64."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from edge_problems import HIDDEN, TOKENS, edge_problem
+from edge_problems import HIDDEN, TOKENS, edge_problem, evaluate, leaves_of, with_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +24,14 @@ def problem(edges: int, seed: int = 0, *, sources: int = TOKENS) -> dict[str, to
 
 
 def edge_by_edge(
-    data: dict[str, torch.Tensor], temperature: torch.Tensor | float | None, softcap: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    log_probs, entropies, squares = [], [], []
+    data: dict[str, torch.Tensor], temperature: Any, softcap: float | None, *, entropy: bool, of_logits: bool
+) -> list[torch.Tensor]:
+    """Log-probs, entropies and sums of squared probabilities, and their gradients."""
+    leaves = leaves_of(data, torch.float64, of_logits=of_logits)
+    logits_NV = leaves[0] if of_logits else leaves[0] @ leaves[1].T + leaves[2]
+    found_of_edges = log_probs, entropies, squares = [], [], []
     for edge, (source, target) in enumerate(zip(data["source"].tolist(), data["target"].tolist(), strict=True)):
-        logits = data["weight"] @ data["hidden"][source] + data["bias"]
+        logits = logits_NV[source]
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
         if temperature is not None:
@@ -35,11 +39,10 @@ def edge_by_edge(
         distribution = torch.distributions.Categorical(logits=logits)
         log_probs.append(distribution.log_prob(torch.tensor(target)))
         entropies.append(distribution.entropy())
-        squares.append(distribution.probs.square().sum())
-    if not log_probs:
-        nothing = data["hidden"].sum() * data["weight"].sum() * torch.zeros(0, dtype=torch.float64)
-        return nothing, nothing, nothing
-    return torch.stack(log_probs), torch.stack(entropies), torch.stack(squares)
+        squares.append(distribution.probs.square().sum().detach())
+    nothing = logits_NV.sum() * torch.zeros(0, dtype=torch.float64)
+    log_prob, entropies_E, squared = (torch.stack(found) if found else nothing for found in found_of_edges)
+    return with_gradients(data, leaves, (log_prob, entropies_E if entropy else None, squared.detach()))
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -48,45 +51,12 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check(data: dict[str, torch.Tensor], temperature: Any, softcap: float | None, chunk_rows: int | None) -> None:
-    expected = edge_by_edge(data, temperature, softcap)
-    leaves = [data["hidden"], data["weight"], data["bias"]]
-
-    def loss(log_prob: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
-        total = (log_prob * data["grad_log_prob"]).sum()
-        return total if entropy is None else total + (entropy * data["grad_entropy"]).sum()
-
-    for entropy in (False, True):
-        wanted = torch.autograd.grad(
-            loss(expected[0], expected[1] if entropy else None), leaves, retain_graph=True, materialize_grads=True
-        )
-        options = {"temperature": temperature, "softcap": softcap, "entropy": entropy}
-        logits = data["hidden"] @ data["weight"].T + data["bias"]
-        from_logits = logits_edge_log_probs(
-            logits, data["source"], data["target"], sum_pi_squared=True, chunk_rows=chunk_rows, **options
-        )
-        results = [from_logits]
-        for impl in ("chunked", "reference"):
-            results.append(
-                edge_log_probs(
-                    data["hidden"],
-                    data["weight"],
-                    data["source"],
-                    data["target"],
-                    bias=data["bias"],
-                    impl=impl,
-                    chunk_rows=chunk_rows,
-                    sum_pi_squared=True,
-                    **options,
-                )
-            )
-        for log_prob, got_entropy, squared in results:
-            assert_close(log_prob, expected[0])
-            assert squared is not None and not squared.requires_grad
-            assert_close(squared, expected[2])
-            assert (got_entropy is not None) == entropy
-            if got_entropy is not None:
-                assert_close(got_entropy, expected[1])
-            for actual, want in zip(torch.autograd.grad(loss(log_prob, got_entropy), leaves), wanted, strict=True):
+    for entropy, of_logits in product((False, True), repeat=2):
+        expected = edge_by_edge(data, temperature, softcap, entropy=entropy, of_logits=of_logits)
+        options = {"temperature": temperature, "softcap": softcap, "chunk_rows": chunk_rows, "entropy": entropy}
+        for impl in ("chunked",) if of_logits else ("chunked", "reference"):
+            found = evaluate(data, torch.float64, impl, of_logits=of_logits, **options)
+            for actual, want in zip(found, expected, strict=True):
                 assert_close(actual, want)
 
 
@@ -132,17 +102,6 @@ def test_a_tied_weight_collects_both_gradients() -> None:
         log_prob, _, _ = edge_log_probs(hidden, weight, data["source"], data["target"], impl=impl, chunk_rows=3)
         gradients.append(torch.autograd.grad(log_prob.sum(), weight)[0])
     assert_close(*gradients)
-
-
-def test_no_edges_still_reach_hidden_and_weight() -> None:
-    data = problem(0)
-    for impl in ("chunked", "reference"):
-        log_prob, entropy, _ = edge_log_probs(
-            data["hidden"], data["weight"], data["source"], data["target"], entropy=True, impl=impl
-        )
-        assert entropy is not None and log_prob.shape == entropy.shape == (0,)
-        for gradient in torch.autograd.grad(log_prob.sum() + entropy.sum(), (data["hidden"], data["weight"])):
-            assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient() -> None:

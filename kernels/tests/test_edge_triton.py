@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from edge_problems import HIDDEN, TOKENS, edge_problem
+from edge_problems import HIDDEN, TOKENS, edge_problem, evaluate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tree_kernels import UnsupportedImplementation
 from tree_kernels.edge_log_probs import (
-    EdgeValues,
     chosen_implementation,
     edge_log_probs,
     edge_log_probs_of_rows,
@@ -36,14 +35,6 @@ def problem(edges: int, vocabulary: int, dtype: torch.dtype, *, sources: int = T
     return edge_problem(edges, vocabulary, dtype, sources=sources, device=DEVICE.type)
 
 
-def run(data: dict[str, torch.Tensor], leaves: list[torch.Tensor], values: EdgeValues) -> list[torch.Tensor]:
-    """Values, then the gradients of a loss that weighs every edge differently."""
-    loss = (values.log_prob * data["grad_log_prob"]).sum()
-    if values.entropy is not None:
-        loss = loss + (values.entropy * data["grad_entropy"]).sum()
-    return [value for value in values if value is not None] + list(torch.autograd.grad(loss, leaves))
-
-
 def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype: torch.dtype) -> None:
     for got, want in zip(actual, expected, strict=True):
         assert got.shape == want.shape
@@ -55,29 +46,14 @@ def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype
             assert error < allowed, (error, got.shape)
 
 
-def check_hidden(data: dict[str, torch.Tensor], dtype: torch.dtype, *, chunk_rows: int | None, **options: Any) -> None:
-    results = []
-    for impl, computed in (("triton", dtype), ("reference", torch.float64)):
-        leaves = [data[name].detach().to(computed).requires_grad_() for name in ("hidden", "weight", "bias")]
-        edges = data["source"], data["target"]
-        values = edge_log_probs(
-            *leaves[:2], *edges, bias=leaves[2], impl=impl, sum_pi_squared=True, chunk_rows=chunk_rows, **options
-        )
-        assert values.sum_pi_squared is not None and not values.sum_pi_squared.requires_grad
-        results.append(run(data, leaves, values))
-    assert_close(*results, dtype)
+def check(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: Any) -> None:
+    of_hidden, exact = (evaluate(data, *how, **options) for how in ((dtype, "triton"), (torch.float64, "reference")))
+    assert_close(of_hidden, exact, dtype)
 
 
 def check_logits(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: Any) -> None:
-    rounded = (data["hidden"].float() @ data["weight"].float().T).to(dtype)
-    results = []
-    for impl, computed in (("triton", dtype), ("chunked", torch.float64)):
-        logits = rounded.to(computed).requires_grad_()
-        values = logits_edge_log_probs(
-            logits, data["source"], data["target"], impl=impl, sum_pi_squared=True, **options
-        )
-        results.append(run(data, [logits], values))
-    assert_close(*results, dtype)
+    computed = ((dtype, "triton"), (torch.float64, "chunked"))
+    assert_close(*(evaluate(data, *how, of_logits=True, **options) for how in computed), dtype)
 
 
 # The vocabularies cross the blocks of both kernels (2048 and 4096 columns).
@@ -98,7 +74,7 @@ def test_every_number_of_edges_and_chunk(
     edges: int, vocabulary: int, chunk_rows: int | None, dtype: torch.dtype
 ) -> None:
     data = problem(edges, vocabulary, dtype)
-    check_hidden(data, dtype, chunk_rows=chunk_rows, entropy=True)
+    check(data, dtype, chunk_rows=chunk_rows, entropy=True)
     check_logits(data, dtype, entropy=True)
 
 
@@ -108,7 +84,7 @@ def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.M
     monkeypatch.setattr(autograd, "LONGEST_SUM_BESIDE_TARGETS", 5)
     monkeypatch.setattr(products, "add_product", lambda *a, **k: (parts.append(a[0].shape[1]), product_of_all(*a, **k)))
     data = problem(65, 300, dtype)
-    check_hidden(data, dtype, chunk_rows=None, entropy=True)
+    check(data, dtype, chunk_rows=None, entropy=True)
     assert set(parts) == (set() if dtype == torch.float32 else {4})
 
 
@@ -134,14 +110,7 @@ def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
         outputs = unwritten_statistics(rows, options, DEVICE)
         pairs = slice(0, rows.num_rows)
         write_statistics(
-            wrong_UV,
-            rows,
-            pairs,
-            outputs,
-            bias_V=data["bias"],
-            softcap=softcap,
-            factors=factors,
-            gathers=False,
+            wrong_UV, rows, pairs, outputs, bias_V=data["bias"], softcap=softcap, factors=factors, gathers=False
         )
         assert torch.allclose(outputs.lse_U.double(), scores(wrong_UV).logsumexp(1), rtol=1e-6, atol=1e-5)
         written.append(outputs.log_prob_E.double()[rows.order])
@@ -167,7 +136,7 @@ def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float
     data = problem(30, 50, torch.float32, sources=4)
     options: dict[str, Any] = {"temperature": data["temperature"] if temperature == "mixed" else temperature}
     options |= {"softcap": softcap, "entropy": entropy}
-    check_hidden(data, torch.float32, chunk_rows=5, **options)
+    check(data, torch.float32, chunk_rows=5, **options)
     check_logits(data, torch.float32, **options)
 
 
@@ -175,14 +144,14 @@ def test_scores_beyond_the_range_of_the_exponential() -> None:
     data = problem(20, 5000, torch.float32)
     for name, scale in (("hidden", 200), ("weight", 4), ("bias", 4)):
         data[name] = (data[name] * scale).round()  # integers: the scores, up to 1e4, are exact in any order of sums
-    check_hidden(data, torch.float32, chunk_rows=3, entropy=True)
+    check(data, torch.float32, chunk_rows=3, entropy=True)
     check_logits(data, torch.float32, entropy=True)
 
 
 def test_small_scores_under_a_cap_keep_their_digits() -> None:
     data = problem(20, 64, torch.float32)
     data["hidden"] *= 1e-3
-    check_hidden(data, torch.float32, chunk_rows=3, softcap=30.0)
+    check(data, torch.float32, chunk_rows=3, softcap=30.0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 * inf, selected away afterwards

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from tree_kernels import UnsupportedImplementation, chosen_implementation, tree_attention, unavailable_reason
-from tree_kernels.tree_attention.fa4.autograd import (
-    ENTRY,
-    VERSIONS,
-    fa4_unavailable_reason,
-    package_reason,
-)
+from tree_kernels.tree_attention.fa4.autograd import ENTRY, VERSIONS, fa4_unavailable_reason, package_reason
 from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile
 
 CUDA = torch.device("cuda")

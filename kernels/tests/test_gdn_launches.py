@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from delta_rows import fork
+from recurrences import fork
 from tree_shapes import subtree_end_of
 
 from tree_kernels import TreeLayout
@@ -45,13 +45,12 @@ def test_a_level_of_few_chains_walks_in_narrow_deep_blocks() -> None:
 
 def test_half_precision_at_128_takes_what_was_measured() -> None:
     assert launches_for(torch.bfloat16, 128, 128) == AT_128
-    of_float16 = launches_for(torch.float16, 128, 128)
-    assert of_float16.walk_back == AT_128.walk_back and of_float16.inverse_block_rows is None
-    assert launches_for(torch.float32, 128, 128).walk_back != AT_128.walk_back
+    of_float16, of_float32 = (launches_for(dtype, 128, 128) for dtype in (torch.float16, torch.float32))
+    assert of_float16.walk_back == AT_128.walk_back != of_float32.walk_back
     # tf32 would cost the others bits that they keep.
     assert AT_128.inverse_block_rows == 8
-    for dtype, size in ((torch.float32, 128), (torch.bfloat16, 64)):
-        assert launches_for(dtype, size, size).inverse_block_rows is None
+    for launches in (of_float16, of_float32, launches_for(torch.bfloat16, 64, 64)):
+        assert launches.inverse_block_rows is None
 
 
 def test_less_shared_memory_takes_shallower_walks_and_nothing_else() -> None:
@@ -70,4 +69,4 @@ def test_every_launch_compiles_and_fits_shared_memory(capability: int, dtype: st
     pytest.importorskip("triton", reason="Triton is not installed")
     from compiled_kernels import compiled_elsewhere
 
-    assert len(compiled_elsewhere("compile_delta_kernels", capability, dtype)) == len(fields(AT_128)) - 1
+    assert len(compiled_elsewhere(capability, "delta", dtype)) == len(fields(AT_128)) - 1

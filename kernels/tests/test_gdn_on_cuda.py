@@ -1,16 +1,16 @@
 """The compiled Triton kernels at the sizes of models, against the chunked form in float64, and bitwise repeatable."""
 
+from functools import partial
+
 import pytest
 import torch
-from delta_rows import NAMES, delta_leaves, fork
-from tree_shapes import SHAPES, paths_of, subtree_end_of
+from recurrences import DELTA_RULE, changed_branch, fork, layout_of, outputs_and_gradients, rounded_leaves
+from recurrences import relative_error as relative_error_in_norm
+from tree_shapes import SHAPES, paths_of
 
 from tree_kernels import TreeLayout, tree_causal_conv1d, tree_gated_delta_rule
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 # Relative errors in norm: twice what an H200 showed at size 64 (7e-3, 1e-3, 1e-6 allow for more roundings at 128).
 ERROR = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
@@ -23,9 +23,7 @@ FORESTS = {
 }
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    assert actual.isfinite().all()
-    return float((actual.double() - expected).detach().norm() / expected.detach().norm())
+relative_error = partial(relative_error_in_norm, smallest=0.0)
 
 
 @pytest.mark.parametrize("size", (64, 128))
@@ -33,25 +31,15 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("forest", FORESTS)
 def test_delta_rule_equals_float64(forest: str, dtype: torch.dtype, size: int) -> None:
     parent = FORESTS[forest]
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
-    leaves = delta_leaves(len(parent), key_size=size, value_size=size, decay=(1e-3, 20.0))
-    rounded = {n: t.detach().cuda().to(dtype if n in "qkv" else torch.float32) for n, t in leaves.items()}
-    states_at = (len(parent) - 1, 5)
-    results = []
-    for impl in ("chunked", "triton", "triton"):
-        inputs = [(t.double() if impl == "chunked" else t.clone()).requires_grad_() for t in rounded.values()]
-        out, states = tree_gated_delta_rule(
-            *inputs[:5], layout, initial_state=inputs[5], return_states_at=states_at, impl=impl
-        )
-        assert states is not None
-        torch.manual_seed(0)
-        weight = torch.randn(out.shape, device="cuda").to(dtype).double()
-        loss = (out.double() * weight).sum() + states.double().square().sum()
-        results.append([out, states, *torch.autograd.grad(loss, inputs)])
-    truth, first, second = results
-    for name, actual, expected in zip(("out", "states", *NAMES), first, truth, strict=True):
-        assert relative_error(actual, expected) < ERROR[dtype], name
-    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    problem = {"key_size": size, "value_size": size, "decay": (1e-3, 20.0)}
+    rounded, exact = rounded_leaves(DELTA_RULE, len(parent), dtype, "cuda", **problem)
+    layout, states_at = layout_of(parent).to("cuda"), (len(parent) - 1, 5)
+    run = partial(outputs_and_gradients, tree_gated_delta_rule, layout=layout, return_states_at=states_at)
+    truth = run(leaves=exact, impl="chunked")
+    first, second = (run(leaves=rounded, impl="triton") for _ in range(2))
+    for name, expected in truth.items():
+        assert relative_error(first[name], expected) < ERROR[dtype], name
+        assert torch.equal(first[name], second[name])
 
 
 NOISE = 1.1
@@ -67,10 +55,10 @@ def test_the_heads_of_qwen3_5_are_no_further_from_the_truth_than_rows_alone(fore
     ends = (
         torch.tensor([len(path) for path in paths]).cumsum(0).repeat_interleave(torch.tensor([len(p) for p in paths]))
     )
-    tree, rows = (TreeLayout.from_subtree_end(end).to("cuda") for end in (subtree_end_of(parent), ends.int()))
-    heads = {"key_heads": 16, "value_heads": 32, "key_size": 128, "value_size": 128}
-    leaves = delta_leaves(len(parent), decay=(1e-3, 20.0), **heads)
-    rounded = [leaves[n].detach().cuda().to(dtype if n in "qkv" else torch.float32) for n in NAMES[:5]]
+    tree, rows = layout_of(parent).to("cuda"), TreeLayout.from_subtree_end(ends.int()).to("cuda")
+    problem = {"groups": 16, "heads": 32, "key_size": 128, "value_size": 128, "decay": (1e-3, 20.0)}
+    leaves, _ = rounded_leaves(DELTA_RULE, len(parent), dtype, "cuda", **problem)
+    names, rounded = list(leaves)[:5], list(leaves.values())[:5]
     torch.manual_seed(0)
     # Not rounded: either side rounds the gradient of its own outputs once.
     weight = torch.randn(len(index), 32, 128, device="cuda", dtype=torch.float64)
@@ -83,14 +71,14 @@ def test_the_heads_of_qwen3_5_are_no_further_from_the_truth_than_rows_alone(fore
             out = tree_gated_delta_rule(*inputs, layout, impl=impl)[0].double()[index]
         results.append([out, *torch.autograd.grad((out.double() * weight).sum(), inputs)])
     truth, of_tree, of_rows = results
-    for name, true, got, flat in zip(("out", *NAMES[:5]), truth, of_tree, of_rows, strict=True):
+    for name, true, got, flat in zip(("out", *names), truth, of_tree, of_rows, strict=True):
         assert relative_error(got, true) <= max(NOISE * relative_error(flat, true), 1e-6), name
 
 
 @pytest.mark.parametrize("dtype", ERROR)
 def test_convolution_equals_float64(dtype: torch.dtype) -> None:
     parent = FORESTS["forest"]
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
+    layout = layout_of(parent).to("cuda")
     torch.manual_seed(0)
     rounded = [torch.randn(*shape, device="cuda").to(dtype) for shape in ((len(parent), 192), (192, 4), (3, 192))]
     results = []
@@ -106,21 +94,15 @@ def test_convolution_equals_float64(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 def test_a_branch_changes_no_bit_of_its_siblings(dtype: torch.dtype) -> None:
-    parent = fork(65, [130, 64, 40])
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
-    changed, others = slice(195, 259), [*range(65, 195), *range(259, 299)]
-    heads = {"key_heads": 2, "value_heads": 4, "key_size": 128, "value_size": 128}
+    parent, others = fork(65, [130, 64, 40]), [*range(65, 195), *range(259, 299)]
     results = []
-    for seed in (0, 1):
-        leaves = delta_leaves(len(parent), **heads)
-        for name, other in delta_leaves(len(parent), seed=seed, **heads).items():
-            if name != "initial_state":
-                leaves[name].detach()[changed] = other.detach()[changed]
+    for leaves in changed_branch(DELTA_RULE, len(parent), slice(195, 259), dtype, key_size=128, value_size=128):
         inputs = [
-            leaf.detach().cuda().to(dtype if name in "qkv" else torch.float32).requires_grad_()
-            for name, leaf in leaves.items()
+            leaf.to("cuda", dtype if name in "qkv" else torch.float32).requires_grad_() for name, leaf in leaves.items()
         ]
-        out, _ = tree_gated_delta_rule(*inputs[:5], layout, initial_state=inputs[5], impl="triton")
+        out, _ = tree_gated_delta_rule(
+            *inputs[:5], layout_of(parent).to("cuda"), initial_state=inputs[5], impl="triton"
+        )
         gradients = torch.autograd.grad(out.float().square().sum(), inputs[:5])
         results.append([t[others] for t in (out, *gradients)])
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

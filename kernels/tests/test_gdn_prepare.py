@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from delta_rows import fork
+from recurrences import fork
 from tree_shapes import SHAPES, subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from delta_rows import delta_leaves, fork
+from recurrences import delta_leaves, fork
 from tree_shapes import subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -77,8 +77,8 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
     names = [field.name for field in fields(usual) if field.name != "inverse_block_rows"]
     launches = replace(usual, inverse_block_rows=block_rows, **dict.fromkeys(names, blocks))
     monkeypatch.setattr(autograd, "launches_for", lambda *sizes: launches)
-    leaves = delta_leaves(len(parent), key_heads=1, value_heads=1, key_size=SIZE, value_size=SIZE).values()
-    inputs = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    leaves = delta_leaves(len(parent), groups=1, heads=1, key_size=SIZE, value_size=SIZE).values()
+    inputs = [leaf.float().requires_grad_() for leaf in leaves]
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     out, states = autograd.triton_delta_rule(*inputs[:5], layout, 0.25, inputs[5], (7, 15), tile_tokens=TILE)
     gradients = torch.autograd.grad(out.sum() + states.sum(), inputs)
@@ -87,11 +87,7 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
 
 @pytest.mark.parametrize(
     ("keys", "values", "block_rows"),
-    [
-        (16, 16, 8),
-        pytest.param(16, 32, None, marks=pytest.mark.slow),
-        pytest.param(32, 16, 16, marks=pytest.mark.slow),
-    ],
+    [(16, 16, 8), pytest.param(16, 32, None, marks=pytest.mark.slow), pytest.param(32, 16, 16, marks=pytest.mark.slow)],
 )
 def test_no_launch_leaves_its_tensors(
     keys: int, values: int, block_rows: int | None, guarded: list[int], monkeypatch: pytest.MonkeyPatch

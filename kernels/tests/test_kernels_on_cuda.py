@@ -1,12 +1,15 @@
 """On CUDA outputs and gradients stay within the rounding of the dtype of the float64 reference."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from attention_problems import by, in_float64, outputs_and_gradients, problem
+from recurrences import relative_error as relative_error_in_norm
 from tree_shapes import SHAPES, subtree_end_of
 
-from tree_kernels import TreeLayout, edge_log_probs, tree_attention
+from tree_kernels import TreeLayout, edge_log_probs
 
 pytestmark = pytest.mark.gpu
 
@@ -32,10 +35,8 @@ CASES = [
 ]
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    assert actual.isfinite().all()
-    # A gradient that is zero in theory (one token alone) is judged against the inputs, which are of order one.
-    return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=1.0))
+# A gradient that is zero in theory (one token alone) is judged against the inputs, which are of order one.
+relative_error = partial(relative_error_in_norm, smallest=1.0)
 
 
 @pytest.mark.parametrize(("impl", "dtype", "option"), CASES)
@@ -44,24 +45,15 @@ def test_attention_equals_the_float64_reference(impl: str, dtype: torch.dtype, o
     past, head_size, sinks = option.pop("past", 0), option.pop("head_size", 64), option.pop("sinks", False)
     value_size = option.pop("value_size", head_size)
     for size in (1, 65, 129, 1000):
-        torch.manual_seed(size)
-        narrow = [(tokens, 2, width) for tokens in (size, past) for width in (head_size, value_size)]
-        shapes = [(size, 4, head_size), *narrow, (4,)]
-        rounded = [torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes]
-        exact = [t.detach().double().requires_grad_() for t in rounded]
-        grad = torch.randn(size, 4, value_size, device="cuda", dtype=dtype)
+        leaves, grads = problem(size, (4, 2), head_size, past, dtype, value_size=value_size, device="cuda")
         layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)), past_length=past).to("cuda")
-        results = []
-        for leaves, chosen in ((rounded, impl), (exact, "reference")):
-            q, k, v, past_k, past_v, sink = leaves
-            extra = {"past_k": past_k, "past_v": past_v} if past else {}
-            out = tree_attention(q, k, v, layout, sinks=sink if sinks else None, impl=chosen, **extra, **option)
-            assert isinstance(out, torch.Tensor)
-            used = [t for t in leaves if t.numel() and (t is not sink or sinks)]
-            results.append([out, *torch.autograd.grad(out, used, grad.to(out.dtype))])
-        for actual, expected in zip(*results, strict=True):
-            assert actual.dtype == dtype
-            assert relative_error(actual, expected) < ERROR_PER_DTYPE[dtype], (size, actual.shape)
+        actual = outputs_and_gradients(by(impl, layout, return_lse=False), leaves, grads, sinks=sinks, **option)
+        wanted = outputs_and_gradients(
+            by("reference", layout, return_lse=False), in_float64(leaves), grads, sinks=sinks, **option
+        )
+        for name, expected in wanted.items():
+            assert actual[name].dtype == dtype
+            assert relative_error(actual[name], expected) < ERROR_PER_DTYPE[dtype], (size, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_problems import by, outputs_and_gradients, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from row_by_row import row_by_row_attention
@@ -16,37 +17,6 @@ from tree_kernels.tree_attention.score_rule import ScoreRule
 IMPLEMENTATIONS = ("reference", "sdpa")
 EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4}
 TOLERANCE = 1e-10
-
-
-def problem(
-    size: int, heads: tuple[int, int], head_size: int, past: int, seed: int = 0, *, value_size: int | None = None
-) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-
-    q_heads, k_heads = heads
-    value_size = value_size or head_size
-    return {
-        "q": draw(size, q_heads, head_size),
-        "k": draw(size, k_heads, head_size),
-        "v": draw(size, k_heads, value_size),
-        "past_k": draw(past, k_heads, head_size),
-        "past_v": draw(past, k_heads, value_size),
-        "sinks": draw(q_heads),
-    }
-
-
-def gradients(
-    out: torch.Tensor, lse: torch.Tensor | None, leaves: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor | None]:
-    generator = torch.Generator().manual_seed(99)
-    loss = (out * torch.randn(out.shape, generator=generator, dtype=out.dtype)).sum()
-    if lse is not None:
-        loss = loss + (lse * torch.randn(lse.shape, generator=generator, dtype=lse.dtype)).sum()
-    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return dict(zip(leaves, found, strict=True))
 
 
 def largest_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -67,29 +37,17 @@ def check(
     scale: float | None = None,
     lse: bool = False,
 ) -> None:
-    leaves = problem(len(parent), heads, head_size, past, value_size=value_size)
-    options: dict[str, Any] = {"window": window, "softcap": softcap, "scale": scale}
-    if past:
-        options |= {"past_k": leaves["past_k"], "past_v": leaves["past_v"]}
-    if sinks:
-        options["sinks"] = leaves["sinks"]
-    qkv = (leaves["q"], leaves["k"], leaves["v"])
-    expected_out, expected_lse = row_by_row_attention(*qkv, parent, **options)
-    expected = gradients(expected_out, expected_lse if lse else None, leaves)
+    leaves, grads = problem(len(parent), heads, head_size, past, torch.float64, value_size=value_size)
+    asked: dict[str, Any] = {"window": window, "softcap": softcap, "scale": scale, "sinks": sinks, "lse": lse}
+    expected = outputs_and_gradients(
+        lambda *qkv, **given: row_by_row_attention(*qkv, parent, **given), leaves, grads, **asked
+    )
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
     for impl in IMPLEMENTATIONS:
-        result = tree_attention(*qkv, layout, impl=impl, return_lse=lse, **options)
-        out, got_lse = result if isinstance(result, tuple) else (result, None)
-        assert largest_error(out, expected_out) < TOLERANCE, impl
-        if got_lse is not None:
-            assert largest_error(got_lse, expected_lse) < TOLERANCE, impl
-        actual = gradients(out, got_lse, leaves)
-        for name, gradient in actual.items():
-            reference = expected[name]
-            if gradient is None or reference is None:
-                assert (gradient is None and reference is None) or leaves[name].numel() == 0, (impl, name)
-            else:
-                assert largest_error(gradient, reference) < TOLERANCE, (impl, name)
+        actual = outputs_and_gradients(by(impl, layout, return_lse=lse), leaves, grads, **asked)
+        assert expected.keys() - actual.keys() == (set() if lse else {"lse"})
+        for name, got in actual.items():
+            assert largest_error(got, expected[name]) < TOLERANCE, (impl, name)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +98,7 @@ def test_every_option_alone(option: dict[str, Any]) -> None:
 
 
 def test_no_tokens_is_no_output_with_a_graph() -> None:
-    leaves = problem(0, (4, 2), 8, 3)
+    leaves, _ = problem(0, (4, 2), 8, 3, torch.float64)
     layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
     for impl in IMPLEMENTATIONS:
         for sinks in (None, leaves["sinks"]):
@@ -187,25 +145,22 @@ def test_random_tries(
 @pytest.mark.parametrize(("block_tokens", "window"), [(1, None), (2, 6), (7, None), (64, 6), (500, None)])
 def test_the_block_size_changes_nothing(block_tokens: int, window: int | None) -> None:
     parent = SHAPES["bushy_trie"](150)
-    leaves = problem(150, (4, 2), 8, 0)
+    leaves, grads = problem(150, (4, 2), 8, 0, torch.float64)
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    qkv = (leaves["q"], leaves["k"], leaves["v"])
-    del leaves["past_k"], leaves["past_v"], leaves["sinks"]
-    expected = row_by_row_attention(*qkv, parent, window=window)[0]
     rule = ScoreRule(scale=8**-0.5, window=window)
-    actual = blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens)
-    assert largest_error(actual, expected) < TOLERANCE
-    wanted = gradients(expected, None, leaves)
-    for name, gradient in gradients(actual, None, leaves).items():
-        assert gradient is not None and wanted[name] is not None
-        assert largest_error(gradient, wanted[name]) < TOLERANCE, name
+    actual = outputs_and_gradients(
+        lambda *qkv: blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens), leaves, grads
+    )
+    expected = outputs_and_gradients(lambda *qkv: row_by_row_attention(*qkv, parent, window=window), leaves, grads)
+    for name, got in actual.items():
+        assert largest_error(got, expected[name]) < TOLERANCE, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(dtype: torch.dtype) -> None:
     """On a chain both solve one problem, so torch's own error in the dtype is the yardstick (twice it, for order)."""
     size = 300
-    leaves = problem(size, (4, 2), 32, 0)
+    leaves, _ = problem(size, (4, 2), 32, 0, torch.float64)
     qkv = [leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v")]
     exact = [t.detach().double().requires_grad_() for t in qkv]
     grad = torch.randn(size, 4, 32, dtype=torch.float64)

@@ -128,14 +128,6 @@ def test_triton_says_why_it_cannot_run(
     assert reason is None if complaint is None else complaint in str(reason)
 
 
-def test_triton_needs_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    reason = unavailable_reason("triton", device=torch.device("cuda"), dtype=torch.float16, head_size=64)
-    assert "the device has 7.5" in str(reason)
-
-
 @pytest.mark.parametrize("impl", ["flex", "fa4"])
 def test_what_is_not_deterministic_is_refused_by_name(impl: str) -> None:
     reason = unavailable_reason(

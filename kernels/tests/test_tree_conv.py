@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from delta_rows import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrence_rows import Leaves, check_recurrence
+from recurrences import Leaves, check_against_rows, fork
 from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
@@ -61,7 +60,7 @@ def check(
             impl=impl,
         )
 
-    check_recurrence(
+    check_against_rows(
         parent,
         leaves,
         rows_alone,

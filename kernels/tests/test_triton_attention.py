@@ -1,10 +1,12 @@
 """The Triton kernels, in the interpreter, equal the float64 reference, gradients included; in poisoned memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from attention_problems import by, in_float64, outputs_and_gradients, problem, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, random_trie, subtree_end_of
@@ -30,58 +32,18 @@ def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
     return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
 
 
-def problem(
-    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype, *, value_size: int | None = None
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Leaves in `dtype`, and gradients of the output and of the log-sum-exp."""
-    generator = torch.Generator().manual_seed(size)
+def in_tiles(tiles: Tiles, layout: TreeLayout) -> Callable[..., Any]:
+    """The kernels with tiles of their own."""
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sinks: torch.Tensor | None = None, **options: Any
+    ) -> Any:
+        if "past_k" in options:
+            k, v = torch.cat([options.pop("past_k"), k]), torch.cat([options.pop("past_v"), v])
+        rule = ScoreRule(**options | {"scale": options.get("scale") or q.shape[-1] ** -0.5})
+        return triton_attention(q, k, v, sinks, layout, rule, tiles=tiles)
 
-    q_heads, k_heads = heads
-    shapes = {"q": (size, q_heads, head_size), "sinks": (q_heads,)}
-    for name, width in (("k", head_size), ("v", value_size or head_size)):
-        shapes |= {name: (size, k_heads, width), f"past_{name}": (past, k_heads, width)}
-    leaves = {name: draw(*shape).requires_grad_() for name, shape in shapes.items()}
-    return leaves, draw(size, q_heads, value_size or head_size), draw(size, q_heads).float()
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of root mean squares; what is small or zero in theory is judged against the inputs, which are of order one."""
-    error = (actual.detach().double() - expected.detach()).square().mean().sqrt()
-    return float(error / expected.detach().square().mean().sqrt().clamp(min=1.0))
-
-
-def outputs_and_gradients(
-    impl: str,
-    leaves: dict[str, torch.Tensor],
-    layout: TreeLayout,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor,
-    *,
-    past: int = 0,
-    sinks: bool = False,
-    lse: bool = False,
-    tiles: Tiles | None = None,
-    **options: Any,
-) -> dict[str, torch.Tensor]:
-    used = {name: t for name, t in leaves.items() if t.numel() and (sinks or name != "sinks")}
-    if tiles is None:
-        pasts = {"past_k": leaves["past_k"], "past_v": leaves["past_v"]} if past else {}
-        out, got_lse = tree_attention(
-            leaves["q"], leaves["k"], leaves["v"], layout, sinks=used.get("sinks"), impl=impl, return_lse=True,
-            **pasts, **options,
-        )  # fmt: skip
-    else:
-        options["scale"] = options.get("scale") or leaves["q"].shape[-1] ** -0.5
-        keys, values = torch.cat([leaves["past_k"], leaves["k"]]), torch.cat([leaves["past_v"], leaves["v"]])
-        rule = ScoreRule(**options)
-        out, got_lse = triton_attention(leaves["q"], keys, values, used.get("sinks"), layout, rule, tiles=tiles)
-    loss = (out * grad.to(out.dtype)).sum()
-    if lse:
-        loss = loss + (got_lse * grad_lse.to(got_lse.dtype)).sum()
-    return {"out": out, "lse": got_lse} | dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
+    return attend
 
 
 def check(
@@ -95,14 +57,13 @@ def check(
     tiles: Tiles | None = None,
     **options: Any,
 ) -> None:
-    leaves, grad, grad_lse = problem(len(parent), heads, head_size, past, dtype, value_size=value_size)
-    exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
+    leaves, grads = problem(len(parent), heads, head_size, past, dtype, value_size=value_size)
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
-    actual = outputs_and_gradients("triton", leaves, layout, grad, grad_lse, past=past, tiles=tiles, **options)
-    wanted = outputs_and_gradients("reference", exact, layout, grad, grad_lse, past=past, **options)
+    attend = by("triton", layout) if tiles is None else in_tiles(tiles, layout)
+    actual = outputs_and_gradients(attend, leaves, grads, **options)
+    wanted = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads, **options)
     assert actual.keys() == wanted.keys()
     for name, got in actual.items():
-        assert got.shape == wanted[name].shape and got.isfinite().all(), name
         assert got.dtype == (torch.float32 if name == "lse" else dtype)
         assert relative_error(got, wanted[name]) < ERROR[dtype], name
 
@@ -125,12 +86,7 @@ def test_every_past_and_window(past: int, window: int | None) -> None:
     check(SHAPES["random_trie"](70), past=past, window=window)
 
 
-@pytest.mark.parametrize(
-    ("heads", "packed"),
-    [
-        *(((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True)),
-    ],
-)
+@pytest.mark.parametrize(("heads", "packed"), [*(((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True))])
 def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
     check(SHAPES["random_trie"](40), heads=heads, past=5, tiles=same_tiles(32, 32, packed=packed))
 
@@ -155,12 +111,7 @@ def test_every_option_alone(option: dict[str, Any]) -> None:
     check(SHAPES["forest"](66), **option)
 
 
-@pytest.mark.parametrize(
-    ("tile", "packed"),
-    [
-        *(((16, 64), True), ((64, 16), False), ((128, 64), True)),
-    ],
-)
+@pytest.mark.parametrize(("tile", "packed"), [*(((16, 64), True), ((64, 16), False), ((128, 64), True))])
 def test_the_tile_changes_nothing(tile: tuple[int, int], packed: bool) -> None:
     check(SHAPES["bushy_trie"](70), heads=(4, 2), past=30, tiles=same_tiles(*tile, packed=packed))
 
@@ -229,20 +180,20 @@ def test_strides_of_tokens_and_heads_are_free() -> None:
 
 
 def test_only_the_log_sum_exp_may_be_used() -> None:
-    leaves, _, grad_lse = problem(20, (2, 1), 16, 0, torch.float32)
+    leaves, grads = problem(20, (2, 1), 16, 0, torch.float32)
     layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](20)))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         q, k, v = (leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v"))
         _, lse = tree_attention(q, k, v, layout, impl=impl, return_lse=True)
-        found = torch.autograd.grad((lse * grad_lse.to(dtype)).sum(), (q, k, v), allow_unused=True)
+        found = torch.autograd.grad((lse * grads["lse"].to(dtype)).sum(), (q, k, v), allow_unused=True)
         results.append([torch.zeros_like(q) if g is None else g for g in found[:2]])
     for actual, expected in zip(*results, strict=True):
         assert relative_error(actual, expected) < ERROR[torch.float32]
 
 
 def test_no_tokens_is_no_output_with_a_graph() -> None:
-    leaves, _, _ = problem(0, (4, 2), 16, 3, torch.float32)
+    leaves, _ = problem(0, (4, 2), 16, 3, torch.float32)
     layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
     out = tree_attention(
         leaves["q"], leaves["k"], leaves["v"], layout, past_k=leaves["past_k"], past_v=leaves["past_v"], impl="triton"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_problems import by, in_float64, outputs_and_gradients, problem, relative_error
 from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -35,52 +36,6 @@ CASES: list[tuple[torch.dtype, int, dict[str, Any]]] = [
 ]
 
 
-def leaves_of(
-    size: int, heads: tuple[int, int], head_size: int, past: int, dtype: torch.dtype, *, value_size: int | None = None
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Inputs, and gradients of the output and of the log-sum-exp."""
-    torch.manual_seed(size)
-    q_heads, k_heads = heads
-    value_size = value_size or head_size
-    shapes = {"q": (size, q_heads, head_size), "k": (size, k_heads, head_size), "v": (size, k_heads, value_size)}
-    if past:
-        shapes |= {"past_k": (past, k_heads, head_size), "past_v": (past, k_heads, value_size)}
-    shapes |= {"sinks": (q_heads,), "grad": (size, q_heads, value_size), "grad_lse": (size, q_heads)}
-    tensors = {name: torch.randn(shape, device="cuda").to(dtype) for name, shape in shapes.items()}
-    grad, grad_lse = tensors.pop("grad"), tensors.pop("grad_lse").float()
-    return {name: t.requires_grad_() for name, t in tensors.items()}, grad, grad_lse
-
-
-def run(
-    impl: str,
-    leaves: dict[str, torch.Tensor],
-    layout: TreeLayout,
-    grad: torch.Tensor,
-    grad_lse: torch.Tensor,
-    *,
-    lse: bool = False,
-    sinks: bool = False,
-    **options: Any,
-) -> list[torch.Tensor]:
-    """Output, log-sum-exp and the gradients of all that was used."""
-    given = {name: t for name, t in leaves.items() if name not in ("q", "k", "v") and (sinks or name != "sinks")}
-    out, got_lse = tree_attention(
-        leaves["q"], leaves["k"], leaves["v"], layout, impl=impl, return_lse=True, **given, **options
-    )
-    loss = (out * grad.to(out.dtype)).sum()
-    if lse:
-        loss = loss + (got_lse * grad_lse.to(got_lse.dtype)).sum()
-    used = [leaves["q"], leaves["k"], leaves["v"], *given.values()]
-    return [out.detach(), got_lse.detach(), *torch.autograd.grad(loss, used)]
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of root mean squares; what is small or zero in theory is judged against the inputs, which are of order one."""
-    assert actual.shape == expected.shape and actual.isfinite().all()
-    error = (actual.double() - expected).square().mean().sqrt()
-    return float(error / expected.square().mean().sqrt().clamp(min=1.0))
-
-
 def layout_of(parent: list[int], past: int = 0) -> TreeLayout:
     return TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past).to("cuda")
 
@@ -93,42 +48,41 @@ def test_outputs_and_gradients_equal_the_float64_reference(
     heads, past, value_size = options.pop("heads", (4, 2)), options.pop("past", 0), options.pop("value_size", None)
     for size in SIZES:
         for shape in ("forest", "comb"):
-            leaves, grad, grad_lse = leaves_of(size, heads, head_size, past, dtype, value_size=value_size)
-            exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
+            leaves, grads = problem(size, heads, head_size, past, dtype, value_size=value_size, device="cuda")
             layout = layout_of(SHAPES[shape](size), past)
-            actual = run("triton", leaves, layout, grad, grad_lse, **options)
-            wanted = run("reference", exact, layout, grad, grad_lse, **options)
-            for index, (got, expected) in enumerate(zip(actual, wanted, strict=True)):
-                assert relative_error(got, expected) < (2e-6 if index == 1 else ERROR[dtype]), (size, shape, index)
+            actual = outputs_and_gradients(by("triton", layout), leaves, grads, **options)
+            wanted = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads, **options)
+            for name, expected in wanted.items():
+                allowed = 2e-6 if name == "lse" else ERROR[dtype]
+                assert relative_error(actual[name], expected) < allowed, (size, shape, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_it_is_no_further_from_float64_than_plain_causal_attention(dtype: torch.dtype) -> None:
     """On a chain both solve one problem, so torch's own error in the dtype is the yardstick (twice it, for order)."""
     size = 3000
-    leaves, grad, grad_lse = leaves_of(size, (8, 2), 128, 0, dtype)
-    exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
+    leaves, grads = problem(size, (8, 2), 128, 0, dtype, device="cuda")
     layout = layout_of(chain(size))
     qkv = [leaves[name] for name in ("q", "k", "v")]
     plain = torch.nn.functional.scaled_dot_product_attention(
         *(t.transpose(0, 1)[None] for t in qkv), is_causal=True, enable_gqa=True
     )[0].transpose(0, 1)
-    yardstick = [plain.detach(), *torch.autograd.grad(plain, qkv, grad)]
-    out, _, *gradients = run("triton", leaves, layout, grad, grad_lse)
-    true_out, _, *true_gradients = run("reference", exact, layout, grad, grad_lse)
-    for got, other, true in zip([out, *gradients], yardstick, [true_out, *true_gradients], strict=True):
-        assert (got.double() - true).norm() <= 2 * (other.double() - true).norm()
+    yardstick = [plain.detach(), *torch.autograd.grad(plain, qkv, grads["out"])]
+    found = outputs_and_gradients(by("triton", layout), leaves, grads)
+    truth = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads)
+    for name, other in zip(("out", "q", "k", "v"), yardstick, strict=True):
+        assert (found[name].double() - truth[name]).norm() <= 2 * (other.double() - truth[name]).norm()
 
 
 def test_the_same_bits_come_out_at_every_call() -> None:
     """Also of keys seen by a whole forest of short branches, whose gradients are summed from pieces."""
     size = 20000
-    leaves, grad, grad_lse = leaves_of(size, (8, 2), 128, 500, torch.bfloat16)
+    leaves, grads = problem(size, (8, 2), 128, 500, torch.bfloat16, device="cuda")
     layout = layout_of(random_trie(size, 0, branching=0.02), 500)
-    first = run("triton", leaves, layout, grad, grad_lse, lse=True, sinks=True)
+    first = outputs_and_gradients(by("triton", layout), leaves, grads, lse=True, sinks=True)
     for _ in range(3):
-        again = run("triton", leaves, layout, grad, grad_lse, lse=True, sinks=True)
-        assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+        again = outputs_and_gradients(by("triton", layout), leaves, grads, lse=True, sinks=True)
+        assert all(torch.equal(one, two) for one, two in zip(first.values(), again.values(), strict=True))
 
 
 def test_new_lengths_compile_nothing() -> None:
@@ -139,19 +93,19 @@ def test_new_lengths_compile_nothing() -> None:
     kernels = (forward_kernel, row_term_kernel, query_gradient_kernel, key_gradient_kernel, sum_pieces_kernel)
     compiled = []
     for size, past in ((1, 0), (16, 1), (17, 16), (1000, 77), (4096, 128), (4097, 0)):
-        leaves, grad, grad_lse = leaves_of(size, (4, 2), 64, past, torch.bfloat16)
-        run("triton", leaves, layout_of(chain(size), past), grad, grad_lse)
+        leaves, grads = problem(size, (4, 2), 64, past, torch.bfloat16, device="cuda")
+        outputs_and_gradients(by("triton", layout_of(chain(size), past)), leaves, grads)
         compiled.append([len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels])
     assert compiled[0] == compiled[-1]
 
 
 def test_nothing_waits_for_the_device() -> None:
-    leaves, grad, grad_lse = leaves_of(500, (4, 2), 64, 30, torch.bfloat16)
+    leaves, grads = problem(500, (4, 2), 64, 30, torch.bfloat16, device="cuda")
     layouts = [layout_of(SHAPES["forest"](500), 30) for _ in range(2)]
-    run("triton", leaves, layouts[0], grad, grad_lse)
+    outputs_and_gradients(by("triton", layouts[0]), leaves, grads)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run("triton", leaves, layouts[1], grad, grad_lse)
+        outputs_and_gradients(by("triton", layouts[1]), leaves, grads)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -1,6 +1,5 @@
 """The flat side of the benchmark is right: packed rows compute what every row computes alone."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,53 +19,27 @@ def small_batch(por: float = 0.5) -> Batch:
     return agent_batch(por=por, num_rows=6, row_tokens=50, num_groups=2, trained_share=0.4, vocab=512)
 
 
-@pytest.mark.parametrize("project_all", [False, True])
-def test_packed_log_probs_are_those_of_rows_alone(project_all: bool) -> None:
+NAMES = ("tiny", "tiny-qwen3.5", "tiny-a3b", "tiny-v2-lite")
+
+
+@pytest.mark.parametrize(("name", "project_all"), [("tiny", False), *((name, True) for name in NAMES)])
+def test_packed_log_probs_are_those_of_the_plain_model_on_rows_alone(name: str, project_all: bool) -> None:
     batch = small_batch()
-    model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.float32)
+    model, plain = (build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32) for _ in range(2))
+    plain.set_attn_implementation("eager")
     seen = []
     for forward in packed_planner(200, CPU, project_all=project_all)(batch):
         seen += forward.rows
-        rows = [batch.rows[row] for row in forward.rows]
         with torch.no_grad():
             got = log_probs(model, forward)
-            alone = torch.cat(
-                [log_probs(model, part) for row in rows for part in packed_planner(50, CPU, project_all=True)(one(row))]
-            )
+            alone = branch_log_probs(plain, [batch.rows[row].tolist() for row in forward.rows])
         wanted = torch.ones_like(got, dtype=torch.bool) if project_all else forward.advantages() != 0
         torch.testing.assert_close(got[wanted], alone[wanted], rtol=0, atol=2e-5)
         assert project_all or not got[~wanted].any()
     assert sorted(seen) == list(range(12))
 
 
-def one(row: np.ndarray) -> Batch:
-    trained = np.ones(len(row), dtype=bool)
-    return Batch(name="one", rows=(row,), trained=(trained,), groups=("",), advantage_B=np.ones(1, dtype=np.float32))
-
-
-def test_a_row_packed_alone_is_the_plain_model() -> None:
-    row = small_batch().rows[0]
-    model = build_model(MODEL_SIZES["tiny"], device=CPU, dtype=torch.float32)
-    with torch.no_grad():
-        (packed,) = (log_probs(model, part) for part in packed_planner(50, CPU, project_all=True)(one(row)))
-        model.set_attn_implementation("eager")
-        plain = branch_log_probs(model, [row.tolist()])
-    torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ("tiny-qwen3.5", "tiny-a3b", "tiny-v2-lite"))
-def test_packed_rows_of_hybrid_and_sparse_models_are_those_of_the_plain_model(name: str) -> None:
-    batch = small_batch()
-    model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)
-    (forward,) = packed_planner(1000, CPU, project_all=True)(batch)
-    with torch.no_grad():
-        packed = log_probs(model, forward)
-        model.set_attn_implementation("eager")
-        plain = branch_log_probs(model, [batch.rows[row].tolist() for row in forward.rows])
-    torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ("tiny", "tiny-qwen3.5", "tiny-a3b", "tiny-v2-lite"))
+@pytest.mark.parametrize("name", NAMES)
 def test_both_sides_ask_for_the_same_log_probs(name: str) -> None:
     batch = small_batch()
     model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)

@@ -33,8 +33,5 @@ def test_flash_attn_s_own_kernel_stays_where_there_is_one(monkeypatch: pytest.Mo
         assert (what, transformer_impl.logprobs_from_logits) == ("flash-attn", before)
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
     with without.log_probs_in_one_pass() as what:
-        assert (what, transformer_impl.logprobs_from_logits) == (
-            "tree_kernels, from logits",
-            without.fused_log_probs,
-        )
+        assert (what, transformer_impl.logprobs_from_logits) == ("tree_kernels, from logits", without.fused_log_probs)
     assert transformer_impl.logprobs_from_logits is before

@@ -14,10 +14,7 @@ from tree_rl.benchmark.batch import agent_batch
 from tree_rl.benchmark.comparison import TREE
 from tree_rl.cost.model_sizes import MODEL_SIZES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 MAX_TOKENS = 8_000
 

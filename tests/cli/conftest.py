@@ -1,5 +1,6 @@
-"""A small tokenizer, and the real trajectories."""
+"""A small tokenizer, the real trajectories, and commands that refuse."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,16 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def airline_trajectories() -> Path:
     """200 recorded tool-use trajectories: 50 tasks, 4 trials each."""
     return EXAMPLES / "tau_bench_airline" / "trajectories.json"
+
+
+@pytest.fixture
+def refused(tree_rl: Callable[..., tuple[int, str, str]]) -> Callable[..., None]:
+    """A command ends with exit code 2, nothing on standard output and one short printable line on standard error."""
+
+    def check(message: str, *arguments: object) -> None:
+        code, out, err = tree_rl(*arguments)
+        assert (code, out) == (2, ""), (arguments, out, err)
+        assert message in err and len(err) < 700, (arguments, err)
+        assert err.endswith("\n") and err[:-1].isprintable(), err
+
+    return check

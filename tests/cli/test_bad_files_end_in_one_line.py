@@ -17,10 +17,16 @@ import pyarrow.parquet
 import pytest
 
 Run = Callable[..., tuple[int, str, str]]
+Refused = Callable[..., None]
 
 GOOD = '[{"input_ids": [1, 2, 3], "uid": "a"}]'
 ACCENT = '[{"input_ids": [1], "uid": "é"}]'
 NESTED = '[{"input_ids": ' + "[" * 10_000 + "]" * 10_000 + "}]"
+
+
+def ids(numbers: str) -> str:
+    """A file of one row."""
+    return f'[{{"input_ids": [{numbers}]}}]'
 
 
 def parquet(**columns: Any) -> bytes:
@@ -51,12 +57,13 @@ def zipped() -> bytes:
 
 
 PARQUET = parquet(input_ids=[[1, 2]])
+OTHER_MASK = parquet(input_ids=[[1], [1, 2]], loss_mask=[[1], [1]])
+SHORT_MASK = parquet(input_ids=[[0, 1]], attention_mask=[[1]])
 UNSIGNED = pyarrow.array([[1], [2**64 - 1]], pyarrow.list_(pyarrow.uint64()))
 
 FILES: dict[str, tuple[str, bytes | str, str]] = {
     "utf-16": ("r.json", ACCENT.encode("utf-16"), "expected text in UTF-8, received UTF-16"),
     "utf-16 without a mark": ("r.json", GOOD.encode("utf-16-le"), "expected text in UTF-8, received binary data or"),
-    "utf-32": ("r.jsonl", GOOD.encode("utf-32"), "line 1: expected text in UTF-8"),
     "latin-1": ("r.json", ACCENT.encode("latin-1"), "expected text in UTF-8, received byte 0xe9 at 28"),
     "byte order mark": ("r.json", b"\xef\xbb\xbf" + GOOD.encode(), "received UTF-8 with a byte order mark"),
     "parquet named json": ("r.json", PARQUET, "received a parquet file; name it *.parquet"),
@@ -70,49 +77,32 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "cut zip": ("r.json", zipped()[:40], "received a zip archive"),
     "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .gz"),
     "empty json": ("r.json", b"", "expected at least one row"),
-    "empty jsonl": ("r.jsonl", b"\n\n", "expected at least one row"),
     "empty parquet": ("r.parquet", b"", "not a parquet file: it is empty"),
-    "garbage": ("r.json", bytes(range(128, 256)), "expected text in UTF-8, received byte 0x80"),
-    "garbage with zeros": ("r.jsonl", bytes(range(256)), "expected text in UTF-8, received binary data"),
     "garbage named parquet": ("r.parquet", b"\x1b[31m" * 100, "not a parquet file: it begins with"),
     "footer cut off": ("r.parquet", PARQUET[:-20], "expected a whole parquet file"),
-    "footer overwritten": ("r.parquet", PARQUET[:-30] + b"\xff" * 22 + PARQUET[-8:], "expected a whole parquet file"),
     "page overwritten": ("r.parquet", damaged(4), "expected a whole parquet file"),
     "10,000 lists deep": ("r.json", NESTED, "at most 100 deep"),
     "10,000 objects deep": ("r.jsonl", '{"a":' * 10_000 + "1" + "}" * 10_000, "line 1: expected lists and objects"),
     "brackets never closed": ("r.json", "[" * 1_000_000, "at most 100 deep"),
     "quotes never closed": ("r.json", '["' + '\\"' * 200_000, "not JSON: Unterminated string"),
-    "5,000 digits": ("r.json", '[{"input_ids": [' + "1" * 5000 + "]}]", "expected integers of at most 4,300 digits"),
-    "4,000 digits": (
-        "r.json",
-        '[{"input_ids": [' + "1" * 4000 + "]}]",
-        "received an integer of about 3999 digits at 0",
-    ),
-    "nan id": (
-        "r.json",
-        '[{"input_ids": [1, NaN]}]',
-        "column input_ids: expected a list of integers, received nan at 1",
-    ),
-    "infinite id": ("r.json", '[{"input_ids": [1e999]}]', "expected a list of integers, received inf at 0"),
+    "5,000 digits": ("r.json", ids("1" * 5000), "expected integers of at most 4,300 digits"),
+    "4,000 digits": ("r.json", ids("1" * 4000), "received an integer of about 3999 digits at 0"),
+    "nan id": ("r.json", ids("1, NaN"), "column input_ids: expected a list of integers, received nan at 1"),
+    "infinite id": ("r.json", ids("1e999"), "expected a list of integers, received inf at 0"),
     "key twice": ("r.json", '[{"input_ids": [1], "input_ids": [2]}]', "received input_ids twice"),
     "column twice": ("r.parquet", two_columns_of_one_name(), "received input_ids twice"),
-    "ragged": ("r.json", '[{"input_ids": [1, [2]]}]', "row 0, column input_ids: expected a list of integers"),
     "nested": ("r.parquet", parquet(input_ids=[[[1]]]), "row 0, column input_ids: expected a list of integers"),
-    "float": ("r.json", '[{"input_ids": [1.9]}]', "received 1.9 at 0"),
-    "float column": ("r.parquet", parquet(input_ids=[[1.0], [2.0, 1.9]]), "row 1, column input_ids"),
+    "float": ("r.json", ids("1.9"), "received 1.9 at 0"),
     "whole floats": ("r.parquet", parquet(input_ids=[[1.0]]), "drop the nulls and store it as int64"),
     "null": ("r.parquet", parquet(input_ids=[[1], [2, None]]), "row 1, column input_ids: expected a list of integers"),
-    "null row": ("r.parquet", parquet(input_ids=[[1], None]), "row 1, column input_ids: expected a list of integers"),
-    "boolean": ("r.json", '[{"input_ids": [1, true]}]', "received True at 1"),
-    "booleans": ("r.parquet", parquet(input_ids=[[True]]), "received True at 0"),
+    "boolean": ("r.json", ids("1, true"), "received True at 1"),
     "decimal": ("r.parquet", parquet(input_ids=[[decimal.Decimal(1)]]), "received Decimal('1') at 0"),
-    "negative": ("r.json", '[{"input_ids": [-1]}]', "token 0 is -1"),
-    "beyond int64": ("r.json", '[{"input_ids": [9223372036854775808]}]', "received 9223372036854775808 at 0"),
+    "negative": ("r.json", ids("-1"), "token 0 is -1"),
+    "beyond int64": ("r.json", ids("9223372036854775808"), "received 9223372036854775808 at 0"),
     "beyond int64 unsigned": ("r.parquet", parquet(input_ids=UNSIGNED), "row 1, column input_ids"),
-    "beyond int32": ("r.json", '[{"input_ids": [4294967296]}]', "token 0 is 4294967296"),
+    "beyond int32": ("r.json", ids("4294967296"), "token 0 is 4294967296"),
     "mask of 7": ("r.json", '[{"input_ids": [1], "loss_mask": [7]}]', "expected a list of 0 and 1, received 7 at 0"),
     "mask of a half": ("r.json", '[{"input_ids": [1], "loss_mask": [0.5]}]', "received 0.5 at 0"),
-    "mask of nan": ("r.parquet", parquet(input_ids=[[1]], loss_mask=[[float("nan")]]), "received nan at 0"),
     "no group": ("r.json", '[{"input_ids": [1], "uid": null}]', "row 0, column uid: expected the row's group"),
     "group of lists": ("r.json", '[{"input_ids": [1], "uid": [1]}]', "row 0, column uid: expected the row's group"),
     "names that move the cursor": ("r.json", '[{"\\u001b[2J": 1}]', "received \\x1b[2J"),
@@ -122,68 +112,47 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "missing cell": ("r.json", '[{"input_ids": [1]}, {"uid": "x"}]', "row 1, column input_ids: expected a list of"),
     "text": ("r.json", '[{"input_ids": "hello"}]', "expected a list of integers, received hello"),
     "long mask": ("r.json", '[{"input_ids": [1], "loss_mask": [1, 1]}]', "column loss_mask: expected 1 entries"),
-    "mask of another row": (
-        "r.parquet",
-        parquet(input_ids=[[1, 2], [1, 2, 3]], loss_mask=[[1, 1], [1, 1]]),
-        "row 1, column loss_mask: expected 3 entries",
-    ),
+    "mask of another row": ("r.parquet", OTHER_MASK, "row 1, column loss_mask: expected 2 entries"),
     "mask of text": ("r.parquet", parquet(input_ids=[[1]], loss_mask=[["1"]]), "received the text 1 at 0"),
-    "short attention mask": (
-        "r.parquet",
-        parquet(input_ids=[[0, 1]], attention_mask=[[1]]),
-        "row 0, column attention_mask: expected 2 entries",
-    ),
-    "an id of text": (
-        "r.jsonl",
-        '{"input_ids": [1]}\n{"input_ids": [1, "2"]}',
-        "row 1, column input_ids: expected a list of integers, received the text 2 at 1",
-    ),
+    "no token": ("r.parquet", parquet(input_ids=[[1, 2]], attention_mask=[[0, 0]]), "column attention_mask: expected"),
+    "short attention mask": ("r.parquet", SHORT_MASK, "row 0, column attention_mask: expected 2 entries"),
+    "an id of text": ("r.json", ids('1, "2"'), "expected a list of integers, received the text 2 at 1"),
     "one bad line": ("r.jsonl", '{"input_ids": [1]}\n' * 3 + "# end", "line 4: not JSON"),
     "pointer of Git LFS": ("r.parquet", "version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     "cut arrow": ("r.arrow", b"ARROW1", "expected a whole arrow file"),
-    "pickle": ("r.pkl", b"\x80\x04", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .pkl"),
     "unknown columns": ("r.json", '[{"text": "hello", "label": 1}]', "received text, label"),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_a_bad_file_ends_every_command_in_one_line(case: str, tmp_path: Path, tree_rl: Run) -> None:
+def test_a_bad_file_ends_every_command_in_one_line(case: str, tmp_path: Path, refused: Refused) -> None:
     name, content, message = FILES[case]
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     drawing = tmp_path / "drawing.svg"
     for command in (("inspect", "--draw", "svg", drawing), ("plan", "--max-tokens", "8")):
-        check(tree_rl(*command, path), message)
+        refused(message, *command, path)
         assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
-def check(result: tuple[int, str, str], message: str) -> None:
-    """Exit code 2, nothing on standard output, one short printable line on standard error."""
-    code, out, err = result
-    assert (code, out) == (2, ""), result
-    assert message in err
-    assert err.endswith("\n") and err[:-1].isprintable(), err
-    assert len(err) < 700
-
-
-def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, chatml: Path, tree_rl: Run) -> None:
+def test_benchmark_and_tokenizer_refuse_in_one_line_too(tmp_path: Path, chatml: Path, refused: Refused) -> None:
     path = tmp_path / "rows.json"
     path.write_bytes(ACCENT.encode("utf-16"))
     out = tmp_path / "figures"
-    check(tree_rl("bench", "--model", "tiny", "--data", path, "--out", out), "received UTF-16")
+    refused("received UTF-16", "bench", "--model", "tiny", "--data", path, "--out", out)
     assert not out.exists()
     path.write_text('[{"messages": [{"role": "user", "content": "\\ud800"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: expected Unicode text")
+    refused("row 0, message 0: expected Unicode text", "inspect", path, "--tokenizer", chatml)
     path.write_text('[{"messages": [{"role": [1], "content": "\\u001b[31m"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", chatml), "row 0, message 0: the chat template refuses it")
+    refused("row 0, message 0: the chat template refuses it", "inspect", path, "--tokenizer", chatml)
     path.write_text('[{"messages": [{"content": "no role"}]}]')
-    check(tree_rl("inspect", path, "--tokenizer", chatml), "column messages: expected a list of messages with")
+    refused("column messages: expected a list of messages with", "inspect", path, "--tokenizer", chatml)
     path.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
     given = ("inspect", path, "--tokenizer", chatml, "--rows", "call")
-    check(tree_rl(*given), "row 0: expected an assistant message")
+    refused("row 0: expected an assistant message", *given)
 
 
-def test_what_is_no_file_is_named(tmp_path: Path, tree_rl: Run) -> None:
+def test_what_is_no_file_is_named(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "link.json").symlink_to("nowhere")
@@ -198,27 +167,16 @@ def test_what_is_no_file_is_named(tmp_path: Path, tree_rl: Run) -> None:
         "\x1b[31mred\n.json": "\\x1b[31mred\\n.json: no such file",
         "\udcff.json": "\\udcff.json: no such file",
     }.items():
-        check(tree_rl("inspect", tmp_path / name), message)
+        refused(message, "inspect", tmp_path / name)
 
 
-SIZES = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "intermediate_size": 8,
-    "num_attention_heads": 2,
-    "vocab_size": 100,
-}
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 100}
 CONFIGS: dict[str, tuple[Any, str]] = {
     "list": ([SIZES], "expected an object, received list"),
-    "number": (5, "expected an object, received int 5"),
     "nothing": ({}, "expected the sizes hidden_size"),
-    "missing": ({**SIZES, "vocab_size": None}, "expected the sizes vocab_size"),
     "negative": ({**SIZES, "hidden_size": -8}, "hidden_size: expected a count, received int -8"),
-    "text": ({**SIZES, "hidden_size": "8"}, "hidden_size: expected a count, received str 8"),
-    "fraction": ({**SIZES, "hidden_size": 8.5}, "hidden_size: expected a count, received float 8.5"),
     "boolean": ({**SIZES, "head_dim": True}, "head_dim: expected a count, received bool True"),
     "huge": ({**SIZES, "vocab_size": 10**400}, "vocab_size: expected a count, received int an integer of"),
-    "nan": ({**SIZES, "vocab_size": float("nan")}, "vocab_size: expected a count, received float nan"),
     "no heads": ({**SIZES, "num_attention_heads": 0}, "expected the sizes num_attention_heads"),
     "more heads than width": ({**SIZES, "num_attention_heads": 16}, "head_dim: expected at least 1"),
     "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
@@ -227,13 +185,13 @@ CONFIGS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_a_bad_model_config_is_named(case: str, tmp_path: Path, tree_rl: Run) -> None:
+def test_a_bad_model_config_is_named(case: str, tmp_path: Path, refused: Refused) -> None:
     config, message = CONFIGS[case]
     rows, model = tmp_path / "rows.json", tmp_path / "config.json"
     rows.write_text(GOOD)
     model.write_text(json.dumps(config))
     for command in (("inspect",), ("plan", "--max-tokens", "8")):
-        check(tree_rl(*command, rows, "--model", model), message)
+        refused(message, *command, rows, "--model", model)
 
 
 def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
@@ -267,7 +225,7 @@ def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
     ],
 )
 def test_a_bad_tokenizer_folder_is_named(
-    name: str, content: str | bytes, message: str, tmp_path: Path, chatml: Path, tree_rl: Run
+    name: str, content: str | bytes, message: str, tmp_path: Path, chatml: Path, refused: Refused
 ) -> None:
     folder = tmp_path / "tokenizer"
     folder.mkdir()
@@ -277,7 +235,7 @@ def test_a_bad_tokenizer_folder_is_named(
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     rows = tmp_path / "rows.json"
     rows.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
-    check(tree_rl("inspect", rows, "--tokenizer", folder), message)
+    refused(message, "inspect", rows, "--tokenizer", folder)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +248,8 @@ def test_a_bad_tokenizer_folder_is_named(
         (("inspect", "a.json", "--\x1b[2J"), "--\\x1b[2J"),
     ],
 )
-def test_a_mistake_in_the_command_line_is_one_line(arguments: tuple[str, ...], message: str, tree_rl: Run) -> None:
-    check(tree_rl(*arguments), message)
+def test_a_mistake_in_the_command_line_is_one_line(arguments: tuple[str, ...], message: str, refused: Refused) -> None:
+    refused(message, *arguments)
 
 
 def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, tree_rl: Run) -> None:
@@ -317,4 +275,5 @@ def test_the_console_script_ends_without_a_traceback(tmp_path: Path) -> None:
     path.write_bytes(ACCENT.encode("utf-16"))
     command = [sys.executable, "-c", "from tree_rl.cli import main; main()", "inspect", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    check((ended.returncode, ended.stdout, ended.stderr), "received UTF-16")
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert "received UTF-16" in ended.stderr

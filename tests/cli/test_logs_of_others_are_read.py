@@ -26,10 +26,8 @@ from tree_rl.inspection.row_file import read_recording, read_row_file
 from tree_rl.inspection.verdict.grouping import regroup
 
 Run = Callable[..., tuple[int, str, str]]
-ASKED = [
-    {"role": "system", "content": "You mend code."},
-    {"role": "user", "content": "Fix it."},
-]
+Refused = Callable[..., None]
+ASKED = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix it."}]
 ANSWER = {"role": "assistant", "content": "Done."}
 SECOND = [*ASKED, ANSWER, {"role": "user", "content": "Again."}]
 TOOLS = [{"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {}}}]
@@ -172,12 +170,9 @@ def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:
     ],
 )
 def test_wrong_records_end_in_one_line(
-    record: dict[str, Any], said: str, tmp_path: Path, tokenizer: Path, tree_rl: Run
+    record: dict[str, Any], said: str, tmp_path: Path, tokenizer: Path, refused: Refused
 ) -> None:
-    file = write(tmp_path / "log.jsonl", [record])
-    code, out, err = tree_rl("inspect", file, "--tokenizer", tokenizer)
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert said in err
+    refused(said, "inspect", write(tmp_path / "log.jsonl", [record]), "--tokenizer", tokenizer)
 
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(st.characters(codec=None)))
@@ -282,7 +277,7 @@ def test_arrays_of_uni_agent(tmp_path: Path) -> None:
     assert [row.group for row in found.rows] == groups
 
 
-def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, tree_rl: Run) -> None:
+def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, refused: Refused) -> None:
     good = tmp_path / "good"
     save_session(good, ([1, 2], [3], [1]))
     whole = (good / "trajectory.npz").read_bytes()
@@ -295,13 +290,11 @@ def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, tree_rl: Run
     (tmp_path / "empty.npz").write_bytes(b"")
     (tmp_path / "text.npz").write_text("[]")
     for name in ("other", "half", "pickled", "one", "cut", "empty", "text"):
-        code, out, err = tree_rl("inspect", tmp_path / f"{name}.npz")
-        assert (code, out, err.count("\n")) == (2, "", 1), err
-        assert f"{name}.npz: expected " in err
+        refused(f"{name}.npz: expected ", "inspect", tmp_path / f"{name}.npz")
 
 
 def test_a_hub_id_is_found_in_the_local_cache(
-    tmp_path: Path, tokenizer: Path, tree_rl: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Path, tree_rl: Run, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "hub" / "models--Someone--Small-1.5" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -318,10 +311,9 @@ def test_a_hub_id_is_found_in_the_local_cache(
     assert (code, err) == (0, "")
     assert f"tree-rl plan {rows} --tokenizer Someone/Small-1.5 --model Someone/Small-1.5 --max-tokens " in out
     for option, missing in (("--tokenizer", "tokenizer.json tokenizer_config.json"), ("--model", "config.json")):
-        code, out, err = tree_rl("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
-        assert (code, out, err.count("\n")) == (2, "", 1), err
-        assert f"{option} Someone/Else: no such folder" in err
-        assert f"download it: hf download Someone/Else {missing}" in err
+        given = ("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
+        for said in (f"{option} Someone/Else: no such folder", f"download it: hf download Someone/Else {missing}"):
+            refused(said, *given)
 
 
 def test_a_log_needs_a_tokenizer(tmp_path: Path) -> None:

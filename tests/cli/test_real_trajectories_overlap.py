@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
 from tree_rl.inspection.overlap_by_group import report_groups, total_of
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
-from tree_rl.inspection.run_plan import plan_run
 from tree_rl.tree.report.branching import BranchCause
 
 Run = Callable[..., tuple[int, str, str]]
@@ -41,33 +39,6 @@ def test_overlap_of_recorded_trajectories(rows_per: RowsPer, num_rows: int, por:
 def test_each_sampled_token_is_trained_once_per_trial(recorded: Recorded) -> None:
     sampled = {per: sum(int(np.sum(row.trained)) for row in rows) for per, rows in recorded.items()}
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
-
-
-def test_merged_calls_are_the_trials_up_to_the_last_answer(recorded: Recorded) -> None:
-    merged, trials = append_rows(recorded[RowsPer.CALL]), recorded[RowsPer.TRIAL]
-    assert len(merged) == len(trials) == 200
-    assert {row.record for row in merged} == {row.record for row in trials}
-    trial_of = {row.record: row for row in trials}
-    for row in merged:
-        trial, end = trial_of[row.record], len(row.token_ids)
-        assert np.array_equal(row.token_ids, trial.token_ids[:end])
-        assert row.trained is not None and trial.trained is not None
-        assert np.array_equal(row.trained, trial.trained[:end]) and not trial.trained[end:].any()
-
-
-def test_a_plan_computes_every_token_once(recorded: Recorded) -> None:
-    rows = recorded[RowsPer.CALL]
-    unique = total_of(report_groups(rows)).overlap.unique_tokens
-    for max_tokens in (16384, 8192):
-        plan = plan_run(rows, max_tokens)
-        whole = list(plan.whole)
-        assert sum(whole) + sum(len(part.partition_of_token) for part in plan.partitioned) == unique
-        sizes = list(whole)
-        sizes += [partition.num_tokens for part in plan.partitioned for partition in part.partitions]
-        assert sum(sizes) == unique
-        assert max(sizes) <= max_tokens
-        assert len(sizes) < len(plan.flat) / 5
-        assert plan.partitioned
 
 
 def test_command_prints_totals_and_draws(tree_rl: Run, airline_trajectories: Path, qwen_tokenizer: Path) -> None:

@@ -118,13 +118,6 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
     assert [np.flatnonzero(row.trained).tolist() for row in rows] == [[4], [4, 5, 6], []]
 
 
-@pytest.mark.parametrize(("mask", "said"), [([1, 1], "expected 6 entries"), ([0] * 6, "found none")])
-def test_a_wrong_attention_mask_is_named(mask: list[int], said: str, tmp_path: Path) -> None:
-    file = write({"input_ids": [[1, 2, 3, 4, 5, 6]], "attention_mask": [mask]}, tmp_path / "rows.json")
-    with pytest.raises(InputError, match=f"row 0, column attention_mask: .*{said}"):
-        read_row_file(file)
-
-
 def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
     (tmp_path / "dumps" / "more").mkdir(parents=True)
     for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT)):
@@ -159,10 +152,7 @@ def test_texts_of_verls_rollout_data_dir(tmp_path: Path, chatml: Path) -> None:
         read_row_file(file)
 
 
-MESSAGES = [
-    {"role": "user", "content": "Fix it."},
-    {"role": "assistant", "content": "Done."},
-]
+MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
 SHAREGPT = [{"from": "human", "value": "Fix it."}, {"from": "gpt", "value": "Done."}]
 
 

@@ -29,13 +29,10 @@ def groups_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [manifest["spec"]["headGroupSpec"], *manifest["spec"]["workerGroupSpecs"]]
 
 
-def test_manifest_is_a_ray_cluster_of_the_pinned_ray(manifest: dict[str, Any]) -> None:
+def test_manifest_is_a_ray_cluster_of_the_pinned_ray_whose_token_is_on(manifest: dict[str, Any]) -> None:
     pins = (ROOT / "constraints/gpu.txt").read_text(encoding="utf-8").splitlines()
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayCluster")
     assert f"ray=={manifest['spec']['rayVersion']}" in pins
-
-
-def test_manifest_keeps_the_token_on(manifest: dict[str, Any]) -> None:
     assert manifest["spec"]["authOptions"] == {"mode": "token"}
     variables = {variable["name"] for group in groups_of(manifest) for variable in container_of(group)["env"]}
     assert not [name for name in variables if name.startswith("RAY_AUTH")]

@@ -55,27 +55,44 @@ def test_number_of_nodes_and_command_are_asked_for(name: str, arguments: tuple[s
     assert f"for example: {name} 2 -- bash recipes/grpo/run_qwen3_fsdp2.sh" in refused.stderr
 
 
-@pytest.mark.parametrize("head", ["", "10.0.0.1:", "a b:1"])
-def test_worker_asks_for_the_head(head: str) -> None:
-    refused = run_script("ray_worker.sh", head)
-    assert refused.returncode == 2
-    assert f"expected the head's HOST:PORT first, received '{head or 'nothing'}'" in refused.stderr
+WORKER, HEAD = "ray_worker.sh", "ray_head.sh"
+PORTS = "expected {} to be a port outside 10002-19999"
+READABLE = "(mode {:o}, expected 600); who reads it runs code on every node: chmod 600 TOKEN"
+NOBODY = "127.0.0.1:1"
 
 
-def test_worker_without_a_token_says_where_it_comes_from(tmp_path: Path) -> None:
-    refused = run_script("ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
-    assert refused.returncode == 2
-    assert f"no token in {tmp_path}/token; copy the head's file here (scp -p HEAD:.ray/auth_token" in refused.stderr
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604])
-def test_token_that_others_read_is_refused(tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments", "variables", "mode", "message"),
+    [
+        *(
+            (WORKER, (head,), {}, None, f"expected the head's HOST:PORT first, received '{head or 'nothing'}'")
+            for head in ("", "10.0.0.1:", "a b:1")
+        ),
+        (WORKER, (NOBODY,), {}, None, "no token in TOKEN; copy the head's file here (scp -p HEAD:.ray/auth_token"),
+        *((WORKER, (NOBODY,), {}, mode, READABLE.format(mode)) for mode in (0o640, 0o604)),
+        (
+            *(WORKER, (NOBODY,), {"WAIT_SECONDS": "1", "NODE_IP": "127.0.0.1"}, 0o600),
+            f"no answer from the head at {NOBODY} after 1 s",
+        ),
+        *(
+            (HEAD, (), {name: port}, None, PORTS.format(name))
+            for name, port in (("HEAD_PORT", "17111"), ("HEAD_PORT", "six"), ("DASHBOARD_PORT", "0"))
+        ),
+        (HEAD, (), {"INTERFACE": "no_such_network"}, 0o600, "INTERFACE=no_such_network has no IPv4 address here"),
+        ("slurm.sbatch", RECIPE, {"SLURM_SUBMIT_DIR": "/"}, None, "expected to be submitted from the repository"),
+    ],
+)
+def test_what_a_node_cannot_use_is_named(
+    name: str, arguments: tuple[str, ...], variables: dict[str, str], mode: int | None, message: str, tmp_path: Path
+) -> None:
     token = tmp_path / "token"
-    token.write_text("secret")
-    token.chmod(mode)
-    refused = run_script("ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(token))
+    if mode is not None:
+        token.write_text("secret")
+        token.chmod(mode)
+    refused = run_script(name, *arguments, RAY_AUTH_TOKEN_PATH=str(token), **variables)
     assert refused.returncode == 2
-    assert f"(mode {mode:o}, expected 600)" in refused.stderr and f"chmod 600 {token}" in refused.stderr
+    assert message.replace("TOKEN", str(token)) in refused.stderr
+    assert token.exists() == (mode is not None)
 
 
 def test_head_creates_a_token_for_its_owner_alone_and_keeps_it(tmp_path: Path) -> None:
@@ -92,31 +109,6 @@ def test_head_creates_a_token_for_its_owner_alone_and_keeps_it(tmp_path: Path) -
     assert len(tokens) == 1 and len(tokens.pop()) == 64
 
 
-def test_worker_gives_up_on_a_head_that_does_not_answer(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
-    token.chmod(0o600)
-    refused = run_script(
-        "ray_worker.sh", "127.0.0.1:1", RAY_AUTH_TOKEN_PATH=str(token), WAIT_SECONDS="1", NODE_IP="127.0.0.1"
-    )
-    assert refused.returncode == 2
-    assert "no answer from the head at 127.0.0.1:1 after 1 s" in refused.stderr
-
-
-@pytest.mark.parametrize(("name", "port"), [("HEAD_PORT", "17111"), ("HEAD_PORT", "six"), ("DASHBOARD_PORT", "0")])
-def test_head_refuses_the_ports_of_rays_workers(tmp_path: Path, name: str, port: str) -> None:
-    refused = run_script("ray_head.sh", **{"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), name: port})
-    assert refused.returncode == 2
-    assert f"expected {name} to be a port outside 10002-19999" in refused.stderr
-    assert not (tmp_path / "token").exists()
-
-
-def test_unknown_network_is_named(tmp_path: Path) -> None:
-    refused = run_script("ray_head.sh", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"), INTERFACE="no_such_network")
-    assert refused.returncode == 2
-    assert "INTERFACE=no_such_network has no IPv4 address here" in refused.stderr
-
-
 def test_environment_without_ray_is_named(tmp_path: Path) -> None:
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -126,8 +118,6 @@ def test_environment_without_ray_is_named(tmp_path: Path) -> None:
     assert "no ray beside" in refused.stderr
 
 
-def test_slurm_template_runs_only_in_a_job_of_the_repository(tmp_path: Path) -> None:
+def test_slurm_template_runs_only_in_a_job() -> None:
     outside = run_script("slurm.sbatch", *RECIPE)
     assert outside.returncode != 0 and "submit this file with sbatch" in outside.stderr
-    elsewhere = run_script("slurm.sbatch", *RECIPE, SLURM_SUBMIT_DIR=str(tmp_path))
-    assert elsewhere.returncode == 2 and "expected to be submitted from the repository" in elsewhere.stderr

@@ -21,12 +21,7 @@ from verl.trainer import main_ppo
 import tree_rl
 from tree_rl.verl_plugin import plugin_presence
 from tree_rl.verl_plugin.launch.job_environment import asks_for_trees, forwarding, plugin_variables
-from tree_rl.verl_plugin.plugin_presence import (
-    PluginNotLiveError,
-    find_faults,
-    job_workers,
-    require_plugin_everywhere,
-)
+from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError, find_faults, job_workers, require_plugin_everywhere
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = ("here", tree_rl.__version__, "0.9.1")

@@ -51,58 +51,43 @@ def bare_nodes(bare: Path) -> Iterator[Nodes]:
         yield nodes
 
 
-def one_step(folder: Path, python: Path, **environment: str) -> dict[str, str]:
+def one_step(folder: Path, python: Path) -> dict[str, str]:
     """Environment of the recipe, as small as it gets."""
-    return {
-        "PYTHON": str(python),
-        "NNODES": "2",
-        "STEPS": "1",
-        "TRAIN_BATCH_SIZE": "4",
-        "MINI_BATCH_SIZE": "4",
-        "ROLLOUT_N": "2",
-        "OUTPUT": str(folder / "out"),
-        **environment,
-    }
-
-
-def reward_that_tells(folder: Path) -> tuple[str, Path]:
-    """A reward function that notes from where its process has the plugin.
-
-    Returns:
-        The override that chooses it, and the file of its notes.
-    """
-    seen = folder / "seen"
-    (folder / "reward.py").write_text(REWARD.format(seen=str(seen)))
-    return f"reward.custom_reward_function.path={folder / 'reward.py'}", seen
+    sizes = {"NNODES": "2", "STEPS": "1", "TRAIN_BATCH_SIZE": "4", "MINI_BATCH_SIZE": "4", "ROLLOUT_N": "2"}
+    return {"PYTHON": str(python), "OUTPUT": str(folder / "out"), **sizes}
 
 
 def test_code_sent_as_py_modules_trains_on_nodes_without_it(tmp_path: Path, bare: Path, bare_nodes: Nodes) -> None:
     code = copy_of_the_code(tmp_path / "code")
-    override, seen = reward_that_tells(tmp_path)
     modules = f"+ray_kwargs.ray_init.runtime_env.py_modules=[{code / 'tree_rl'},{code / 'tree_kernels'}]"
-    command = ["bash", str(RECIPE), *EXISTING_CLUSTER, override, modules]
-    environment = one_step(tmp_path, bare, PYTHONPATH=str(code), VERL_USE_EXTERNAL_MODULES="tree_rl.verl_plugin")
-    assert_trains(bare_nodes, command, bare, environment, tmp_path)
-    assert {"py_modules_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
+    command = ["bash", str(RECIPE), *EXISTING_CLUSTER, modules]
+    environment = one_step(tmp_path, bare)
+    environment |= {"PYTHONPATH": str(code), "VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}
+    assert_trains(bare_nodes, command, bare, environment, tmp_path, found_in="py_modules_files")
 
 
 def test_code_sent_as_working_dir_trains_on_nodes_without_it(tmp_path: Path, bare: Path, bare_nodes: Nodes) -> None:
     travelling = copy_of_the_code(tmp_path / "travelling")
     shutil.copytree(REPOSITORY / "recipes", travelling / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
-    override, seen = reward_that_tells(tmp_path)
     runtime_env = {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}
     command = [
         *("ray", "job", "submit", "--address", f"http://{address(0)}:8265", "--working-dir", str(travelling)),
         *("--runtime-env-json", json.dumps(runtime_env), "--", "env"),
         *(f"{name}={value}" for name, value in one_step(tmp_path, bare).items()),
-        *("bash", "recipes/grpo/run_qwen3_fsdp2.sh", *EXISTING_CLUSTER, override),
+        *("bash", "recipes/grpo/run_qwen3_fsdp2.sh", *EXISTING_CLUSTER),
     ]
-    assert_trains(bare_nodes, command, bare, {}, tmp_path)
-    assert {"working_dir_files" in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()
+    assert_trains(bare_nodes, command, bare, {}, tmp_path, found_in="working_dir_files")
 
 
-def assert_trains(nodes: Nodes, command: list[str], python: Path, environment: dict[str, str], folder: Path) -> None:
+def assert_trains(
+    nodes: Nodes, command: list[str], python: Path, environment: dict[str, str], folder: Path, *, found_in: str
+) -> None:
+    """With a reward function that notes from where its process has the plugin."""
+    seen = folder / "seen"
+    (folder / "reward.py").write_text(REWARD.format(seen=str(seen)))
+    command = [*command, f"reward.custom_reward_function.path={folder / 'reward.py'}"]
     done = nodes.drive(command, python=python, environment=environment, folder=folder, seconds=500)
     (folder / "log").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "training/global_step:1" in done.stdout
+    assert {found_in in line for line in seen.read_text().splitlines()} == {True}, seen.read_text()

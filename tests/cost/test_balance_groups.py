@@ -80,20 +80,6 @@ def test_mini_batches_hold_the_configured_number_of_groups(groups: int, per_mini
     assert max(groups_of_step) - min(groups_of_step) <= 1
 
 
-def test_branches_do_not_add_optimizer_steps() -> None:
-    narrow = number_groups([f"u{i}" for i in range(8)])
-    wide = number_groups([f"u{i}" for i in range(8) for _ in range(5)])
-    assert mini_batch_count(narrow.max() + 1, 4) == mini_batch_count(wide.max() + 1, 4) == 2
-
-
-def test_costs_even_out_over_ranks() -> None:
-    cost = np.random.default_rng(0).lognormal(4, 1.5, size=64).round() + 1
-    layout = lay_out_groups(np.arange(64), alone(cost), num_ranks=4, num_cells=2)
-    assert layout.imbalance < 1.15
-    in_batch_order = cost.reshape(2, 4, 8).sum(-1)
-    assert layout.imbalance < in_batch_order.max(1).sum() / in_batch_order.mean(1).sum()
-
-
 def test_a_rank_without_rows_gets_padding() -> None:
     layout = lay_out_groups(np.zeros(2, dtype=np.int64), [star(2, 500, 1)], num_ranks=3, num_cells=1)
     slots = layout.order.reshape(3, 2)

@@ -88,13 +88,6 @@ def test_a_group_of_many_rows_is_cut_into_few_paths() -> None:
     assert group.cost(picked) == pytest.approx(COST.forest(forest.select_rows(rows)))
 
 
-def test_balanced_groups_stay_whole() -> None:
-    forests = [Forest.from_rows([[g, 1, 2, 3 + b] for b in range(4)]) for g in range(8)]
-    layout = lay_out_cell([GroupPaths.of(forest, COST) for forest in forests], 4)
-    assert layout.split_groups == 0
-    assert layout.load_D.max() == pytest.approx(layout.bound)
-
-
 def test_one_group_splits_over_all_ranks() -> None:
     rows = [[1] * 10 + [2 + b] * 90 for b in range(8)]
     layout = lay_out_cell([GroupPaths.of(Forest.from_rows(rows), COST)], 4)

@@ -70,16 +70,13 @@ def test_a_session_alone_has_its_outcome() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(groups())
-def test_credit_is_relative_linear_and_blind_to_order(group: tuple[list[list[int]], list[int], list[float]]) -> None:
+def test_credit_is_relative_and_linear(group: tuple[list[list[int]], list[int], list[float]]) -> None:
     rows, sessions, outcomes = group
     credit = credit_of_tokens(rows, sessions, outcomes)
     assert all(value == 0 for values in credit for value in values[:1]), "the prompt is everybody's"
     shifted = credit_of_tokens(rows, sessions, [3 * outcome + 7 for outcome in outcomes])
     for ours, theirs in zip(credit, shifted, strict=True):
         np.testing.assert_allclose(theirs, 3 * np.array(ours), atol=1e-7)
-    order = list(reversed(range(len(rows))))
-    turned = credit_of_tokens([rows[i] for i in order], [sessions[i] for i in order], outcomes)
-    assert [turned[order.index(i)] for i in range(len(rows))] == credit
 
 
 @settings(max_examples=60, deadline=None)

@@ -29,7 +29,6 @@ from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
-from tree_rl.verl_plugin.engine.verl_loss import is_token_separable
 from tree_rl.verl_plugin.path_weights import custom_weights
 
 pytestmark = pytest.mark.slow
@@ -101,11 +100,6 @@ def test_an_agent_with_options_plays_an_environment_by_their_config_keys(
     result, rows = play(tokenizer, ["50", "37"], agent="forks.Forks", options={"width": 1})
     assert (result.reward, result.status) == (1 / 2, "completed")
     assert len(rows) == 1 and "too high" in tokenizer.decode(rows[0].token_ids)
-
-
-def test_a_session_that_never_finds_the_number_earns_nothing(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    result, _ = play(tokenizer, ["50", "sixty"], agent="forks.Forks", options={"width": 1})
-    assert (result.reward, result.status) == (0.0, "limit")
 
 
 def test_forks_leave_a_row_per_draw_that_share_the_way_to_it(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -206,14 +200,3 @@ def test_verl_finds_the_registered_loss_and_the_job_is_accepted(registered: Call
     damping = float(torch.tensor(-1.0).exp())
     assert total.item() == pytest.approx((2.0 * 1.0 + 1.0 * 2.0 * damping) / 2)
     assert metrics["actor/damping"] == pytest.approx((2 + damping) / 3)
-
-
-def test_trees_take_an_unknown_loss_for_one_that_couples_tokens(registered: Callable[..., Any]) -> None:
-    from functools import partial
-
-    from verl.workers.utils.losses import ppo_loss
-
-    config = FSDPActorConfig(
-        strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss={"loss_mode": "soft_reinforce"}
-    )
-    assert not is_token_separable(partial(ppo_loss, config=config))

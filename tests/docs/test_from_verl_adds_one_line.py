@@ -1,4 +1,5 @@
-"""The script of docs/from_verl.md is verl's without the marked line, and a job on trees with it."""
+"""The script of docs/from_verl.md is verl's without the marked line, and a job on trees with it; overrides of verl that
+the documents name are keys of its config."""
 
 import re
 import shlex
@@ -62,3 +63,12 @@ def test_keys_of_the_tables_exist(table: str) -> None:
             once = {override.partition("=")[0]: override for override in overrides}
             compose("ppo_trainer", overrides=list(once.values()))
             overrides = [override for override in overrides if override not in once.values()]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/configuration.md", "docs/faq.md", "docs/troubleshooting.md"])
+def test_overrides_fit_into_stock_verl(document: str) -> None:
+    named = re.compile(r"(?<![\w.])(\+?(?:trainer|actor_rollout_ref|critic)(?:\.\w+)+=\w+)")
+    overrides = sorted(set(named.findall((ROOT / document).read_text(encoding="utf-8"))))
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=expand(overrides, "ppo_trainer"))
+    assert config.trainer.v1.trainer_mode in ("tree_sync", "sync")

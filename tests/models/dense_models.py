@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from hybrid_models import float64_throughout
 from tiny_sizes import ROPE, VOCAB, sizes
 from transformers import (
     AutoModelForCausalLM,
@@ -60,19 +61,20 @@ def some_rows() -> list[np.ndarray]:
 def assert_reads_trees(model: torch.nn.Module, *, has_head: bool = False) -> None:
     """Log-probs and gradients of a forest are those of its rows run alone, before the model read trees."""
     rows = some_rows()
-    expected = branch_log_probs(model, rows)
-    weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))
-    parameters = dict(model.named_parameters())
-    wanted = torch.autograd.grad((expected * weight).sum(), parameters.values(), allow_unused=True)
-    check_model(model)
-    use_tree_attention(model)
-    assert not has_head or use_edge_head(model) is None
-    got = forest_log_probs(model, Forest.from_rows(rows))
-    # Several families normalise and route in float32 whatever the model's dtype, hence not 1e-10 here.
-    torch.testing.assert_close(got, expected.to(got.dtype), rtol=1e-5, atol=1e-5)
-    gradients = torch.autograd.grad((got * weight).sum(), parameters.values(), allow_unused=True)
+    with float64_throughout():
+        expected = branch_log_probs(model, rows)
+        weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))
+        parameters = dict(model.named_parameters())
+        wanted = torch.autograd.grad((expected * weight).sum(), parameters.values(), allow_unused=True)
+        check_model(model)
+        use_tree_attention(model)
+        assert not has_head or use_edge_head(model) is None
+        got = forest_log_probs(model, Forest.from_rows(rows))
+        gradients = torch.autograd.grad((got * weight).sum(), parameters.values(), allow_unused=True)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     assert any(gradient is not None for gradient in gradients)
     for name, gradient, reference in zip(parameters, gradients, wanted, strict=True):
         if reference is not None and reference.norm() > 1e-9:
             assert gradient is not None, name
-            assert float((gradient - reference).norm() / reference.norm()) < 1e-5, name
+            assert float((gradient - reference).norm() / reference.norm()) < 1e-10, name

@@ -4,13 +4,7 @@ from typing import Any
 
 from dense_models import FAMILIES, SIZES
 from hybrid_models import HYBRIDS
-from transformers import (
-    LlamaConfig,
-    MixtralConfig,
-    PretrainedConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import LlamaConfig, MixtralConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 ONE_LAYER = {**SIZES, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 TWO_KINDS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}

@@ -113,15 +113,20 @@ def positions(model: Any, one: PictureRow) -> torch.Tensor:
     return found[:, 0]
 
 
-def images_of(model: Any, rows: list[PictureRow]) -> RowImages:
+def row_images(rows: list[PictureRow], positions_B: list[Any]) -> RowImages:
     return RowImages.of(
         [one.tokens for one in rows],
         [one.pixel_values for one in rows],
         [one.grid_thw for one in rows],
-        [positions(model, one) for one in rows],
+        positions_B,
         image_token=IMAGE_TOKEN,
-        merge_size=merge_size(model.config),
+        merge_size=2,
     )
+
+
+def images_of(model: Any, rows: list[PictureRow]) -> RowImages:
+    assert merge_size(model.config) == 2
+    return row_images(rows, [positions(model, one) for one in rows])
 
 
 def log_probs_alone(model: Any, rows: list[PictureRow]) -> torch.Tensor:

@@ -5,16 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from equal_gradients import assert_equal_gradients
 from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
+from partitioned_steps import partitioned_gradients
 from recurrent_models import RECURRENT
 
 from tree_rl.models import check_model, use_tree_attention
-from tree_rl.training.loss.edges import forest_log_probs, plan_edges, wanted_everywhere
-from tree_rl.training.loss.readout import EdgeReadout
-from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import plan_partitions
 
 FLOAT32_TOLERANCE = 2e-5
 CPU = torch.device("cpu")
@@ -52,12 +51,8 @@ def assert_same(got: Result, expected: Result, tolerance: float) -> None:
     assert_same_gradients(got[1], expected[1], tolerance)
 
 
-def assert_same_gradients(got: Gradients, expected: Gradients, tolerance: float = 1e-10) -> None:
-    """Relative norm of every parameter; one that nearly vanishes is held against the largest."""
-    scale = max(float(gradient.norm()) for gradient in expected.values()) or 1.0
-    for name, reference in expected.items():
-        error = float((got[name] - reference).norm()) / max(float(reference.norm()), 1e-3 * scale)
-        assert error < tolerance, (name, error)
+assert_same_gradients = partial(assert_equal_gradients, floor=1e-3)
+"""One that nearly vanishes is held against the largest."""
 
 
 def row_gradients(model: Any, rows: list[Any]) -> Gradients:
@@ -68,33 +63,25 @@ def row_gradients(model: Any, rows: list[Any]) -> Gradients:
     return dict(zip(parameters, gradients, strict=True))
 
 
-def partitioned_gradients(
+def partitioned(
     model: Any, rows: list[Any], capacity: int, *, offload: bool = False, preview: bool = False
 ) -> Gradients:
     """The same through one partitioned step."""
-    forest = Forest.from_rows(rows)
-    plan = plan_partitions(forest, capacity, solver="heuristic")
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(rows), dtype=np.float32))
-    readout = EdgeReadout(plan, edges, device=CPU)
 
-    run = PartitionedRun(model, forest, plan, readout, relays_on_host=offload)
-    model.zero_grad()
-    if preview:
-        assert "".join(run.infer()) == inference_ops(run.plan)
-    slot_gradients = partial(readout.gradients, lambda outputs, _: (outputs["log_probs"].square().sum(), []), [])
-    assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
-    named = model.named_parameters()
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+    def loss(log_probs_F: torch.Tensor) -> torch.Tensor:
+        return log_probs_F.square().sum()
+
+    return partitioned_gradients(model, Forest.from_rows(rows), capacity, loss, preview=preview, relays_on_host=offload)
 
 
 def assert_partitions_equal_rows(
     config: Any, rows: list[Any], capacity: int, *, checkpointing: bool = False, **options: bool
 ) -> None:
-    """In float64; `options` as in `partitioned_gradients`."""
+    """In float64; `options` as in `partitioned`."""
     with float64_throughout():
         model = build(config, torch.float64)
         expected = row_gradients(model, rows)
         use_tree_attention(model)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        assert_same_gradients(partitioned_gradients(model, rows, capacity, **options), expected)
+        assert_same_gradients(partitioned(model, rows, capacity, **options), expected, 1e-10)

@@ -3,38 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from float64_layers import float64_throughout
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import (
-    BIASED,
-    EXPERTS,
-    FAMILIES,
-    LAYERS,
-    PER_TOKEN,
-    SHAPES,
-    assert_equal_gradients,
-    build,
-    gradients,
-)
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SHAPES, assert_equal_gradients, build, gradients
+from partitioned_steps import partitioned_gradients
 
 from tree_rl.models import use_tree_attention
-from tree_rl.models.routers.load_balance import (
-    balance_loss,
-    balance_weight,
-    expert_load,
-)
+from tree_rl.models.routers.load_balance import balance_loss, balance_weight, expert_load
 from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
-from tree_rl.training.loss.readout import EdgeReadout
-from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import plan_partitions
 
 ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
-CPU = torch.device("cpu")
 
 
 def stock_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
@@ -98,37 +79,6 @@ def test_a_recomputation_leaves_no_graph_behind() -> None:
     assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS
 
 
-def test_the_loss_in_float64_is_exact_to_rounding() -> None:
-    stock, model = (build(FAMILIES["qwen3_moe"], attention="sdpa", dtype=torch.float64) for _ in range(2))
-    float64_throughout(stock)
-    float64_throughout(model)
-    use_tree_attention(model)
-    RouterHooks(model)
-    expected = pooled_loss(row_probabilities(stock, ROWS))
-    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)))
-    got = tree_auxiliary_loss(model, ROWS, weight_LE)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
-    assert_equal_gradients(gradients(model, got), gradients(stock, expected), 1e-10)
-
-
-def row_probabilities(model: torch.nn.Module, rows: list[list[int]]) -> list[torch.Tensor]:
-    """Router probabilities [F, EXPERTS] of every layer, each row alone."""
-    outputs = [model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows]
-    return [torch.cat(layer).softmax(-1) for layer in zip(*outputs, strict=True)]
-
-
-def slots_per_token(probability_FE: torch.Tensor) -> torch.Tensor:
-    """How many of a token's slots each expert takes on average, [EXPERTS]."""
-    counts = torch.bincount(probability_FE.topk(PER_TOKEN).indices.flatten(), minlength=EXPERTS)
-    return counts.to(probability_FE) / len(probability_FE)
-
-
-def pooled_loss(layers: list[torch.Tensor]) -> torch.Tensor:
-    """Transformers' formula, tokens of all layers as one sequence."""
-    pooled = torch.cat(layers)
-    return EXPERTS * (slots_per_token(pooled) * pooled.mean(0)).sum()
-
-
 def test_shares_of_forests_add_up_to_the_global_loss() -> None:
     # Ranks and micro-batches: each runs its own forest, the load is everybody's.
     model = prepared("qwen3_moe")
@@ -145,22 +95,22 @@ def test_shares_of_forests_add_up_to_the_global_loss() -> None:
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe_dense_layer", 8), ("gpt_oss", 1)))
 def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     model, forest = prepared(family), Forest.from_rows(ROWS)
-    plan = plan_partitions(forest, capacity, solver="heuristic")
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
     routing = ForestRouting(forest)
-    readout = EdgeReadout(plan, edges, device=CPU)
-    run = PartitionedRun(model, forest, plan, readout, routing=routing)
-    for _ in run.infer():
-        pass
-    routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
-    for _ in run.train(lambda values: values.map(torch.zeros_like)):
-        pass
-    got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-    stock = build(FAMILIES[family])
-    expected = gradients(stock, stock_auxiliary_loss(stock, ROWS))
-    assert_equal_gradients(
-        {name: torch.zeros_like(expected[name]) if g is None else g for name, g in got.items()}, expected
+
+    def charge() -> None:
+        routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
+
+    got = partitioned_gradients(
+        model,
+        forest,
+        capacity,
+        lambda log_probs_F: 0 * log_probs_F.sum(),
+        preview=True,
+        after_preview=charge,
+        routing=routing,
     )
+    stock = build(FAMILIES[family])
+    assert_equal_gradients(got, gradients(stock, stock_auxiliary_loss(stock, ROWS)))
 
 
 @pytest.mark.parametrize("config", [*FAMILIES.values(), BIASED], ids=[*FAMILIES, "glm4_moe"])

@@ -20,21 +20,15 @@ from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_every
 from tree_rl.tree.forest import Forest
 
 CHANGED, TRUNK = 1, 21
-MODELS: dict[str, tuple[PretrainedConfig, str]] = {
-    "qwen3": (DENSE["qwen3"], "sdpa"),
-    "qwen3_5": (HYBRIDS["qwen3_5"], "sdpa"),
-    "lfm2": (RECURRENT["lfm2"], "sdpa"),
-    "bamba": (RECURRENT["bamba"], "sdpa"),
-    "falcon_h1": (RECURRENT["falcon_h1"], "sdpa"),
-    "zamba2": (RECURRENT["zamba2"], "sdpa"),
-    "nemotron_h_moe": (RECURRENT["nemotron_h"], "sdpa"),
-    "qwen3_moe": (FAMILIES["qwen3_moe"], "sdpa"),
-    "gpt_oss": (FAMILIES["gpt_oss"], "eager"),
-    "qwen3_next_moe": (HYBRIDS["qwen3_next"], "sdpa"),
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen3": DENSE["qwen3"],
+    "qwen3_5": HYBRIDS["qwen3_5"],
+    **{name: RECURRENT[name] for name in ("lfm2", "bamba", "falcon_h1", "zamba2", "nemotron_h")},
+    "qwen3_moe": FAMILIES["qwen3_moe"],
+    "gpt_oss": FAMILIES["gpt_oss"],
+    "qwen3_next": HYBRIDS["qwen3_next"],
 }
-
-
-EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next_moe", "nemotron_h_moe")
+EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next", "nemotron_h")
 
 
 def rows(seed: int) -> list[np.ndarray]:
@@ -50,9 +44,9 @@ def rows(seed: int) -> list[np.ndarray]:
 
 def outputs_and_gradients(name: str, seed: int) -> list[torch.Tensor]:
     """Log-probs of the changed row, then of all others with the gradients at their tokens behind the trunk."""
-    config, attention = MODELS[name]
     experts = "batched_mm" if name in EXPERTS else "eager"
-    model = build(config, attention=attention, experts=experts)
+    attention = "eager" if name == "gpt_oss" else "sdpa"
+    model = build(MODELS[name], attention=attention, experts=experts)
     use_tree_attention(model)
     forest = Forest.from_rows(rows(seed))
     embedded: list[torch.Tensor] = []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from float64_layers import float64_throughout
+from hybrid_models import float64_throughout
 from moe_models import BIASED, FAMILIES, LATENT, SHAPES, assert_equal_gradients, build, gradients, weighted
 
 from tree_rl.models import check_model, use_tree_attention
@@ -22,12 +22,13 @@ WITH_EXPERTS = [family for family in ALL if family != "youtu"]
     ),
 )
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:
-    model, rows = build(ALL[family]), SHAPES[shape]
-    expected = gradients(model, weighted(branch_log_probs(model, rows)))
-    check_model(model)
-    use_tree_attention(model)
-    got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert_equal_gradients(got, expected)
+    model, rows = build(ALL[family], dtype=torch.float64), SHAPES[shape]
+    with float64_throughout():
+        expected = gradients(model, weighted(branch_log_probs(model, rows)))
+        check_model(model)
+        use_tree_attention(model)
+        got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
+    assert_equal_gradients(got, expected, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,3 @@ def test_experts_compute_each_unique_token_once(family: str) -> None:
     forest = Forest.from_rows(rows)
     forest_log_probs(model, forest)
     assert seen and set(seen) == {forest.num_unique} == {9}
-
-
-def test_qwen3_moe_in_float64_is_exact_to_rounding() -> None:
-    model, rows = (
-        build(FAMILIES["qwen3_moe"], attention="sdpa", dtype=torch.float64),
-        SHAPES["branches"] + SHAPES["comb"],
-    )
-    float64_throughout(model)
-    expected = gradients(model, weighted(branch_log_probs(model, rows)))
-    use_tree_attention(model)
-    got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert_equal_gradients(got, expected, 1e-10)

@@ -3,9 +3,7 @@
 import pytest
 from hybrid_models import rows_with_prefix
 from latent_models import latent_configs
-from recurrent_gradients import (
-    assert_partitions_equal_rows,
-)
+from recurrent_gradients import assert_partitions_equal_rows
 
 CONFIGS = latent_configs(initializer_range=0.1)
 

@@ -3,30 +3,14 @@
 import pytest
 import torch
 from dense_models import FAMILIES, SIZES, assert_reads_trees, build, some_rows
-from float64_layers import float64_throughout
 from transformers import LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.training.loss.edges import forest_log_probs
-from tree_rl.training.rows_alone import branch_log_probs
-from tree_rl.tree.forest import Forest
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forest_equals_rows_alone(family: str) -> None:
     assert_reads_trees(build(FAMILIES[family]))
-
-
-def test_llama_in_float64_is_exact_to_rounding() -> None:
-    # Llama with float64 norms and rotary angles: nothing in the model rounds to float32.
-    model = build(FAMILIES["llama"], "sdpa")
-    float64_throughout(model)
-    rows = some_rows()
-    expected = branch_log_probs(model, rows)
-    use_tree_attention(model)
-    got = forest_log_probs(model, Forest.from_rows(rows))
-    assert got.dtype == torch.float64
-    assert float((got - expected).detach().abs().max()) < 1e-10
 
 
 def test_flat_calls_keep_their_attention() -> None:

@@ -1,7 +1,5 @@
 """Replayed routes on trees are those of each row alone through stock code; recorded ones replay to the same numbers."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -19,6 +17,7 @@ from moe_models import (
     stock_routers_forced,
     weighted,
 )
+from partitioned_steps import partitioned_gradients
 from transformers import Dots1Config, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
@@ -26,12 +25,9 @@ from tree_rl.models.routers.merge_routes import NATIVE, number_routes, routes_of
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
-from tree_rl.training.loss.readout import EdgeReadout
-from tree_rl.training.partitioned import PartitionedRun
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import plan_partitions
 
 Rows = list[list[int]]
 ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
@@ -88,13 +84,9 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     model, _ = prepared(family)
     model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     forest, routing = replayed_forest(ROWS, routes)
-    plan = plan_partitions(forest, capacity, solver="heuristic")
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(len(ROWS), dtype=np.float32))
-    readout = EdgeReadout(plan, edges, device=torch.device("cpu"))
-    slot_gradients = partial(readout.gradients, lambda outputs, _: ((outputs["log_probs"] * weight_F).sum(), []), [])
-    for _ in PartitionedRun(model, forest, plan, readout, routing=routing).train(slot_gradients):
-        pass
-    got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    got = partitioned_gradients(
+        model, forest, capacity, lambda log_probs_F: (log_probs_F * weight_F).sum(), routing=routing
+    )
     assert_equal_gradients(got, expected)
     recorded = [np.sort(routing.chosen[forest.row_index[row]].numpy()) for row in range(len(ROWS))]
     for got_TLK, forced_TLK in zip(recorded, routes, strict=True):
@@ -139,15 +131,6 @@ def test_what_a_forest_records_is_what_its_rows_choose_and_replays_to_itself(fam
     again, routing = replayed_forest(ROWS, recorded)
     assert again.num_unique == forest.num_unique
     torch.testing.assert_close(forest_log_probs(model, again, routing.open()), log_probs_F, rtol=0, atol=0)
-
-
-def test_record_of_a_dense_layer_says_native() -> None:
-    model, hooks = prepared("qwen3_moe_dense_layer")
-    trace = RouterTrace()
-    model(input_ids=torch.tensor([[3, 4, 5]]), router_trace=trace)
-    assert hooks.layers == (0, 2)
-    assert trace.chosen().shape == (3, 2, PER_TOKEN)
-    assert (routes_of(trace, hooks)[:, 1] == NATIVE).all()
 
 
 @pytest.mark.parametrize("family", ("qwen3_moe", "deepseek_v3"))

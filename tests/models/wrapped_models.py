@@ -10,25 +10,10 @@ VOCAB = 97
 TEXT: dict[str, Any] = sizes(
     vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, bos_token_id=1, eos_token_id=2
 )
-VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 8,
-    "patch_size": 4,
-}
-QWEN_VISION: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "patch_size": 4,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-}
+VISION: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 8, "patch_size": 4}
+QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4}
+QWEN_VISION |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "num_position_embeddings": 16}
 AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 TOKENS = {"image_token_id": 90, "video_token_id": 91}
 QWEN_TOKENS = {**TOKENS, "vision_start_token_id": 92, "vision_end_token_id": 93}
@@ -36,146 +21,49 @@ SIGLIP = {**VISION, "model_type": "siglip_vision_model"}
 PIXTRAL = {**VISION, "model_type": "pixtral", "head_dim": 8}
 GLM_VISION = {**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
 GLM_ROPE = {"rope_parameters": {**AXES, "partial_rotary_factor": 1.0}}
-HYBRID_TEXT = {
-    **DELTA_NET,
-    "rope_parameters": {**AXES, "partial_rotary_factor": 1.0, "mrope_interleaved": True},
-    "layer_types": HYBRID,
-}
+HYBRID_ROPE = {"rope_parameters": {**AXES, "partial_rotary_factor": 1.0, "mrope_interleaved": True}}
+HYBRID_TEXT = {**DELTA_NET, **HYBRID_ROPE, "layer_types": HYBRID}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 NO_EXTRA_INPUTS = {"global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
-WRAPPED: dict[str, dict[str, Any]] = {
-    "qwen3_5": {
-        "text_config": {**TEXT, **HYBRID_TEXT},
-        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": []},
-        **QWEN_TOKENS,
-    },
-    "qwen3_5_moe": {
-        "text_config": {**TEXT, **HYBRID_TEXT, **EXPERTS, "shared_expert_intermediate_size": 16},
-        "vision_config": QWEN_VISION,
-        **QWEN_TOKENS,
-    },
-    "gemma3": {
-        "text_config": {**TEXT, **WINDOWS, "query_pre_attn_scalar": 8},
-        "vision_config": SIGLIP,
-        "mm_tokens_per_image": 4,
-        "image_token_index": 95,
-    },
-    "mistral3": {
-        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
-        "vision_config": PIXTRAL,
-        "image_token_index": 95,
-    },
-    "ministral3": {
-        "model_type": "mistral3",
-        "text_config": {**TEXT, "model_type": "ministral3"},
-        "vision_config": PIXTRAL,
-        "image_token_index": 95,
-    },
-    "qwen2_vl": {
-        "text_config": {**TEXT, "rope_parameters": AXES},
-        "vision_config": {
-            "depth": 1,
-            "embed_dim": 16,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "patch_size": 4,
-        },
-        **QWEN_TOKENS,
-    },
-    "qwen2_5_vl": {
-        "text_config": {**TEXT, "rope_parameters": AXES},
-        "vision_config": {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16},
-        **QWEN_TOKENS,
-    },
-    "qwen3_vl": {
-        "text_config": {**TEXT, "rope_parameters": {**AXES, "mrope_interleaved": True}},
-        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
-        **QWEN_TOKENS,
-    },
-    "qwen3_vl_moe": {
-        "text_config": {**TEXT, **EXPERTS, "rope_parameters": {**AXES, "mrope_interleaved": True}},
-        "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
-        **QWEN_TOKENS,
-    },
-    "glm4v": {
-        "text_config": {**TEXT, **GLM_ROPE},
-        "vision_config": GLM_VISION,
-        **TOKENS,
-    },
-    "glm46v": {
-        "text_config": {**TEXT, "model_type": "glm4v_text", **GLM_ROPE},
-        "vision_config": {**GLM_VISION, "model_type": "glm4v_vision"},
-        **TOKENS,
-    },
-    "glm4v_moe": {
-        "text_config": {
-            **TEXT,
-            **GLM_ROPE,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-        "vision_config": GLM_VISION,
-        **TOKENS,
-    },
-    "llava": {
-        "text_config": {**TEXT, "model_type": "llama"},
-        "vision_config": {**VISION, "model_type": "clip_vision_model"},
-        "image_token_index": 95,
-    },
-    "internvl": {
-        "text_config": {**TEXT, "model_type": "qwen3"},
-        "vision_config": {**VISION, "image_size": [8, 8], "patch_size": [4, 4]},
-        "image_token_id": 95,
-    },
-    "aya_vision": {
-        "text_config": {**TEXT, "model_type": "cohere2", "logit_scale": 0.25, **WINDOWS},
-        "vision_config": SIGLIP,
-        "image_token_index": 95,
-    },
-    "idefics3": {
-        "text_config": {**TEXT, "model_type": "llama"},
-        "vision_config": VISION,
-        "image_token_id": 95,
-    },
-    "lfm2_vl": {
-        "text_config": {
-            **{key: value for key, value in TEXT.items() if key != "head_dim"},
-            "model_type": "lfm2",
-            "layer_types": ["conv", "full_attention"],
-            "block_auto_adjust_ff_dim": False,
-        },
-        "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4},
-        "image_token_id": 95,
-    },
-    "gemma4": {
-        "text_config": {**TEXT, **WINDOWS, **NO_EXTRA_INPUTS},
-        "vision_config": VISION,
-        "audio_config": None,
-        "image_token_id": 95,
-    },
-    "llama4": {
-        "text_config": {**TEXT, "num_local_experts": 4, "intermediate_size_mlp": 48},
-        "vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
-        "image_token_index": 95,
-    },
-    "paligemma": {
-        "text_config": {**TEXT, "model_type": "gemma"},
-        "vision_config": SIGLIP,
-        "image_token_index": 95,
-    },
-    "mllama": {
-        "text_config": {**TEXT, "cross_attention_layers": [1]},
-        "vision_config": {**VISION, "vision_output_dim": 16, "intermediate_layers_indices": [0]},
-        "image_token_index": 95,
-    },
+QWEN2_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+INTERLEAVED = {"rope_parameters": {**AXES, "mrope_interleaved": True}}
+DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0]}
+GROUPED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+LFM2 = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+LLAMA4_VISION = {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+MLLAMA_VISION = {**VISION, "vision_output_dim": 16, "intermediate_layers_indices": [0]}
+INDEX, ID = {"image_token_index": 95}, {"image_token_id": 95}
+
+WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen3_5": (HYBRID_TEXT, {**QWEN_VISION, "deepstack_visual_indexes": []}, QWEN_TOKENS),
+    "qwen3_5_moe": ({**HYBRID_TEXT, **EXPERTS, "shared_expert_intermediate_size": 16}, QWEN_VISION, QWEN_TOKENS),
+    "gemma3": ({**WINDOWS, "query_pre_attn_scalar": 8}, SIGLIP, {"mm_tokens_per_image": 4, **INDEX}),
+    "mistral3": ({"model_type": "mistral", "sliding_window": None}, PIXTRAL, INDEX),
+    "ministral3": ({"model_type": "ministral3"}, PIXTRAL, {"model_type": "mistral3", **INDEX}),
+    "qwen2_vl": ({"rope_parameters": AXES}, QWEN2_VISION, QWEN_TOKENS),
+    "qwen2_5_vl": (
+        {"rope_parameters": AXES},
+        {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16},
+        QWEN_TOKENS,
+    ),
+    "qwen3_vl": (INTERLEAVED, DEEPSTACK, QWEN_TOKENS),
+    "qwen3_vl_moe": ({**EXPERTS, **INTERLEAVED}, DEEPSTACK, QWEN_TOKENS),
+    "glm4v": (GLM_ROPE, GLM_VISION, TOKENS),
+    "glm46v": ({"model_type": "glm4v_text", **GLM_ROPE}, {**GLM_VISION, "model_type": "glm4v_vision"}, TOKENS),
+    "glm4v_moe": ({**GLM_ROPE, **GROUPED, "first_k_dense_replace": 1}, GLM_VISION, TOKENS),
+    "llava": ({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, INDEX),
+    "internvl": ({"model_type": "qwen3"}, {**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, ID),
+    "aya_vision": ({"model_type": "cohere2", "logit_scale": 0.25, **WINDOWS}, SIGLIP, INDEX),
+    "idefics3": ({"model_type": "llama"}, VISION, ID),
+    "lfm2_vl": (LFM2, {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}, ID),
+    "gemma4": ({**WINDOWS, **NO_EXTRA_INPUTS}, VISION, {"audio_config": None, **ID}),
+    "llama4": ({"num_local_experts": 4, "intermediate_size_mlp": 48}, LLAMA4_VISION, INDEX),
+    "paligemma": ({"model_type": "gemma"}, SIGLIP, INDEX),
+    "mllama": ({"cross_attention_layers": [1]}, MLLAMA_VISION, INDEX),
 }
+"""Changes of the language model's sizes, the tower, and what else a config names."""
 
 
 def wrapped_config(name: str, *, tied: bool = False, **text: Any) -> PretrainedConfig:
@@ -186,8 +74,13 @@ def wrapped_config(name: str, *, tied: bool = False, **text: Any) -> PretrainedC
         tied: whether the head is the embedding.
         text: replaces entries of `text_config`.
     """
-    settings = dict(WRAPPED[name])
-    settings["text_config"] = {**settings["text_config"], **text, "tie_word_embeddings": tied}
+    own, vision, more = WRAPPED[name]
+    sizes_of_text = {key: value for key, value in TEXT.items() if name != "lfm2_vl" or key != "head_dim"}
+    settings = {
+        "text_config": {**sizes_of_text, **own, **text, "tie_word_embeddings": tied},
+        "vision_config": vision,
+        **more,
+    }
     return AutoConfig.for_model(settings.pop("model_type", name), **settings, tie_word_embeddings=tied)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from finished_run import run
 from gpu_first_run.after import lines
 from gpu_first_run.before import missing
 
@@ -74,12 +75,8 @@ def test_attention_and_time_are_held_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_same_script_runs_on_a_cpu(tmp_path: Path) -> None:
-    given = {"DEVICE": "cpu", "PYTHON": sys.executable, "OUTPUT": str(tmp_path / "out")}
-    given |= {"STEPS": "2", "TRAIN_BATCH_SIZE": "4", "RAY_TMPDIR": "/tmp"}
-    done = subprocess.run(
-        ["bash", FOLDER / "run.sh"], cwd=tmp_path, env=os.environ | given, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    sizes = {"STEPS": "2", "TRAIN_BATCH_SIZE": "4"}
+    printed = run(["bash", FOLDER / "run.sh"], tmp_path, DEVICE="cpu", OUTPUT=str(tmp_path / "out"), **sizes)
     shown = (FOLDER / "README.md").read_text(encoding="utf-8").split("```\n")[-2]
-    assert NUMBER.sub("", shown) == NUMBER.sub("", done.stdout.partition("lengths and rounding.\n")[2])
+    assert NUMBER.sub("", shown) == NUMBER.sub("", printed.partition("lengths and rounding.\n")[2])
     assert shown.count("ok   ") == 6

@@ -20,15 +20,9 @@ def finished_run(tmp_path: Path) -> Path:
     build_tokenizer(task_words()).save_pretrained(tmp_path / "start" / "model")
     with (tmp_path / "grpo.jsonl").open("w") as stream:
         for step in range(1, STEPS + 1):
-            figures = {
-                "tree/session_score/mean": step / STEPS,
-                "tree/flat_tokens": 1000.0,
-                "tree/unique_tokens": 250.0,
-                "tree/self_check_error": 1e-6,
-                "tree/por": 0.75,
-                "timing_s/gen": 3.0,
-                "timing_s/step": 5.0,
-            }
+            tree = {"flat_tokens": 1000.0, "unique_tokens": 250.0, "self_check_error": 1e-6, "por": 0.75}
+            figures = {"tree/session_score/mean": step / STEPS, "timing_s/gen": 3.0, "timing_s/step": 5.0}
+            figures |= {f"tree/{name}": value for name, value in tree.items()}
             stream.write(json.dumps({"step": step, "data": figures}) + "\n")
     replayed = {
         "rows": 4,
@@ -39,17 +33,9 @@ def finished_run(tmp_path: Path) -> Path:
     (tmp_path / "replay.json").write_text(json.dumps(replayed))
     (tmp_path / "trees").mkdir()
     for step in (1, STEPS):
+        row = {"uid": "a", "index": 0, "step": step, "prompt_ids": [300, 301, 302], "response_mask": [1, 1, 0]}
         rows = [
-            {
-                "uid": "a",
-                "session": session,
-                "index": 0,
-                "step": step,
-                "prompt_ids": [300, 301, 302],
-                "response_ids": [303, 304 + session, 305],
-                "response_mask": [1, 1, 0],
-                "reward": float(session),
-            }
+            row | {"session": session, "response_ids": [303, 304 + session, 305], "reward": float(session)}
             for session in range(3)
         ]
         path = tmp_path / "trees" / f"train-step{step:06d}-1.jsonl"
@@ -61,17 +47,8 @@ def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.
     report(finished_run)
     shown = capsys.readouterr().out
     page = (finished_run / "report.html").read_text()
-    figures = (
-        "0.300, 0.800",
-        "1,000, 250",
-        "4.00 times",
-        "1.10 s",
-        "4.10 s",
-        "3.7 times",
-        "2.0e-06",
-        "5.0 s, 8.0 s (1.60 times)",
-    )
-    for figure in figures:
+    figures = ("0.300, 0.800", "1,000, 250", "4.00 times", "1.10 s", "4.10 s", "3.7 times", "2.0e-06")
+    for figure in (*figures, "5.0 s, 8.0 s (1.60 times)"):
         assert figure in shown and figure in page
     # Charts of reward, overlap, times and self-check, and a tree.
     assert page.count("<svg") == 5 and page.count("<mark>") == 2

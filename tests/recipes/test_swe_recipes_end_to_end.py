@@ -1,6 +1,5 @@
 """The recipes for software tasks as a user runs them: main_ppo, Ray, the native agent, gateway, sandboxes and tests."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from finished_run import run
 
 from tree_rl.rollout.agents.in_environment import SCORED
 
@@ -26,36 +26,15 @@ def train(
     **variables: str,
 ) -> list[dict[str, float]]:
     """Two steps of a recipe with a tiny random model; the metrics of each."""
-    environment = os.environ | {
-        "PYTHON": sys.executable,
-        "OUTPUT": str(output / "out"),
-        "STEPS": "2",
-        "TRAIN_TASKS": "4",
-        "TRAIN_BATCH_SIZE": "2",
-        "MINI_BATCH_SIZE": "2",
-        "ROLLOUT_N": "3",
-        "MAX_TURNS": "2",
-        "TURN_LENGTH": "48",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(sandboxes),
-        "RAY_TMPDIR": "/tmp",
-        **variables,
-    }
+    small = {"STEPS": "2", "TRAIN_TASKS": "4", "TRAIN_BATCH_SIZE": "2", "MINI_BATCH_SIZE": "2", "ROLLOUT_N": "3"}
+    small |= {"MAX_TURNS": "2", "TURN_LENGTH": "48", "OMP_NUM_THREADS": "1", "TMPDIR": str(sandboxes)}
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
-    finished = subprocess.run(
-        ["bash", RECIPES / recipe / "run_qwen3_fsdp2.sh", "actor_rollout_ref.actor.entropy_coeff=0.01", *overrides],
-        env=environment,
-        cwd=output,
-        capture_output=True,
-        text=True,
-        timeout=860,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+    script = RECIPES / recipe / "run_qwen3_fsdp2.sh"
+    command = ["bash", script, "actor_rollout_ref.actor.entropy_coeff=0.01", *overrides]
+    printed = run(command, output, **{"OUTPUT": str(output / "out"), **small, **variables})
     assert not list(sandboxes.glob("tree-rl-*")), "every sandbox is thrown away"
-    assert re.search(r"attention: \w+", finished.stdout), "a run says which tree attention it takes"
-    lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
+    assert re.search(r"attention: \w+", printed), "a run says which tree attention it takes"
+    lines = [line for line in printed.splitlines() if "training/global_step:" in line]
     steps = [
         {name: float(value) for name, value in re.findall(r"([\w/-]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line)}
         for line in lines

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dockerfile import read_dockerfile
 
 ROOT = Path(__file__).parents[2]
 ENTER = """
@@ -65,6 +64,14 @@ class ThrowAwayRoot:
         return Path("/python")
 
 
+def read_dockerfile(path: Path) -> list[tuple[str, str]]:
+    """Instructions in capitals, such as RUN, and what follows, continued lines joined, comments left out."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    parts = [line.split(maxsplit=1) for line in joined.splitlines() if line.strip()]
+    return [(word.upper(), text.strip()) for word, text in parts]
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[ThrowAwayRoot]:
     yield ThrowAwayRoot(tmp_path)
@@ -73,25 +80,25 @@ def root(tmp_path: Path) -> Iterator[ThrowAwayRoot]:
 
 def test_steps_run_and_the_health_check_passes(root: ThrowAwayRoot) -> None:
     folder, user, steps, health = "/", "", 0, []
-    for found in read_dockerfile(ROOT / "docker/Dockerfile.cpu"):
-        if found.word == "WORKDIR":
-            folder = found.text
+    for word, text in read_dockerfile(ROOT / "docker/Dockerfile.cpu"):
+        if word == "WORKDIR":
+            folder = text
             root.path(folder).mkdir(parents=True)
-        elif found.word == "ENV":
-            for setting in shlex.split(found.text):
+        elif word == "ENV":
+            for setting in shlex.split(text):
                 name, _, value = setting.partition("=")
                 root.variables[name] = value.replace("$PATH", root.variables["PATH"])
-        elif found.word == "COPY":
-            *sources, target = shlex.split(found.text)
+        elif word == "COPY":
+            *sources, target = shlex.split(text)
             copy_tracked(sources, root.path(folder) / target)
-        elif found.word == "RUN":
-            done = root.run(found.text, user=user, working_folder=folder)
-            assert done.returncode == 0, f"RUN {found.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        elif word == "RUN":
+            done = root.run(text, user=user, working_folder=folder)
+            assert done.returncode == 0, f"RUN {text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
             steps += 1
-        elif found.word == "USER":
-            user = found.text
-        elif found.word == "HEALTHCHECK":
-            health = json.loads(found.text.partition("CMD")[2])
+        elif word == "USER":
+            user = text
+        elif word == "HEALTHCHECK":
+            health = json.loads(text.partition("CMD")[2])
     assert steps >= 4
     checked = root.run(f"export HOME=~tree && id -u && {shlex.join(health)}", user=user, working_folder=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr

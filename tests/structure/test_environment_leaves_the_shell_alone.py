@@ -55,13 +55,6 @@ def test_options_are_what_they_were(shell: list[str], options: str, checkout: Pa
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_next_failing_command_and_unset_name_close_nothing(shell: list[str], checkout: Path) -> None:
-    script = f'source "{checkout}/scripts/environment.sh"\nfalse\nfalse | true\necho "[$no_such_name]"'
-    ended = run(shell, checkout, f"cd /\n{script}")
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
 def test_a_failure_is_a_status_not_an_exit(shell: list[str], checkout: Path) -> None:
     script = 'source scripts/environment.sh; echo "status $?"'
     ended = run(shell, checkout, script, TREE_RL_CONSTRAINTS="/nowhere/cpu.txt")
@@ -78,13 +71,6 @@ def test_an_environment_where_ray_starts_no_worker_is_refused(shell: list[str], 
     assert ended.stdout == "status 1\n"
     assert f"Ray cannot start workers from {place or checkout / '.venv'}: its path" in ended.stderr
     assert "Set TREE_RL_VENV to" in ended.stderr
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_script_with_errexit_stops_at_a_failure(shell: list[str], checkout: Path) -> None:
-    script = "set -e\nsource scripts/environment.sh\necho reached"
-    ended = run(shell, checkout, script, TREE_RL_CONSTRAINTS="/nowhere/cpu.txt")
-    assert (ended.returncode, ended.stdout) == (1, "")
 
 
 def test_arguments_of_a_second_installation_reach_pip_whole(checkout: Path) -> None:

@@ -235,27 +235,27 @@ def test_an_extra_brings_the_modules_that_messages_promise(unpacked: Path) -> No
             assert set(providers[module]) & {found.name for found in packages_for(unpacked, extra[1])}, module
 
 
-LANES = {
-    "gpu": (("gpu.txt",), {"torch", "vllm", "verl", "transformers"}),
-    "with vLLM, on Hopper": (("gpu.txt", "fa4-vllm.txt"), {"torch", "vllm", "verl", "transformers", "flash-attn-4"}),
-    "next": (("vllm-next.txt",), {"torch", "vllm", "verl", "transformers", "flash-attn-4"}),
-}
-"""Files of constraints that are used together, and what they must pin."""
-EXTRAS = {
-    "gpu": ("gpu", "vllm"),
-    "with vLLM, on Hopper": ("gpu", "vllm", "fa4"),
-    "next": ("gpu", "vllm-next", "fa4"),
-}
+PINNED = {"torch", "vllm", "verl", "transformers"}
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_pins_fit_the_extras_of_the_wheel(unpacked: Path, lane: str) -> None:
-    files, least = LANES[lane]
+@pytest.mark.parametrize(
+    ("extras", "files", "least"),
+    [
+        (("gpu", "vllm"), ("gpu.txt",), PINNED),
+        (("gpu", "vllm", "fa4"), ("gpu.txt", "fa4-vllm.txt"), PINNED | {"flash-attn-4"}),
+        (("gpu", "vllm-next", "fa4"), ("vllm-next.txt",), PINNED | {"flash-attn-4"}),
+    ],
+    ids=("gpu", "with vLLM, on Hopper", "next"),
+)
+def test_pins_fit_the_extras_of_the_wheel(
+    extras: tuple[str, ...], files: tuple[str, ...], least: set[str], unpacked: Path
+) -> None:
+    """Files of constraints that are used together pin what they must."""
     lines = "\n".join((unpacked / "tree_rl/shipped/constraints" / name).read_text() for name in files).splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     (ours,) = distributions(path=[str(unpacked)])
     asked = [Requirement(text) for text in ours.requires or ()]
-    wanted, seen = {*EXTRAS[lane]}, set[str]()
+    wanted, seen = {*extras}, set[str]()
     while wanted - seen:
         extra = (wanted - seen).pop()
         seen.add(extra)

@@ -9,18 +9,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 from tree_rl.models import use_edge_head, use_tree_attention
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 500,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 4096,
-    "attention_dropout": 0.0,
-    "tie_word_embeddings": False,
-}
+SIZES: dict[str, Any] = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
+SIZES |= {"attention_dropout": 0.0, "tie_word_embeddings": False}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
 
 

@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models import use_edge_head, use_tree_attention
-from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
+from tree_rl.training import EdgeOutputs, Rows, StepResult, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.planner import StepPlan
 
@@ -76,10 +76,10 @@ def measured_step(model: Any, options: TreeOptions, saving: MemorySaving) -> Tre
     return step
 
 
-def gradients(
-    model: Any, saving: MemorySaving, *, max_tokens: int | None = None, rows: list[list[int]] | None = None
-) -> dict[str, torch.Tensor]:
-    """Of one step on the hostile rows: what every trained parameter gets."""
+def trained(
+    step: TreeStep, model: Any, rows: list[list[int]] | None = None, *, infers: bool = False
+) -> tuple[dict[str, torch.Tensor], StepResult]:
+    """What every trained parameter gets of one update, and its result; an inference may come first."""
     ids = hostile_rows() if rows is None else rows
     output = VALUES if hasattr(model, "score") else LOG_PROBS
     weight_F = torch.from_numpy(np.random.default_rng(3).normal(size=sum(map(len, ids)))).float()
@@ -91,6 +91,15 @@ def gradients(
         return (weight_F[mine].to(values_f) * values_f + 0.1 * values_f.square()).sum(), {}
 
     model.zero_grad()
-    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False), saving)
-    step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    if infers:
+        step.infer(Rows.of(ids), outputs=(output,))
+    result = step.run(Rows.of(ids), loss, outputs=(output,), is_separable=True)
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, result
+
+
+def gradients(
+    model: Any, saving: MemorySaving, *, max_tokens: int | None = None, rows: list[list[int]] | None = None
+) -> dict[str, torch.Tensor]:
+    """Of one step that saves memory in the given way."""
+    options = TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False)
+    return trained(measured_step(model, options, saving), model, rows)[0]

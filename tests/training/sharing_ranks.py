@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import equal_gradients
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -204,14 +205,7 @@ def averaged(model: Any) -> dict[str, torch.Tensor]:
     return gradients
 
 
-def assert_equal_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """1e-5 of each parameter's gradient; where terms cancel, 4e-5 of a hundredth of the largest one."""
-    largest = max(float(gradient.norm()) for gradient in expected.values())
-    for name, reference in expected.items():
-        norm = float(reference.norm())
-        allowed = 1e-5 * norm if norm >= 1e-2 * largest else 4e-5 * 1e-2 * largest
-        error = float((got[name] - reference).norm())
-        assert error <= allowed, f"{name}: error {error:.2e}, norm {norm:.2e}, largest {largest:.2e}"
+assert_equal_gradients = partial(equal_gradients.assert_equal_gradients, slack=4)
 
 
 def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
+from equal_gradients import assert_equal_gradients
 from live_bytes import peak_bytes
 from measured_models import KINDS, build, gradients, hostile_rows
 from torch.distributed.fsdp import fully_shard
@@ -21,14 +22,6 @@ from tree_rl.tree.forest import Forest
 UNIQUE = Forest.from_rows(hostile_rows()).num_unique
 
 
-def assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    largest = max(float(gradient.norm()) for gradient in expected.values())
-    for name, reference in expected.items():
-        error, norm = float((got[name] - reference).norm()), float(reference.norm())
-        assert error <= 1e-5 * max(norm, 1e-2 * largest), (name, error, norm)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_have_the_gradient_of_the_whole(kind: str) -> None:
     model = build(kind)
@@ -36,10 +29,10 @@ def test_tiles_have_the_gradient_of_the_whole(kind: str) -> None:
     assert len(tileable_layers(model)) == (1 if kind == "experts" else 4)
     whole = gradients(model, MemorySaving())
     for tile_tokens in (1, UNIQUE + 1) if kind == "dense" else (16,):
-        assert_close(gradients(model, MemorySaving(tile_tokens=tile_tokens)), whole)
+        assert_equal_gradients(gradients(model, MemorySaving(tile_tokens=tile_tokens)), whole)
     both = MemorySaving(tile_tokens=3, offloaded_layers=2)
-    assert_close(gradients(model, both, max_tokens=20), whole)
-    assert_close(gradients(build(kind, checkpointing=False), MemorySaving(tile_tokens=3)), whole)
+    assert_equal_gradients(gradients(model, both, max_tokens=20), whole)
+    assert_equal_gradients(gradients(build(kind, checkpointing=False), MemorySaving(tile_tokens=3)), whole)
 
 
 def test_recomputing_a_layer_stops_in_front_of_its_tiles() -> None:

@@ -16,10 +16,7 @@ from tree_rl.training.partitioned import PartitionedRun, training_ops
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 CUDA = torch.device("cuda")
 VOCAB = 512

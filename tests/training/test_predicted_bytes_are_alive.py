@@ -1,78 +1,92 @@
-"""Bytes alive in a forward and backward are within 10 % of what the memory model predicts, on the device and the host.
+"""Bytes alive in a forward and backward are within 10 % of what the memory model predicts, on the device and the host,
+also where ranks share a forest's tokens.
 
 Gradients exist beforehand, as in any update but the first. Sizes are such that activations outweigh what is fixed.
 """
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from measured_models import measured_step
+from sharing_ranks import join, spawn
 
-from tree_rl.cost.memory.model import MemoryModel, MemorySaving
-from tree_rl.training import Rows, TreeOptions
+from tree_rl.cost.memory.model import MemorySaving, Peak
+from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
 KEEP_ALL = MemorySaving()
+SHARED: tuple[tuple[str, int | None], ...] = (("trunk", None), ("comb", 200))
+"""Shape of the rows, and the budget of a partition."""
 
 
-def measure(model: Any, shape: str, saving: MemorySaving, max_tokens: int | None) -> tuple[int, list[MicroBatch]]:
-    """One update, gradients of an earlier one being there."""
+def alive_and_predicted(step: TreeStep, model: Any, shape: str, *, ranks: int = 1) -> tuple[int, Peak]:
+    """Of one update, gradients of an earlier one being there."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
     rows = Rows.of(rows_of(shape))
-
     batches: list[MicroBatch] = []
 
     def update() -> None:
         result = step.run(rows, lambda outputs, members: (outputs["log_probs"].sum(), {}), is_separable=True)
         batches[:] = result.micro_batches
 
-    return peak_bytes(update, host_slab(CPU)), batches
-
-
-def assert_predicted(model: Any, shape: str, saving: MemorySaving, max_tokens: int | None) -> None:
-    alive, batches = measure(model, shape, saving, max_tokens)
+    alive = peak_bytes(update, host_slab(CPU))
     memory = read_memory_model(model, dtype=model.dtype, device=CPU)
-    assert isinstance(memory, MemoryModel)
-    predicted = predicted_peak(batches, memory)
+    assert memory is not None
+    return alive, predicted_peak(batches, replace(memory, sequence_ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpointing", "dtype", "shape", "max_tokens", "saving"),
+    [
+        ("dense", True, BF16, "bush", None, KEEP_ALL),
+        ("dense", False, F32, "bush", None, KEEP_ALL),
+        ("experts", False, BF16, "trunk", None, KEEP_ALL),
+        ("dense", True, F32, "trunk", 100, KEEP_ALL),
+        ("dense", True, F32, "bush", 200, KEEP_ALL),
+        ("dense", False, F32, "comb", 200, KEEP_ALL),
+        ("dense", True, F32, "trunk", None, MemorySaving(offloaded_layers=3)),
+        ("dense", True, F32, "trunk", None, MemorySaving(tile_tokens=64)),
+        ("dense", True, F32, "trunk", 200, MemorySaving(offloaded_layers=4, tile_tokens=64)),
+    ],
+)
+def test_predicted_bytes_are_alive(
+    kind: str, checkpointing: bool, dtype: torch.dtype, shape: str, max_tokens: int | None, saving: MemorySaving
+) -> None:
+    model = build(kind, checkpointing=checkpointing, dtype=dtype)
+    step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
+    alive, predicted = alive_and_predicted(step, model, shape)
     assert predicted.device == pytest.approx(alive, rel=0.1), predicted.device / alive
     host = host_slab(CPU).num_bytes if saving.offloaded_layers else 0
     assert predicted.host == pytest.approx(host, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "checkpointing", "dtype", "shape"),
-    [
-        ("dense", True, BF16, "bush"),
-        ("dense", False, F32, "bush"),
-        ("experts", False, BF16, "trunk"),
-    ],
-)
-def test_of_a_whole_forest(kind: str, checkpointing: bool, dtype: torch.dtype, shape: str) -> None:
-    assert_predicted(build(kind, checkpointing=checkpointing, dtype=dtype), shape, KEEP_ALL, None)
+def rank_main(rank: int, world: int, out: str, port: int) -> None:
+    """Predicted over alive bytes of each case."""
+    join(rank, world, port)
+    share = dist.new_group(list(range(world)))
+    ratios = []
+    for shape, max_tokens in SHARED:
+        model: Any = build("dense", checkpointing=True, dtype=F32)
+        options = TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False)
+        step = TreeStep(model, options, context=StepContext.of(model, sequence_parallel=share))
+        alive, predicted = alive_and_predicted(step, model, shape, ranks=world)
+        ratios.append(predicted.device / alive)
+    Path(f"{out}/ratios_{rank}.json").write_text(json.dumps(ratios))
+    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("checkpointing", "shape", "max_tokens"),
-    [(True, "trunk", 100), (True, "bush", 200), (False, "comb", 200)],
-)
-def test_of_partitions(checkpointing: bool, shape: str, max_tokens: int) -> None:
-    assert_predicted(build("dense", checkpointing=checkpointing, dtype=F32), shape, KEEP_ALL, max_tokens)
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "saving"),
-    [
-        (None, MemorySaving(offloaded_layers=3)),
-        (None, MemorySaving(tile_tokens=64)),
-        (200, MemorySaving(offloaded_layers=4, tile_tokens=64)),
-    ],
-)
-def test_of_inputs_on_the_host_and_tiles(max_tokens: int | None, saving: MemorySaving) -> None:
-    assert_predicted(build("dense", checkpointing=True, dtype=F32), "trunk", saving, max_tokens)
+def test_predicted_bytes_of_shared_tokens_are_alive(tmp_path: Path) -> None:
+    spawn(rank_main, 2, tmp_path)
+    for rank in range(2):
+        ratios = json.loads((tmp_path / f"ratios_{rank}.json").read_text())
+        assert ratios == [pytest.approx(1, rel=0.1)] * len(SHARED)

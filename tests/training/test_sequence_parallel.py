@@ -1,24 +1,35 @@
-"""Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape."""
+"""Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape; so
+where one of them runs out of memory, raised by hand in the middle of a layer: all repeat the step."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from failing_memory import fail_once
 from sharing_ranks import (
     CRITIC,
     LORA,
     MODELS,
     SHAPES,
     Case,
+    alone,
+    assert_equal_gradients,
     assert_no_failures,
+    averaged,
     build,
+    groups_of,
     join,
+    note_failures,
     prepare,
     rank_main,
     spawn,
     step,
 )
+
+from tree_rl.cost.memory import budget
 
 FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
@@ -80,3 +91,48 @@ def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank(tmp_path: Path
         unequal, one_head = json.loads((tmp_path / f"said_{rank}.json").read_text())
         assert unequal.startswith("RuntimeError: ranks [0, 1] share the tokens of their rows, but their rows or plans")
         assert "set ulysses_sequence_parallel_size to a divisor of 1" in one_head
+
+
+POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 2)]
+"""The failure comes in the pass of that direction through the last layer's MLP after so many others."""
+FAILING = [
+    Case(shapes=("long_trunk",), max_tokens=200),
+    Case(shapes=("branches",), max_tokens=8, is_coupled=True, is_sharded=True),
+    Case(model="critic", shapes=("comb", "branches"), max_tokens=8, is_sharded=True),
+    Case(model="one_key_head", shapes=("comb", ""), max_tokens=12, is_sharded=True),
+]
+"""With one group of four ranks, and with two groups of two."""
+
+
+def check_recovery(case: Case, direction: str, passes: int, rank: int, failing: int, share: dist.ProcessGroup) -> None:
+    """One rank of a group fails at a point."""
+    expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+    model, size = prepare(build(case.model), is_sharded=case.is_sharded), dist.get_world_size(share)
+    left = fail_once(model, direction, passes)[0] if rank == failing % size else lambda: -1
+    tree_step, _ = step(case, model, rank // size, share, self_check=False)
+    assert_equal_gradients(averaged(model), expected)
+    was_hit = torch.tensor(float(left() < 0))
+    dist.all_reduce(was_hit, op=dist.ReduceOp.MIN)
+    assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
+
+
+def recovering_main(rank: int, world: int, out: str, port: int) -> None:
+    """Every case with one rank failing at every point."""
+    join(rank, world, port)
+    budget.GRANULARITY = 3
+    shares = {groups: groups_of(rank, world, world // groups) for groups in (1, 2)}
+    checks = (
+        (
+            f"{case.name} {direction} {passes}",
+            partial(check_recovery, case, direction, passes, rank, number, shares[len(case.shapes)]),
+        )
+        for number, case in enumerate(FAILING)
+        for direction, passes in POINTS
+    )
+    note_failures(out, rank, checks)
+
+
+@pytest.mark.slow
+def test_all_ranks_repeat_the_step_together(tmp_path: Path) -> None:
+    spawn(recovering_main, 4, tmp_path)
+    assert_no_failures(tmp_path, 4)

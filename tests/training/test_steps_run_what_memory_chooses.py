@@ -3,20 +3,17 @@
 On a CPU there is nothing to choose. Here the model is told that host memory is other memory, as on a GPU.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from measured_models import KINDS, build, hostile_rows
+from measured_models import KINDS, build, hostile_rows, trained
 
 from tree_rl.cost.memory import budget as budget_module
 from tree_rl.cost.memory.model import MemoryModel
-from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
+from tree_rl.training import TreeOptions, TreeStep
 from tree_rl.training.context import StepContext
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES
 from tree_rl.training.memory.memory_of_module import read_memory_model
 
 CPU = torch.device("cpu")
@@ -35,25 +32,6 @@ def step_of(model: Any, memory: MemoryModel | None, **options: Any) -> TreeStep:
     return TreeStep(model, TreeOptions(mode="tree", **options), context=context)
 
 
-def run(step: TreeStep, model: Any, *, infers: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
-    """What every trained parameter gets, and the step's result; an inference may come first."""
-    ids = hostile_rows()
-    output = VALUES if hasattr(model, "score") else LOG_PROBS
-    weight_F = torch.from_numpy(np.random.default_rng(3).normal(size=sum(map(len, ids)))).float()
-    starts = np.cumsum([0, *map(len, ids)])
-
-    def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
-        mine = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in members])
-        return (weight_F[mine] * outputs[output] + 0.1 * outputs[output].square()).sum(), {}
-
-    model.zero_grad()
-    rows = Rows.of(ids)
-    if infers:
-        step.infer(rows, outputs=(output,))
-    result = step.run(rows, loss, outputs=(output,), is_separable=True)
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}, result
-
-
 def tokens_for(memory: MemoryModel, share: float) -> int:
     """`max_tokens` that stands for a share of what all rows in one forest need."""
     whole = len({tuple(row[:end]) for row in hostile_rows() for end in range(1, len(row) + 1)})
@@ -70,13 +48,13 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     model = build(kind)
-    expected, _ = run(step_of(model, None), model)
+    expected, _ = trained(step_of(model, None), model)
     memory = memory_of(model)
     chosen = set()
     told = ((True, 0.6), (False, 0.3)) if kind == "dense" else ()
     for offload, share in (*(("auto", share) for share in SHARES[::2]), *told):
         step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
-        found, result = run(step, model, infers=kind == "dense")
+        found, result = trained(step, model, infers=kind == "dense")
         assert_close(found, expected)
         chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
     cuts, offloads, _, on_host = (any(kind[place] for kind in chosen) for place in range(4))
@@ -86,7 +64,7 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
 def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_module, "GRANULARITY", 1)
     model = build("dense")
-    expected, whole = run(step_of(model, None), model)
+    expected, whole = trained(step_of(model, None), model)
     memory = memory_of(model)
     step = step_of(model, memory)
     first = step.learner.budget.predicted(whole.micro_batches)
@@ -98,7 +76,7 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
             raise torch.cuda.OutOfMemoryError("no memory left")
 
     hook = model.model.layers[2].register_forward_pre_hook(fail_once)
-    found, result = run(step, model)
+    found, result = trained(step, model)
     hook.remove()
     assert step.out_of_memory == 1
     assert_close(found, expected)
@@ -114,7 +92,7 @@ def test_a_smaller_budget_never_predicts_more() -> None:
     peaks = []
     for share in SHARES:
         step = step_of(model, memory, max_tokens=tokens_for(memory, share))
-        _, result = run(step, model)
+        _, result = trained(step, model)
         peak = step.learner.budget.predicted(result.micro_batches)
         assert peak is not None
         peaks.append(peak.device)

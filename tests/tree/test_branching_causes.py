@@ -7,32 +7,23 @@ from tree_rl.tree import Forest, Jagged
 from tree_rl.tree.report.branching import BranchCause, classify_branches, count_causes
 
 
-def only_cause(rows: list[list[int]], sampled: list[list[int]] | None) -> BranchCause:
+@pytest.mark.parametrize(
+    ("rows", "sampled", "cause"),
+    [
+        ([[1, 2], [1, 5]], [[0, 1], [0, 1]], BranchCause.SAMPLING),
+        ([[1, 2, 6], [1, 6, 6]], [[0, 1, 1], [0, 0, 1]], BranchCause.CONTEXT_EDIT),
+        ([[1, 2], [1, 5]], [[0, 0], [0, 0]], BranchCause.OBSERVATION),
+        ([[1, 2], [1, 5]], None, BranchCause.UNKNOWN),
+    ],
+)
+def test_the_cause_of_one_branch(rows, sampled, cause):
     mask = None if sampled is None else Jagged.from_rows([np.array(row) for row in sampled])
-    branches = classify_branches(Forest.from_rows(rows), sampled=mask)
-    assert len(branches) == 1
-    return branches[0].cause
-
-
-def test_two_samples_of_one_context():
-    assert only_cause([[1, 2], [1, 5]], [[0, 1], [0, 1]]) is BranchCause.SAMPLING
-
-
-def test_a_rewritten_history():
-    assert only_cause([[1, 2, 6], [1, 6, 6]], [[0, 1, 1], [0, 0, 1]]) is BranchCause.CONTEXT_EDIT
-
-
-def test_two_observations():
-    assert only_cause([[1, 2], [1, 5]], [[0, 0], [0, 0]]) is BranchCause.OBSERVATION
+    assert [branch.cause for branch in classify_branches(Forest.from_rows(rows), sampled=mask)] == [cause]
 
 
 def test_a_row_that_ends_where_others_go_on():
     branches = classify_branches(Forest.from_rows([[1, 2], [1, 2, 5], [1, 2]]))
     assert [(branch.segment, branch.child, branch.cause) for branch in branches] == [(0, None, BranchCause.PREFIX_END)]
-
-
-def test_without_a_mask_the_cause_is_unknown():
-    assert only_cause([[1, 2], [1, 5]], None) is BranchCause.UNKNOWN
 
 
 def test_a_token_sampled_in_any_row_counts_as_sampled():

@@ -22,30 +22,6 @@ def test_no_rows_give_an_empty_forest():
     assert Forest.from_rows([], merge_key=[]).num_rows == 0
 
 
-def test_identical_rows_share_everything():
-    forest = Forest.from_rows([[5, 6, 7]] * 4)
-    assert (forest.num_unique, forest.num_segments, forest.path_count.tolist()) == (3, 1, [4, 4, 4])
-    assert forest.por == pytest.approx(0.75)
-    assert forest.token_bound == pytest.approx(4.0)
-
-
-def test_rows_without_a_common_root_are_trees_heaviest_first():
-    forest = Forest.from_rows([[1], [2, 3], [4, 5, 6]])
-    assert forest.input_ids.tolist() == [4, 5, 6, 2, 3, 1]
-    assert forest.parent.tolist() == [-1, 0, 1, -1, 3, -1]
-    assert forest.position.tolist() == [0, 1, 2, 0, 1, 0]
-
-
-def test_a_deep_comb_keeps_every_tooth():
-    teeth = 1_000
-    rows = [np.append(np.zeros(k, dtype=np.int32), 1) for k in range(1, teeth + 1)]
-    forest = Forest.from_rows(rows)
-    assert forest.num_segments == 2 * teeth - 1
-    assert forest.num_unique == 2 * teeth
-    for row in (0, 1, teeth // 2, teeth - 1):
-        np.testing.assert_array_equal(forest.row_tokens(row), rows[row])
-
-
 def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
     # Row k leaves a spine after k tokens; written as an order of rows, because its flat tokens would be 50 million.
     lengths = np.arange(10_001, 1, -1)
@@ -64,15 +40,6 @@ def test_one_path_of_twenty_thousand_segments():
     assert segments.parent.tolist() == list(range(-1, 19_999))
     assert segments.path_count.tolist() == list(range(20_000, 0, -1))
     assert segments.depth.tolist() == list(range(20_000))
-
-
-def test_merge_key_keeps_equal_ids_apart():
-    rows = [[1, 2, 3], [1, 2, 3], [1, 2, 3]]
-    assert Forest.from_rows(rows, merge_key=["base", "adapter", "base"]).path_count.tolist() == [2, 2, 2, 1, 1, 1]
-    images = [np.array([0, 9, 0]), np.array([0, 8, 0]), np.array([0, 9, 0])]
-    forest = Forest.from_rows(rows, merge_key=images)
-    assert forest.path_count.tolist() == [3, 2, 2, 1, 1]
-    assert forest.input_ids.tolist() == [1, 2, 3, 2, 3]
 
 
 def test_row_keys_and_token_keys_never_merge():

@@ -57,11 +57,6 @@ def test_operations_of_one_token_by_hand():
     assert SHAPE.cost.forest(Forest.from_rows([[1]])) == expected
 
 
-def test_without_a_shared_prefix_nothing_is_saved():
-    overlap = measure_forest(Forest.from_rows([[1, 2], [3, 4, 5]]))
-    assert (overlap.por, overlap.token_bound, SHAPE.flop_bound(overlap)) == (0.0, 1.0, 1.0)
-
-
 def test_rows_that_share_nothing_run_as_a_tree_where_its_head_has_less_to_do():
     forest = Forest.from_rows([[1, 2], [3, 4, 5]])
     assert not SHAPE.cost.tree_pays(forest)

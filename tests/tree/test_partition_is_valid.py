@@ -156,19 +156,6 @@ def test_one_token_each_relays_every_path():
     )  # fmt: skip
 
 
-def test_small_trees_fill_up_a_partition_together():
-    plan = plan_partitions(Forest.from_rows([[1] * 6, [2] * 5, [3] * 4, [4] * 5]), 10)
-    assert [part.num_tokens for part in plan.partitions] == [10, 10]
-    assert plan.relayed_tokens == 0
-
-
-def test_siblings_below_one_cut_share_a_partition():
-    plan = plan_partitions(Forest.from_rows([[0] * 9 + [branch] * 3 for branch in (1, 2, 3)]), 9)
-    assert [part.tokens.tolist() for part in plan.partitions] == [list(range(9)), list(range(9, 18))]
-    assert plan.partitions[1].local_subtree_end.tolist() == [3, 3, 3, 6, 6, 6, 9, 9, 9]
-    assert len(plan.partitions[0].cuts) == 1
-
-
 def test_a_long_segment_is_a_chain_with_its_rest_on_top():
     plan = plan_partitions(Forest.from_rows([list(range(23))]), 10)
     assert [part.num_tokens for part in plan.partitions] == [3, 10, 10]

@@ -61,28 +61,6 @@ def test_subsets_keep_the_branching(rows: list[RoutedRow]) -> None:
     assert np.array_equal(part.row_index.values, alone.row_index.values)
 
 
-def test_one_token_of_other_experts_ends_the_sharing_of_equal_ids() -> None:
-    ids = [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3]]
-    routes = [np.tile(np.array([0, 1], dtype=np.int16), (len(row), LAYERS, 1)) for row in ids]
-    routes[1][1, 1] = (1, 2)
-    forest = Forest.from_rows(ids, merge_key=route_keys(routes))
-    assert forest.num_unique == 4 + 3
-    assert forest.path_count.tolist() == [3, 2, 2, 1, 1, 1, 1]
-
-
-def test_the_order_of_a_tokens_experts_does_not_branch() -> None:
-    one = np.array([[[0, 2]], [[1, 0]]])
-    assert Forest.from_rows([[5, 6], [5, 6]], merge_key=route_keys([one, one[..., ::-1]])).num_unique == 2
-
-
-def test_a_token_without_a_record_is_apart_from_one_with() -> None:
-    recorded = np.zeros((3, 1, 2), dtype=np.int16) + np.array([0, 1], dtype=np.int16)
-    cut_short = recorded.copy()
-    cut_short[2] = NATIVE
-    forest = Forest.from_rows([[1, 2, 3], [1, 2, 3], [1, 2, 3]], merge_key=route_keys([recorded, cut_short, cut_short]))
-    assert forest.num_unique == 4
-
-
 def test_zeros_that_stand_for_no_record_become_native() -> None:
     stored = np.array([[[0, 2], [0, 1]], [[0, 0], [0, 0]], [[2, 0], [0, 0]]], dtype=np.int16)
     marked = drop_filler(stored)

@@ -26,14 +26,6 @@ def in_total(forest: Forest, weights: Jagged) -> np.ndarray:
     return np.bincount(forest.row_index.values, weights=weights.values, minlength=forest.num_unique)
 
 
-@given(rows=ROWS)
-@settings(max_examples=40, deadline=None)
-def test_rows_of_weight_one_weigh_a_unique_token_by_their_number(rows):
-    forest = Forest.from_rows(rows)
-    total = in_total(forest, per_token(forest, np.ones(forest.num_rows)))
-    np.testing.assert_array_equal(total, forest.path_count)
-
-
 @given(rows=ROWS, seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):

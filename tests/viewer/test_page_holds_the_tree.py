@@ -139,14 +139,25 @@ def test_padding_takes_its_values_with_it(rows_file: Write) -> None:
     assert (ids_of(group), along(group, "advantage")) == ([5, 6, 7], [1, 2, 3])
 
 
-def test_a_run_folder_gives_its_tree_dumps_by_step(rows_file: Write) -> None:
+def test_a_run_folder_gives_its_tree_dumps_by_step(tmp_path: Path) -> None:
+    # The plugin imports verl: only this test pays for it.
+    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
+
+    run = tmp_path / "run"
+    common: dict[str, Any] = {"uid": "p", "index": 0, "prompt_ids": (1, 2), "response_mask": (1,)}
     for step in (1, 2):
-        record = {"uid": "p", "prompt_ids": [1, 2], "response_ids": [3], "response_mask": [1], "reward": step / 2}
-        path = rows_file([record, record], f"run/trees/train-step{step:06d}-9.jsonl")
+        rows = [
+            FinishedRow(**common, step=step, session=one, response_ids=(3 + one,), reward=1.0, weight_version=version)
+            for one, version in enumerate((step + 4, step + 5, None))
+        ]
+        path = append_tree(run / "trees", "train", rows)
     shutil.copy(path, path.with_name("train-step000003-9.replaced"))
-    (path.parents[1] / "metrics.jsonl").write_text('{"loss": 1}\n')
-    groups = page_of(path.parents[1])["groups"]
-    assert [(group["name"], group["rows"]) for group in groups] == [("train step 1 · p", 2), ("train step 2 · p", 2)]
+    (run / "metrics.jsonl").write_text('{"loss": 1}\n')
+    groups = page_of(run)["groups"]
+    assert [(group["name"], group["rows"]) for group in groups] == [("train step 1 · p", 3), ("train step 2 · p", 3)]
+    for step, group in enumerate(groups, 1):
+        versions = [along(group, "weight_version")[row_path(group, row)[-1]] for row in range(3)]
+        assert (versions, along(group, "weight_version")[:2]) == ([step + 4, step + 5, None], [None, None])
 
 
 def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPatch, rows_file: Write) -> None:
@@ -177,28 +188,3 @@ def test_roles_follow_the_chat_template(qwen_tokenizer: Path) -> None:
     row = Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1)
     group = view_data([row], reader, source="s")["groups"][0]
     assert "".join(group["text"]) == text
-
-
-def test_a_dump_of_training_shows_its_weights(tmp_path: Path) -> None:
-    # The plugin imports verl: only this test pays for it.
-    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
-
-    rows = [
-        FinishedRow(
-            uid="p",
-            session=session,
-            index=0,
-            step=4,
-            prompt_ids=(1, 2),
-            response_ids=(3, 4 + session),
-            response_mask=(1, 1),
-            reward=float(session),
-            weight_version=version,
-        )
-        for session, version in enumerate([2, 3, None])
-    ]
-    append_tree(tmp_path / "run/trees", "train", rows)
-    group = page_of(tmp_path / "run")["groups"][0]
-    told = [along(group, "weight_version")[row_path(group, row)[-1]] for row in range(3)]
-    assert (group["name"], told) == ("train step 4 · p", [2, 3, None])
-    assert along(group, "weight_version")[:2] == [None, None]

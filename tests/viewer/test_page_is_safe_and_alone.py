@@ -3,17 +3,13 @@
 import http.client
 import re
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tree_rl.inspection.files import InputError, RowFileError
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
 from tree_rl.viewer.page import LIBRARY, STATIC, view_data, write_page
-from tree_rl.viewer.recorded_rows import read_recorded_rows
 from tree_rl.viewer.roles import RoleReader
 from tree_rl.viewer.server import PageServer
 
@@ -76,14 +72,3 @@ def test_server_answers_its_own_names_only() -> None:
         finally:
             server.shutdown()
             thread.join()
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [("high", "column advantages: expected a number"), ([1, 2], "expected 3 numbers"), ([[1], [2, 3]], "a number")],
-)
-def test_bad_values_are_named(value: object, said: str, rows_file: Callable[..., Path]) -> None:
-    path = rows_file([{"input_ids": [1, 2, 3], "advantages": value}])
-    with pytest.raises(RowFileError, match=said) as told:
-        read_recorded_rows(path, read_row_file)
-    assert "row 0" in str(told.value) and path.name in str(told.value)

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from page_data import data_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMAND = [sys.executable, "-c", "from tree_rl.cli import main; main()", "view"]
 
 
@@ -24,23 +22,6 @@ def view(tmp_path: Path) -> Run:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
 
     return run
-
-
-@pytest.mark.slow
-def test_real_trajectories_become_one_file(view: Run, qwen_tokenizer: Path, tmp_path: Path) -> None:
-    rows = EXAMPLES / "tau_bench_airline/trajectories.json"
-    told = view(rows, "--tokenizer", qwen_tokenizer, "--rows", "call", "--html", "airline.html")
-    assert told.returncode == 0, told.stderr
-    data = data_of((tmp_path / "airline.html").read_bytes())
-    groups = data["groups"]
-    # The figures of examples/tau_bench_airline/README.md.
-    sums = [sum(group[key] for group in groups) for key in ("rows", "flat", "unique")]
-    assert sums == [2_454, 7_590_988, 603_967]
-    assert (60, 221_779, 18_482) in [(group["rows"], group["flat"], group["unique"]) for group in groups]
-    assert [group["por"] for group in groups] == sorted((group["por"] for group in groups), reverse=True)
-    assert {data["roles"][role] for group in groups for role in group["tracks"]["role"]["value"]} == {
-        *("system", "user", "tool", "assistant", "model")
-    }
 
 
 def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file: Callable[..., Path]) -> None:
@@ -65,6 +46,7 @@ def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file:
         ("", [], "expected at least one row"),
         ('{"input_ids": [1], "reward": {"a": 1}}\n', [], "column reward: expected a number"),
         ('{"input_ids": [1], "advantages": [1, 2]}\n', [], "column advantages: expected 1 numbers"),
+        ('{"input_ids": [1], "advantages": "high"}\n', [], "row 0, column advantages: expected a number"),
         ('{"input_ids": [1]}\n', ["--html", "."], "expected a file to write"),
         ('{"input_ids": [1]}\n', ["--port", "70000"], "--port"),
         ('{"input_ids": [1]}\n', ["--max-tokens", "0"], "--max-tokens"),

@@ -1,0 +1,249 @@
+"""Recurrences over a forest, held against every row run alone: outputs, states at tokens and gradients together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tree_shapes import chain, paths_of, subtree_end_of
+
+from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
+from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
+from tree_kernels.tree_state_space.portable.chunked import chunked_state_space
+
+Leaves = dict[str, torch.Tensor]
+RowsAlone = Callable[[Leaves, list[list[int]]], tuple[list[torch.Tensor], dict[int, torch.Tensor]]]
+"""Outputs of each path, and the state after every token."""
+SCALE = 0.4
+SMALL_TILES = (
+    ("chain", 1, torch.float32),
+    ("comb", 40, torch.float16),
+    ("random_trie", 40, torch.float32),
+    ("forest", 40, torch.float16),
+)
+"""Shape, tokens and dtype of forests for tiles of 16 tokens."""
+
+
+def delta_leaves(
+    size: int,
+    *,
+    groups: int = 2,
+    heads: int = 4,
+    key_size: int = 8,
+    value_size: int = 6,
+    decay: tuple[float, float] = (0.001, 2.0),
+    seed: int = 0,
+) -> Leaves:
+    """float64 inputs of the gated delta rule; -g is drawn log-uniformly between the two decays, keys and queries have
+    unit length."""
+    draw = torch.Generator().manual_seed(1000 * size + seed)
+    normal = partial(torch.randn, dtype=torch.float64, generator=draw)
+    uniform = partial(torch.rand, dtype=torch.float64, generator=draw)
+    low, high = decay
+    return {
+        "q": torch.nn.functional.normalize(normal(size, groups, key_size), dim=-1),
+        "k": torch.nn.functional.normalize(normal(size, groups, key_size), dim=-1),
+        "v": normal(size, heads, value_size),
+        "g": -low * (high / low) ** uniform(size, heads),
+        "beta": uniform(size, heads),
+        "initial_state": normal(heads, key_size, value_size),
+    }
+
+
+def state_space_leaves(
+    size: int,
+    *,
+    groups: int = 2,
+    heads: int = 4,
+    key_size: int = 8,
+    value_size: int = 6,
+    decay: tuple[float, float] = (0.001, 2.0),
+    seed: int = 0,
+) -> Leaves:
+    """The same of Mamba 2's recurrence; a state has the size of keys times that of a head's values."""
+    draw = torch.Generator().manual_seed(1000 * size + seed)
+    shapes = ((size, heads, value_size), (size, groups, key_size), (size, groups, key_size), (size, heads))
+    x, b, c, _ = (torch.randn(shape, dtype=torch.float64, generator=draw) for shape in shapes)
+    low, high = decay
+    g = -low * (high / low) ** torch.rand(shapes[3], dtype=torch.float64, generator=draw)
+    dt = torch.rand(shapes[3], dtype=torch.float64, generator=draw)
+    state = torch.randn(heads, key_size, value_size, dtype=torch.float64, generator=draw)
+    return {"x": x, "b": b, "c": c, "g": g, "dt": dt, "initial_state": state}
+
+
+def delta_rule_of_rows(leaves: Leaves, paths: Sequence[Sequence[int]]) -> tuple[list[torch.Tensor], Leaves]:
+    """Outputs of each path alone, [L, Hv, V], and the state after every token from the last path through it."""
+    group = leaves["v"].shape[1] // leaves["k"].shape[1]
+    outputs, states = [], {}
+    for path in paths:
+        q, k = (leaves[name][path].repeat_interleave(group, dim=1) for name in ("q", "k"))
+        v, g, beta = (leaves[name][path] for name in ("v", "g", "beta"))
+        state, row = leaves["initial_state"], []
+        for step, token in enumerate(path):
+            state = state * g[step].exp()[:, None, None]
+            delta = beta[step][:, None] * (v[step] - (state * k[step][:, :, None]).sum(1))
+            state = state + k[step][:, :, None] * delta[:, None, :]
+            row.append(SCALE * (state * q[step][:, :, None]).sum(1))
+            states[token] = state
+        outputs.append(torch.stack(row))
+    return outputs, states
+
+
+def state_space_of_rows(leaves: Leaves, paths: Sequence[Sequence[int]]) -> tuple[list[torch.Tensor], Leaves]:
+    """The same of Mamba 2's recurrence."""
+    group = leaves["x"].shape[1] // leaves["b"].shape[1]
+    outputs, states = [], {}
+    for path in paths:
+        state, row = leaves["initial_state"], []
+        for token in path:
+            b, c = (leaves[name][token].repeat_interleave(group, dim=0) for name in "bc")
+            state = state * leaves["g"][token].exp()[:, None, None]
+            state = state + leaves["dt"][token][:, None, None] * b[:, :, None] * leaves["x"][token][:, None, :]
+            row.append((state * c[:, :, None]).sum(1))
+            states[token] = state
+        outputs.append(torch.stack(row))
+    return outputs, states
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """An operation with a state."""
+
+    run: Callable[..., Any]
+    """The operation; it takes the first five inputs, a layout, and options."""
+    chunked: Callable[..., Any]
+    """Its portable form in tiles of any size: of inputs, layout, initial state and tokens whose states are wanted."""
+    leaves_of: Callable[..., Leaves]
+    """Six inputs, the last of them the initial state."""
+    rows_alone: RowsAlone
+    narrow: str
+    """Inputs in half precision; the others stay float32."""
+
+
+DELTA_RULE = Recurrence(
+    run=partial(tree_gated_delta_rule, scale=SCALE),
+    chunked=lambda *inputs, **options: chunked_delta_rule(*inputs[:6], SCALE, *inputs[6:], **options),
+    leaves_of=delta_leaves,
+    rows_alone=delta_rule_of_rows,
+    narrow="qkv",
+)
+STATE_SPACE = Recurrence(
+    run=tree_state_space,
+    chunked=chunked_state_space,
+    leaves_of=state_space_leaves,
+    rows_alone=state_space_of_rows,
+    narrow="xbc",
+)
+RECURRENCES = {"gated_delta_rule": DELTA_RULE, "state_space": STATE_SPACE}
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor, smallest: float = 1e-3) -> float:
+    assert actual.isfinite().all()
+    return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=smallest))
+
+
+def layout_of(parent: list[int]) -> TreeLayout:
+    return TreeLayout.from_subtree_end(subtree_end_of(parent))
+
+
+def check_against_rows(
+    parent: list[int],
+    leaves: Leaves,
+    rows_alone: RowsAlone,
+    recurrence: Callable[[Leaves, TreeLayout, str], tuple[torch.Tensor, torch.Tensor | None]],
+    *,
+    impls: Sequence[str],
+    dtype: torch.dtype,
+    tolerance: float,
+    state_tolerance: float | None = None,
+    states_at: Sequence[int] = (),
+    unused: Sequence[str] = (),
+) -> None:
+    """Weigh every token of every row at random, and every state asked for; compare values and all gradients.
+
+    Args:
+        parent: of each token.
+        leaves: float64; either side starts from them as the dtype holds them.
+        rows_alone: the yardstick, in float64.
+        recurrence: of leaves, a layout and an implementation; outputs, and states where some are asked for.
+        impls: to run.
+        dtype: of the recurrence.
+        tolerance: relative, of outputs and gradients, and of states unless they have one of their own.
+        state_tolerance: 0 where states are copies.
+        states_at: tokens.
+        unused: leaves that the recurrence does not get.
+    """
+    exact = {name: leaf.detach().to(dtype).double().requires_grad_() for name, leaf in leaves.items()}
+    paths = paths_of(parent)
+    rows, states = rows_alone(exact, paths)
+    draw = torch.Generator().manual_seed(1)
+    weights = [torch.randn(row.shape, dtype=torch.float64, generator=draw) for row in rows]
+    kept = torch.stack([states[token] for token in states_at]) if states_at else torch.zeros(0)
+    loss: Any = sum(((weight * row).sum() for weight, row in zip(weights, rows, strict=True)), kept.square().sum())
+    wanted = torch.autograd.grad(loss, list(exact.values()), allow_unused=True, materialize_grads=True)
+    for impl in impls:
+        inputs = {name: leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
+        out, got_states = recurrence(inputs, layout_of(parent), impl)
+        assert out.dtype == dtype and (got_states is None) == (not states_at)
+        loss = torch.zeros((), dtype=torch.float64)
+        for path, weight, row in zip(paths, weights, rows, strict=True):
+            assert relative_error(out[path], row) < tolerance
+            loss = loss + (weight * out[path]).sum()
+        if got_states is not None:
+            assert relative_error(got_states, kept) <= (tolerance if state_tolerance is None else state_tolerance)
+            loss = loss + got_states.double().square().sum()
+        found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
+        for name, actual, expected in zip(leaves, found, wanted, strict=True):
+            assert actual.dtype == dtype
+            assert name in unused or relative_error(actual, expected) < tolerance, (impl, name)
+
+
+def outputs_and_gradients(run: Callable[..., Any], leaves: Leaves, layout: TreeLayout, **options: Any) -> Leaves:
+    """What a recurrence gives from leaves on a device: output, states, and gradients of a loss that weighs all."""
+    inputs = [leaf.detach().clone().requires_grad_() for leaf in leaves.values()]
+    out, states = run(*inputs[:5], layout, initial_state=inputs[5], **options)
+    # Weights that every dtype holds: none rounds the gradient of its outputs.
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16().double().to(out.device)
+    loss = (weight * out.double()).sum() + states.double().square().sum()
+    return {"out": out, "states": states} | dict(zip(leaves, torch.autograd.grad(loss, inputs), strict=True))
+
+
+def rounded_leaves(
+    recurrence: Recurrence, size: int, dtype: torch.dtype, device: torch.device | str, **problem: Any
+) -> tuple[Leaves, Leaves]:
+    """Inputs as models have them in `dtype`, and the same numbers in float64."""
+    leaves = {
+        name: leaf.to(device, dtype if name in recurrence.narrow else torch.float32)
+        for name, leaf in recurrence.leaves_of(size, **problem).items()
+    }
+    return leaves, {name: leaf.double() for name, leaf in leaves.items()}
+
+
+def changed_branch(
+    recurrence: Recurrence, size: int, branch: slice, dtype: torch.dtype, **problem: Any
+) -> list[Leaves]:
+    """Inputs twice, in `dtype`: the same but for the tokens of one branch."""
+    both = []
+    for seed in (0, 1):
+        leaves, other = (recurrence.leaves_of(size, seed=one, **problem) for one in (0, seed))
+        for name in list(leaves)[:5]:
+            leaves[name][branch] = other[name][branch]
+        both.append({name: leaf.to(dtype) for name, leaf in leaves.items()})
+    return both
+
+
+def fork(prefix: int, tails: Sequence[int]) -> list[int]:
+    """Parents of a prefix and tails that hang from its last token."""
+    parent = chain(prefix)
+    for tail in tails:
+        parent += [prefix - 1, *range(len(parent), len(parent) + tail - 1)]
+    return parent
+
+
+def chains_from_one_tile() -> list[int]:
+    """Parents of branches off both ends and the middle of the same tile, long enough to be chains of their own."""
+    parent = fork(16, [18, 18])
+    for joint in (3, 7, 7):
+        parent += [joint, *range(len(parent), len(parent) + 16)]
+    return parent

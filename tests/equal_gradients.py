@@ -1,0 +1,19 @@
+"""Gradients of a tree against those of rows, parameter by parameter."""
+
+from typing import Any
+
+
+def assert_equal_gradients(
+    got: Any, expected: Any, tolerance: float = 1e-5, *, floor: float = 1e-2, slack: float = 1.0
+) -> None:
+    """Relative norm of each, by name or in a list. One below `floor` of the largest cancels terms: it may be off by
+    `slack` times what one at the floor may be."""
+    assert len(got) == len(expected)
+    names = expected if isinstance(expected, dict) else range(len(expected))
+    norms = {name: float(expected[name].norm()) for name in names}
+    # Log-probs are of order one, and so are the errors of their rounding: what nearly vanishes has no digits left.
+    largest = max(1e-6, *norms.values())
+    for name, norm in norms.items():
+        error = float((got[name] - expected[name]).norm())
+        allowed = tolerance * (norm if norm >= floor * largest else slack * floor * largest)
+        assert error <= allowed, f"{name}: error {error:.2e}, norm {norm:.2e}, largest {largest:.2e}"

@@ -1,0 +1,265 @@
+"""Models with recurrent layers or experts whose tokens are scattered over ranks train as on one rank that has all rows;
+routers count, charge, record and replay as there."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hybrid_models
+import pytest
+import torch
+import torch.distributed as dist
+from moe_models import REPLAYABLE, build, random_routes
+from recurrent_models import RECURRENT
+
+from tree_rl.models.routers.merge_routes import NATIVE
+from tree_rl.models.routers.trace import RouterHooks
+from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from sharing_ranks import (
+    SHAPES,
+    assert_equal_gradients,
+    assert_no_failures,
+    averaged,
+    groups_of,
+    join,
+    note_failures,
+    prepare,
+    spawn,
+)
+
+CONFIGS = {**hybrid_models.HYBRIDS, **RECURRENT}
+DELTA_NET = {"layer_types": ["linear_attention", "full_attention"]}
+CONV = {"layer_types": ["conv", "full_attention"]}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    # name: (family, changes of its config)
+    "qwen3_next": ("qwen3_next", DELTA_NET),
+    "qwen3_5": ("qwen3_5", DELTA_NET),
+    "one_key_head": ("qwen3_5", DELTA_NET | {"linear_num_key_heads": 1}),
+    "equal_heads": ("qwen3_next", DELTA_NET | {"linear_num_key_heads": 4}),
+    "key_heads_no_divisor": ("qwen3_5", DELTA_NET | {"linear_num_key_heads": 6, "linear_num_value_heads": 12}),
+    "lfm2": ("lfm2", CONV),
+    "lfm2_bias": ("lfm2", CONV | {"conv_bias": True}),
+    "bamba": ("bamba", {"attn_layer_indices": [1]}),
+    "one_group": ("bamba", {"attn_layer_indices": [1], "mamba_n_groups": 1}),
+    "granite_4": ("granite_4", {"layer_types": ["mamba", "attention"], "mamba_n_groups": 4}),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "mlp"]}),
+    "falcon_h1": ("falcon_h1", {"mamba_n_groups": 1}),
+    "zamba2": ("zamba2", {"layers_block_type": ["hybrid", "mamba"]}),
+}
+FORESTS = ("one_token", "two_tokens", "no_common_root", "identical_and_strict_prefix", "long_trunk")
+WORLD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step of one model over the rows of each data-parallel group."""
+
+    model: str
+    shapes: tuple[str, ...]
+    """Of each data-parallel group's rows; an empty name is a group without rows."""
+    max_tokens: int | None = None
+    has_routers: bool = False
+    coef: float | None = None
+    replays: bool = False
+    """Whether routes are prescribed, some of them left to the router."""
+    knows_load: bool = False
+    """Whether an inference has counted the load before the update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a case gave on one rank, or on one rank of several."""
+
+    gradients: dict[str, torch.Tensor]
+    """As they lie in the parameters."""
+    log_probs: torch.Tensor | None
+    routes: torch.Tensor | None
+    """Experts of each token, ascending."""
+    load: tuple[float, float, int, float | None, bool] | None
+
+
+routed = partial(Case, has_routers=True, coef=0.5)
+BOTH, LONELY = ("branches", "comb"), ("identical_and_strict_prefix", "")
+RECURRENT_CASES = [
+    *(Case(model=model, shapes=("comb",)) for model in MODELS),
+    *(Case(model=model, shapes=(forest,)) for model in ("qwen3_5", "lfm2", "bamba") for forest in FORESTS),
+    Case(model="bamba", shapes=("identical_and_strict_prefix",), max_tokens=4),
+]
+CASES = {
+    2: [
+        *(Case(model=model, shapes=("comb", "two_tokens"), max_tokens=9) for model in MODELS),
+        routed(model="qwen3_moe", shapes=BOTH),
+        routed(model="mixtral", shapes=BOTH, max_tokens=8, knows_load=True),
+        routed(model="qwen3_moe_dense_layer", shapes=LONELY, replays=True),
+        routed(model="qwen3_moe", shapes=BOTH, max_tokens=8, coef=None, replays=True),
+    ],
+    4: [
+        *RECURRENT_CASES,
+        routed(model="qwen3_next", shapes=("comb",), replays=True),
+        routed(model="mixtral", shapes=("single_tokens",)),
+        routed(model="deepseek_v3", shapes=("comb",), coef=None, replays=True),
+        routed(model="qwen3_moe", shapes=("identical_and_strict_prefix",), max_tokens=5, replays=True),
+        routed(model="qwen3_moe", shapes=("branches",), coef=0.0, knows_load=True),
+    ],
+}
+"""By the number of ranks that share tokens, of four in all."""
+
+
+def model_of(case: Case) -> Any:
+    if case.has_routers:
+        return prepare(build(REPLAYABLE[case.model]).train())
+    family, changes = MODELS[case.model]
+    stock = CONFIGS[family]
+    model = hybrid_models.build(type(stock)(**{**stock.to_dict(), "num_hidden_layers": 2, **changes}), torch.float32)
+    draw = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        # Equal weights of all heads would hide that a rank takes others' heads.
+        if name.endswith(("A_log", "dt_bias", ".D", "conv.bias")):
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
+    return prepare(model)
+
+
+def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> Outcome:
+    """The rows of some data-parallel groups in one step; the loss of all groups is the sum over their rows."""
+    named = [(group, index) for group in groups for index in range(len(SHAPES.get(case.shapes[group], [])))]
+    token_ids = [SHAPES[case.shapes[group]][index] for group, index in named]
+    model = model_of(case).to(device)
+    context = StepContext.of(model, sequence_parallel=share)
+    if case.has_routers:
+        context = replace(context, routers=RouterHooks(model))
+    checks = share is not None and device == "cpu"
+    options = TreeOptions(mode="tree", max_tokens=case.max_tokens, router_aux_loss_coef=case.coef, self_check=checks)
+    rows = Rows.of(token_ids)
+    if case.replays and token_ids:
+        rows = replace(rows, routes_FLK=torch.cat([routes_of(case, *name) for name in named]).numpy())
+
+    def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, None]:
+        value_f = outputs["log_probs"]
+        seeds = [100 * named[row][0] + named[row][1] for row in members]
+        draws = [torch.Generator().manual_seed(seed) for seed in seeds]
+        lengths = [len(token_ids[row]) for row in members]
+        weight_f = torch.cat([torch.randn(n, generator=draw) for n, draw in zip(lengths, draws, strict=True)])
+        # Ranks average their gradients.
+        scale = len(case.shapes) / len(groups)
+        return (value_f * weight_f.to(value_f) + 0.3 * value_f.square()).sum() * scale, None
+
+    step = TreeStep(model, options, context=context)
+    if case.knows_load:
+        step.infer(rows)
+    result = step.run(rows, loss, records_routes=case.has_routers, is_separable=True)
+    load = result.load
+    return Outcome(
+        gradients={n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+        if share is None
+        else averaged(model),
+        log_probs=result.outputs.present().get("log_probs"),
+        routes=None if result.routes_FLK is None else result.routes_FLK.sort(-1).values,
+        load=None
+        if load is None
+        else (load.max_over_mean, load.min_over_mean, load.idle_experts, load.aux_loss, load.has_extra_pass),
+    )
+
+
+def routes_of(case: Case, group: int, index: int) -> torch.Tensor:
+    """Routes [T, L, K] of one row; every third token is left to the router in one layer."""
+    routes_TLK = torch.from_numpy(random_routes(SHAPES[case.shapes[group]], seed=group)[index].copy())
+    routes_TLK[::3, 1] = NATIVE
+    return routes_TLK
+
+
+def check(case: Case, group: int, share: dist.ProcessGroup, expected: dict[str, Any], device: str) -> None:
+    got = run(case, [group], share, device)
+    lengths = [sum(map(len, SHAPES.get(shape, []))) for shape in case.shapes]
+    if lengths[group]:
+        own = slice(sum(lengths[:group]), sum(lengths[: group + 1]))
+        assert got.log_probs is not None
+        torch.testing.assert_close(got.log_probs.cpu(), expected["log_probs"][own], rtol=1e-5, atol=1e-5)
+        assert (got.routes is not None) == case.has_routers
+        assert got.routes is None or torch.equal(got.routes, expected["routes"][own])
+    assert_equal_gradients({name: one.cpu() for name, one in got.gradients.items()}, expected["gradients"])
+    check_load(got, share, expected["load"])
+
+
+def check_load(got: Outcome, share: dist.ProcessGroup, expected: tuple[Any, ...] | None) -> None:
+    """The load is that of all rows; so is the mean over all ranks of the cost, alike on ranks that share tokens."""
+    if got.load is None or expected is None:
+        assert got.load is expected
+        return
+    *load, cost, has_extra_pass = got.load
+    *expected_load, expected_cost, expects_extra_pass = expected
+    assert load == pytest.approx(expected_load, rel=1e-12) and has_extra_pass == expects_extra_pass
+    if cost is None or expected_cost is None:
+        assert cost is expected_cost
+        return
+    costs: list[Any] = [None] * WORLD
+    dist.all_gather_object(costs, cost)
+    assert sum(costs) / WORLD == pytest.approx(expected_cost, rel=1e-6)
+    assert {costs[rank] for rank in dist.get_process_group_ranks(share)} == {cost}
+
+
+def rank_main(rank: int, world: int, out: str, port: int, cases: dict[int, list[Case]], on_gpus: bool) -> None:
+    """Run all cases and write what failed."""
+    if on_gpus:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", rank=rank, world_size=world)
+    else:
+        join(rank, world, port)
+    expected = torch.load(f"{out}/expected.pt")
+    device = f"cuda:{rank}" if on_gpus else "cpu"
+    shares = {size: groups_of(rank, world, size) for size in cases}
+    checks = (
+        (f"{n}:{case}", partial(check, case, rank // n, shares[n], expected[n, str(case)], device))
+        for n, each in cases.items()
+        for case in each
+    )
+    note_failures(out, rank, checks)
+
+
+def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_gpus: bool) -> None:
+    expected = {
+        (size, str(case)): asdict(run(case, range(len(case.shapes)), None)) for size in cases for case in cases[size]
+    }
+    torch.save(expected, out / "expected.pt")
+    spawn(rank_main, world, out, cases, on_gpus)
+    assert_no_failures(out, world)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_models_scattered_over_gpus_are_those_of_one_rank(tmp_path: Path) -> None:
+    world = 4 if torch.cuda.device_count() >= 4 else 2
+    assert_one_rank(tmp_path, world, {world: RECURRENT_CASES}, on_gpus=True)
+
+
+@pytest.mark.slow
+def test_scattered_models_are_those_of_one_rank(tmp_path: Path) -> None:
+    assert_one_rank(tmp_path, WORLD, CASES, on_gpus=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "message"),
+    (
+        (
+            "qwen3_next",
+            8,
+            r"=8 does not divide num_attention_heads=4, linear_num_value_heads=4 of qwen3_next; set .* 4",
+        ),
+        ("lfm2", 3, r"=3 does not divide num_attention_heads=4, hidden_size=32 of lfm2; set .* to 1 or 2 or 4$"),
+        ("bamba", 8, r"=8 does not divide num_attention_heads=4, mamba_n_heads=4 of bamba"),
+        ("nemotron_h", 8, r"=8 does not divide num_attention_heads=4, mamba_num_heads=4 of nemotron_h"),
+        ("zamba2", 8, r"=8 does not divide num_attention_heads=4, n_mamba_heads=4 of zamba2"),
+    ),
+)
+def test_sizes_that_heads_do_not_allow_are_refused(family: str, size: int, message: str) -> None:
+    for divisor in (1, 2, 4):
+        check_sequence_parallel(CONFIGS[family], divisor)
+    with pytest.raises(ValueError, match=message):
+        check_sequence_parallel(CONFIGS[family], size)

@@ -1,0 +1,57 @@
+"""One step of a forest in partitions, with nothing around it: what every parameter gets."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
+from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions
+
+
+def partitioned_gradients(
+    model: Any,
+    forest: Forest,
+    capacity: int,
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    preview: bool = False,
+    after_preview: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """Gradients of a loss of all rows' log-probs; every token runs once, and once more in a preview.
+
+    Args:
+        model: reads trees.
+        forest: of the rows.
+        capacity: tokens of a partition.
+        loss: of log-probs, row after row.
+        preview: whether all log-probs are computed before the first backward.
+        after_preview: called then.
+        options: of `PartitionedRun`.
+    """
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
+    readout = EdgeReadout(plan, edges, device=torch.device("cpu"))
+    tokens_that_ran = 0
+
+    def counted(**model_kwargs: Any) -> Any:
+        nonlocal tokens_that_ran
+        tokens_that_ran += model_kwargs["input_ids"].numel()
+        return model(**model_kwargs)
+
+    run = PartitionedRun(counted, forest, plan, readout, **options)
+    model.zero_grad()
+    if preview:
+        assert "".join(run.infer()) == inference_ops(run.plan)
+        after_preview()
+    slot_gradients = partial(readout.gradients, lambda outputs, _: (loss(outputs["log_probs"]), []), [])
+    assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
+    assert tokens_that_ran == (1 + preview) * forest.num_unique
+    named = model.named_parameters()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
