@@ -119,7 +119,7 @@ def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **fl
             [torch.tensor(generator.normal(shift, scale, len(row.mask)), dtype=torch.float32) for row in rows]
         )
 
-    data = tu.get_tensordict(
+    return tu.get_tensordict(
         {
             "input_ids": nested(ids),
             "position_ids": nested([torch.arange(len(row.tokens)) for row in rows]),
@@ -148,6 +148,12 @@ def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **fl
             **flags,
         },
     )
+
+
+def with_whole_masks(data: TensorDict) -> TensorDict:
+    """The rows as verl's SFT loss reads them: a mask over the whole row."""
+    pairs = zip(data["input_ids"].unbind(), data["loss_mask"].unbind(), strict=True)
+    data["loss_mask"] = nested([torch.cat([mask.new_zeros(len(ids) - len(mask)), mask]) for ids, mask in pairs])
     return data
 
 

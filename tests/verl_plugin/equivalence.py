@@ -13,6 +13,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss, value_loss
 from verl.workers.utils.padding import response_from_nested
 
+from tree_rl.models.edge_head import EdgeHead
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 
 FLAGS = {"calculate_entropy": True, "return_model_output": True}
@@ -115,16 +116,29 @@ def everywhere(rows: list[Row]) -> torch.Tensor:
     return torch.ones(sum(len(row.tokens) for row in rows), dtype=torch.bool)
 
 
-def infer(engine: Any, rows: list[Row], **flags: Any) -> dict[str, torch.Tensor]:
-    """The pass: log-probs and entropies of all rows, nested."""
+def infer(engine: Any, data: TensorDict) -> dict[str, torch.Tensor]:
+    """The outputs of one inference, nested."""
     with engine.eval_mode(disable_auto_offload=True):
-        found = engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
-    return {name: values.cpu() for name, values in found.items()}
+        return {name: values.cpu() for name, values in engine.infer_batch(data)["model_output"].items()}
+
+
+def answers_of_heads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the types with which heads answer from here on."""
+    answers: list[str] = []
+    forward = EdgeHead.forward
+
+    def watching(head: EdgeHead, hidden: torch.Tensor) -> Any:
+        answer = forward(head, hidden)
+        answers.append(type(answer).__name__)
+        return answer
+
+    monkeypatch.setattr(EdgeHead, "forward", watching)
+    return answers
 
 
 def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
     data = ppo_batch(rows, **flags)
-    data["old_log_probs"] = response_from_nested(infer(engine, rows)["log_probs"], data["response_mask"])
+    data["old_log_probs"] = response_from_nested(infer(engine, ppo_batch(rows))["log_probs"], data["response_mask"])
     return run(engine, data, loss)
 
 

@@ -1,12 +1,23 @@
 """Rows with images as verl's agent loops hand them to its engines."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from engine_harness import Row, ppo_batch
 from image_rows import IMAGE_TOKEN, PictureRow, positions
 from tensordict import TensorDict
+from transformers import AutoModelForImageTextToText
 from verl.utils import tensordict_utils as tu
+
+from tree_rl.models.own_forwards import restore_own_forwards
+
+
+def reading_model(path: str | Path) -> Any:
+    """The model as transformers runs it, whatever an engine of this process has replaced."""
+    model = AutoModelForImageTextToText.from_pretrained(path)
+    restore_own_forwards(model)
+    return model
 
 
 def as_rows(rows: list[PictureRow]) -> list[Row]:

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 import torch
 import verl.trainer.ppo.padding_utils as padding_utils
+
+# verl's trainer loads the plugin, and with it the modules below.
+import verl.trainer.ppo.v1.replay_buffer as replay_buffer
+import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import FLOAT32, join_process_group, nested
 from equivalence import critic_loss
 from hydra import compose, initialize_config_module
@@ -17,17 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
-
-# verl's trainer loads the plugin, and with it the modules below.
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    TrainingWorkerConfig,
-)
+from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tree_rl.cost.balance import batch as balance
@@ -77,11 +73,11 @@ def _entry(column: Any, index: int) -> Any:
     return column[index].data if hasattr(column[index], "data") else column[index]
 
 
-def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
+def local_queue(monkeypatch: pytest.MonkeyPatch, local: LocalQueue | None = None) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
-    local = LocalQueue()
-    for module in (trainer_mixin, queue_rows, padding_utils):
+    local = LocalQueue() if local is None else local
+    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base, replay_buffer):
         monkeypatch.setattr(module, "tq", local)
     return local
 
@@ -121,14 +117,8 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
                 )
                 tags.append({"seq_len": 6 + len(response), "status": "success"})
     order = generator.permutation(len(keys))
-    queue.kv_batch_put(
-        [keys[i] for i in order],
-        "train",
-        fields=list_of_dict_to_tensordict([rows[i] for i in order]),
-        tags=[tags[i] for i in order],
-    )
-    picked = [keys[i] for i in order]
-    return KVBatchMeta(keys=picked, tags=[queue.tags[key] for key in picked], partition_id="train")
+    keys, rows, tags = ([column[i] for i in order] for column in (keys, rows, tags))
+    return queue.kv_batch_put(keys, "train", fields=list_of_dict_to_tensordict(rows), tags=tags)
 
 
 def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
@@ -276,16 +266,9 @@ def stock_config() -> DictConfig:
         return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
 
 
-ONE_GPU = "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
-
-
 def config_of_mode(mode: str, *overrides: str) -> DictConfig:
-    given = [
-        f"trainer.v1.trainer_mode={mode}",
-        ONE_GPU,
-        *(SEPARATE if mode == "tree_separate_async" else []),
-        *overrides,
-    ]
+    given = [f"trainer.v1.trainer_mode={mode}", "actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
+    given += [*(SEPARATE if mode == "tree_separate_async" else []), *overrides]
     return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
 
 

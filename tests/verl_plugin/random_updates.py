@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import layouts_of_four_ranks
 import numpy as np
+import rank_engines
 import torch
-from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
 from equivalence import (
     AGG_MODES,
     ALONE,
@@ -35,8 +35,9 @@ from equivalence import (
     actor_loss,
     assert_equal_gradients,
     critic_loss,
+    run,
 )
-from rank_engines import empty_batch, join, update
+from rank_engines import empty_batch, join
 from rank_processes import free_port, start_ranks
 from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
@@ -68,7 +69,7 @@ WITH_CRITIC = (*WITH_LORA, "mistral, windows", "qwen3-moe")
 WITH_ROUTES = ("qwen3-moe", "gpt-oss, sinks")
 REPLAY = {"router_replay": EngineRouterReplayConfig(mode="R3")}
 VALUE, SFT = "value", "sft"
-LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, **layouts_of_four_ranks.LAYOUTS}
+LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, **rank_engines.LAYOUTS}
 ROUNDINGS = 8
 """Draws of weights that an update which differs is held against."""
 Found = tuple[float, dict[str, torch.Tensor]]
@@ -98,7 +99,7 @@ class Update:
         data = ppo_batch(self.rows, seed=self.seed, **shared, **flags)
         if self.routes is not None:
             data["routed_experts"] = nested([torch.from_numpy(routes_TLK) for routes_TLK in self.routes])
-        return layouts_of_four_ranks.with_whole_masks(data) if self.loss[0] == SFT else data
+        return with_whole_masks(data) if self.loss[0] == SFT else data
 
     def on(self, engine: Any, data: TensorDict) -> Found:
         """Train it."""
@@ -107,8 +108,8 @@ class Update:
             loss = critic_loss(aggregation, loss_scale_factor=17 if aggregation == "seq-mean-token-sum-norm" else None)
         else:
             loss = partial(sft_loss, config=None) if name == SFT else actor_loss(name, aggregation, **self.terms)
-        found = update(engine, data, loss)
-        return sum(found["output"]["loss"]), found["gradients"]
+        found = run(engine, data, loss)
+        return sum(found["loss"]), found["gradients"]
 
     def alone(self, stock: Any) -> Found:
         """Train every row alone, by the routes that trees are given."""
@@ -294,10 +295,10 @@ def rounded_otherwise(engine: Any, train: Callable[[], Found]) -> list[Found]:
     """The same update on weights that moved by one unit in the last place, up or down; another draw each time."""
     weights = [getattr(weight, "_local_tensor", weight).detach() for weight in engine.module.parameters()]
     exact = [weight.clone() for weight in weights]
-    found = []
+    found, draw = [], torch.Generator().manual_seed(0)
     for _ in range(ROUNDINGS):
         for weight, was in zip(weights, exact, strict=True):
-            sign = torch.randint_like(was, 2).mul_(2).sub_(1)
+            sign = torch.randint(2, was.shape, generator=draw) * 2 - 1
             weight.copy_(was * (1 + torch.finfo(was.dtype).eps * sign))
         found.append(train())
     for weight, was in zip(weights, exact, strict=True):

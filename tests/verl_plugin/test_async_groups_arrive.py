@@ -4,14 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import verl.trainer.ppo.padding_utils as padding_utils
-import verl.trainer.ppo.v1.replay_buffer as replay_buffer
-from local_trainer import LocalQueue, make_trainer, put_rows
+from local_trainer import LocalQueue, local_queue, make_trainer, put_rows
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
 from tree_rl.verl_plugin.trainer.step_metrics import staleness_metrics
 
 # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
@@ -35,8 +31,7 @@ class PollableQueue(LocalQueue):
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> PollableQueue:
     local = PollableQueue()
-    for module in (trainer_mixin, queue_rows, padding_utils, replay_buffer):
-        monkeypatch.setattr(module, "tq", local)
+    local_queue(monkeypatch, local)
     rows = put_rows(local, BRANCHES)
     for key in rows.keys:
         uid, session, _ = key.rsplit("_", 2)

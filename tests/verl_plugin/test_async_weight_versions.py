@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine, nested, ppo_batch
-from equivalence import ALONE, FLAGS, assert_equal_runs, run, wanted_positions
+from equivalence import ALONE, FLAGS, assert_equal_runs, infer, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.protocol import DataProto
@@ -85,9 +85,7 @@ def tree_engines(model_path: Path) -> dict[str, Any]:
 def current_log_probs(stock: Any) -> list[torch.Tensor]:
     """The trainer's log-probs of every response token, by stock verl."""
     data = ppo_batch(ROWS)
-    with stock.eval_mode(disable_auto_offload=True):
-        output = stock.infer_batch(data)["model_output"]["log_probs"]
-    return list(response_from_nested(output, data["response_mask"]).unbind())
+    return list(response_from_nested(infer(stock, data)["log_probs"], data["response_mask"]).unbind())
 
 
 def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, assert_equal_gradients, run
+from equivalence import actor_loss, assert_equal_gradients, infer, run
 from hostile_rows import shapes
 from local_trainer import build_worker, parameters
 from omegaconf import OmegaConf
@@ -30,8 +30,7 @@ def worker(tmp_path: Path) -> Any:
 
 
 def log_probs(engine: Any) -> torch.Tensor:
-    with engine.eval_mode(disable_auto_offload=True):
-        return engine.infer_batch(ppo_batch(ROWS, max_tokens=7))["model_output"]["log_probs"].values()
+    return infer(engine, ppo_batch(ROWS, max_tokens=7))["log_probs"].values()
 
 
 def update(engine: Any) -> None:

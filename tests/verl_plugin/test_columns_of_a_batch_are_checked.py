@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import ppo_batch
-from hostile_rows import row, tokens
-from layouts_of_four_ranks import whole_batch, whole_rows
+from hostile_rows import row, tokens, whole_batch, whole_rows
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 

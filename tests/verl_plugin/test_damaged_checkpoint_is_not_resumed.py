@@ -1,4 +1,7 @@
-"""Whatever is damaged, a resume names the file, takes the newest whole checkpoint, and never loads damaged weights."""
+"""Whatever is damaged, a resume names the file, takes the newest whole checkpoint, and never loads damaged weights.
+
+verl's own saving and loading without Ray: real engines, one rank of actor and of critic.
+"""
 
 import contextlib
 import hashlib
@@ -6,20 +9,35 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from checkpointed_run import Trainer, build_engines, set_weights
+import torch
+from engine_harness import build_engine, save_model, tiny_qwen3
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
 
+# verl's trainer loads the plugin, and with it the modules below.
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
+
+from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.resume import checkpoint_commit
 from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER
 from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, STATE
-from tree_rl.verl_plugin.resume.update_ledger import LEDGER
+from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
+from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
+from tree_rl.verl_plugin.resume.row_names import prompt_uid
+from tree_rl.verl_plugin.resume.update_ledger import LEDGER, record_update
 
 STEPS = (2, 4, 6)
 LAST = 6
 PARTS = ("actor", "critic")
+WEIGHTS = "actor/model_world_size_1_rank_0.pt"
 FILES = [
     RECORD,
     STATE,
@@ -73,6 +91,90 @@ CASES = [
     for turn, damage in enumerate(DAMAGES)
     if (number + turn) % 8 == 0
 ]
+
+
+class OneRank(CheckpointFilesWorker):
+    """A worker group of one rank, in this process."""
+
+    def __init__(self, engine: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.world_size = world_size
+
+    def seal_checkpoint_files(self, folder: str) -> Any:
+        return [super().seal_checkpoint_files(folder)]
+
+    def find_checkpoint_damage(self, folder: str, files: Any, contents: Any) -> Any:
+        return [super().find_checkpoint_damage(folder, files, contents)]
+
+    def save_checkpoint(self, local: str, remote: str | None, step: int, max_ckpt_to_keep: int | None) -> None:
+        assert max_ckpt_to_keep is None, "verl must delete no checkpoint"
+        self.engine.save_checkpoint(local, remote, step, max_ckpt_to_keep)
+
+    def load_checkpoint(self, local_path: str, del_local_after_load: bool) -> None:
+        self.engine.load_checkpoint(local_path, None, del_local_after_load)
+
+
+class Trainer(ResumableTrainer):
+    """The tree trainers' checkpoints; nothing trains."""
+
+    on_step_end = on_sample_end = lambda self: None
+    trainer_mode = "sync"
+
+    def __init__(self, root: Path, actor: Any, critic: Any, **trainer: Any) -> None:
+        checkpoint = {"checkpoint": {"load_contents": ["model", "optimizer", "extra"], "async_save": False}}
+        places = {"default_local_dir": str(root), "default_hdfs_dir": None, "del_local_ckpt_after_load": False}
+        roles = {"actor_rollout_ref": {"actor": checkpoint, "rollout": {}}, "critic": checkpoint}
+        settings = {"trainer": {**places, "resume_mode": "auto", **trainer}, "algorithm": {"use_kl_in_reward": True}}
+        self.config = OmegaConf.create(roles | settings)
+        self.actor_rollout_wg, self.critic_wg, self.use_critic = OneRank(actor), OneRank(critic), True
+        self.train_dataloader = StatefulDataLoader(list(range(100)), batch_size=2)
+        self.batches = iter(self.train_dataloader)
+        self.kl_ctrl_in_reward = SimpleNamespace(value=0.0)
+        self.checkpoint_callback = build_checkpoint_callback(self.config)
+
+    def train(self, step: int) -> None:
+        """What a step changes."""
+        self.global_steps = step
+        for engine in (self.actor_rollout_wg.engine, self.critic_wg.engine):
+            set_weights(engine, step)
+        next(self.batches)
+        self.kl_ctrl_in_reward.value = step / 100
+        uid = prompt_uid(step, 0)
+        record_update(self._root, step, 0, {f"{uid}_0_0": np.arange(step)}, {uid: step})
+
+    def state(self) -> tuple[Any, ...]:
+        """What a resume restores, as numbers: step, weights, data, KL coefficient, ledger."""
+        weights = [first_weight(wg.engine) for wg in (self.actor_rollout_wg, self.critic_wg)]
+        fetched = self.train_dataloader.state_dict()["_num_yielded"]
+        ledger = [json.loads(line)["step"] for line in (self._root / "updates.jsonl").read_text().splitlines()]
+        return self.global_steps, weights, fetched, self.kl_ctrl_in_reward.value, ledger
+
+
+def build_engines(folder: Path) -> tuple[Any, Any]:
+    """An actor and a critic."""
+    model = save_model(folder / "model", tiny_qwen3())
+    value = save_model(folder / "value", tiny_qwen3(), value=True)
+    tree = TreeConfig(mode="tree")
+    actor, critic = build_engine(model, tree=tree), build_engine(value, tree=tree, value=True)
+    for engine in (actor, critic):
+        # Adam has state after a step alone.
+        for weight in engine.module.parameters():
+            weight.grad = torch.zeros_like(weight)
+        engine.optimizer.step()
+    return actor, critic
+
+
+def set_weights(engine: Any, value: float) -> None:
+    with torch.no_grad():
+        for weight in engine.module.parameters():
+            weight.fill_(value)
+
+
+def first_weight(engine: Any) -> float:
+    """The value of all weights; NaN where they differ."""
+    values = {float(value) for weight in engine.module.parameters() for value in weight.to_local().detach().unique()}
+    return values.pop() if len(values) == 1 else float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +256,6 @@ def test_a_damaged_tracker_or_ledger_is_named_and_restored(
     assert len(said_of(root / name, caplog)) == (0 if (name, damage) == (LEDGER, "longer") else 1)
 
 
-@pytest.mark.parametrize("text", ["4", "99", "-6", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])
-def test_a_tracker_that_names_something_else_is_named(
-    root: Path, engines: Any, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (root / TRACKER).write_text(text)
-    assert_state_of(resumed(root, engines), LAST)
-    (named,) = said_of(root / TRACKER, caplog)
-    assert len(named) < 500 and named.isprintable()
-
-
 def record_of(name: str, size: Any) -> str:
     """A record of one file that fits its own checksum."""
     files = {name: {"bytes": size, "sha256": "0" * 64}}
@@ -186,27 +278,63 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("content", RECORDS.values(), ids=RECORDS)
-def test_a_record_of_another_shape_is_named(
-    root: Path, engines: Any, content: str, caplog: pytest.LogCaptureFixture
+def copy_of_another(name: str, root: Path) -> None:
+    shutil.copy(root / "global_step_4" / name, root / "global_step_6" / name)
+
+
+def write_record(text: str, root: Path) -> None:
+    (root / "global_step_6" / RECORD).write_text(text)
+
+
+def lose_a_file(root: Path) -> None:
+    entries = json.loads((root / "global_step_6" / RECORD).read_text())
+    del entries["files"][WEIGHTS]
+    write_record(json.dumps(entries), root)
+
+
+FAULTS: dict[str, Callable[[Path], Any]] = {
+    **{f"the record: {what}": partial(write_record, text) for what, text in RECORDS.items()},
+    "the record lost a file": lose_a_file,
+    **{f"of another step: {name}": partial(copy_of_another, name) for name in (RECORD, WEIGHTS, LEDGER)},
+    "a whole step under the name of another": lambda root: (
+        shutil.rmtree(root / "global_step_6"),
+        shutil.copytree(root / "global_step_4", root / "global_step_6"),
+    ),
+    "critic and actor exchanged": lambda root: (
+        (root / "global_step_6/actor").rename(root / "x"),
+        (root / "global_step_6/critic").rename(root / "global_step_6/actor"),
+        (root / "x").rename(root / "global_step_6/critic"),
+    ),
+    "another live job writes it": partial(write_record, '{"is_whole": false}'),
+    "a link to itself": lambda root: (
+        shutil.rmtree(root / "global_step_6"),
+        (root / "global_step_6").symlink_to("global_step_6"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_checkpoint_that_is_not_what_was_saved_is_named_and_not_resumed(
+    root: Path, engines: Any, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = root / f"global_step_{LAST}" / RECORD
-    path.write_text(content)
+    FAULTS[fault](root)
     assert_state_of(resumed(root, engines), 4)
-    (named,) = said_of(path, caplog)
-    assert len(named) < 1000 and named.isprintable()
+    named = said_of(Path("global_step_6"), caplog)
+    assert named and all(len(one) < 1000 and one.isprintable() for one in named)
 
 
-def test_a_record_cannot_lose_a_file_unnoticed(root: Path, engines: Any) -> None:
-    path = root / f"global_step_{LAST}" / RECORD
-    entries = json.loads(path.read_text())
-    del entries["files"]["actor/model_world_size_1_rank_0.pt"]
-    path.write_text(json.dumps(entries))
-    assert_state_of(resumed(root, engines), 4)
+@pytest.mark.parametrize("text", ["4", "99", "-6", "٦", "9" * 5000, "6\x1b[2J", "global_step_6"])
+def test_a_tracker_that_names_something_else_is_named(
+    root: Path, engines: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / TRACKER).write_text(text)
+    assert_state_of(resumed(root, engines), LAST)
+    (named,) = said_of(root / TRACKER, caplog)
+    assert len(named) < 500 and named.isprintable()
 
 
 def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any) -> None:
-    path = root / f"global_step_{LAST}" / "actor" / "model_world_size_1_rank_0.pt"
+    path = root / f"global_step_{LAST}" / WEIGHTS
     replace_by_folder(path)
     again = resumed(root, engines)
     again.batches = iter(again.train_dataloader)
@@ -218,7 +346,7 @@ def test_training_writes_the_damaged_checkpoint_anew(root: Path, engines: Any) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-@pytest.mark.parametrize("name", [RECORD, "actor/model_world_size_1_rank_0.pt", "."])
+@pytest.mark.parametrize("name", [RECORD, WEIGHTS, "."])
 def test_what_may_not_be_read_is_named(
     saved: Path, open_folder: Path, engines: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,49 +445,15 @@ def test_checkpoints_behind_links_are_resumed_and_written_beside(root: Path, eng
     assert_state_of(resumed(root, engines), 7)
 
 
-def copy_of_another(root: Path, name: str) -> None:
-    shutil.copy(root / "global_step_4" / name, root / "global_step_6" / name)
-
-
-MIXED: dict[str, Callable[[Path], Any]] = {
-    "record of another step": lambda root: copy_of_another(root, RECORD),
-    "weights of another step": lambda root: copy_of_another(root, "actor/model_world_size_1_rank_0.pt"),
-    "ledger of another step": lambda root: copy_of_another(root, LEDGER),
-    "a whole step under the name of another": lambda root: (
-        shutil.rmtree(root / "global_step_6"),
-        shutil.copytree(root / "global_step_4", root / "global_step_6"),
-    ),
-    "critic and actor exchanged": lambda root: (
-        (root / "global_step_6/actor").rename(root / "x"),
-        (root / "global_step_6/critic").rename(root / "global_step_6/actor"),
-        (root / "x").rename(root / "global_step_6/critic"),
-    ),
-    "another live job writes it": lambda root: (root / "global_step_6" / RECORD).write_text('{"is_whole": false}'),
-    "a link to itself": lambda root: (
-        shutil.rmtree(root / "global_step_6"),
-        (root / "global_step_6").symlink_to("global_step_6"),
-    ),
-}
-
-
-@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
-def test_what_was_mixed_with_something_else_is_not_resumed(
-    root: Path, engines: Any, mix: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    mix(root)
-    assert_state_of(resumed(root, engines), 4)
-    assert said_of(Path("global_step_6"), caplog)
-
-
 def test_without_a_whole_checkpoint_nothing_trains(root: Path, engines: Any) -> None:
     for step in STEPS:
-        change_a_byte(root / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt")
+        change_a_byte(root / f"global_step_{step}" / WEIGHTS)
     ledger = (root / LEDGER).read_bytes()
     with pytest.raises(ValueError, match="no checkpoint is whole") as refused:
         resumed(root, engines)
     message = str(refused.value)
     assert "trainer.default_local_dir" in message and "trainer.resume_mode" in message and "\n" not in message
-    assert all(f"global_step_{step}/actor/model_world_size_1_rank_0.pt" in message for step in STEPS)
+    assert all(f"global_step_{step}/{WEIGHTS}" in message for step in STEPS)
     assert (root / LEDGER).read_bytes() == ledger and (root / TRACKER).exists()
 
 
@@ -371,7 +465,7 @@ def test_a_tracker_without_any_checkpoint_is_no_fresh_start(root: Path, engines:
     assert resumed(root, engines, resume_mode="disable").global_steps == 0
 
 
-@pytest.mark.parametrize(("name", "damage"), [(RECORD, "missing"), ("actor/model_world_size_1_rank_0.pt", "changed")])
+@pytest.mark.parametrize(("name", "damage"), [(RECORD, "missing"), (WEIGHTS, "changed")])
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused_by_name(
     root: Path, engines: Any, name: str, damage: str
 ) -> None:
@@ -423,9 +517,8 @@ def test_checkpoints_of_stock_verl_load_with_a_warning(
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("actor/model_world_size_1_rank_0.pt", "changed"),
-        ("data.pt", "zeros"),
-        ("critic/optim_world_size_1_rank_0.pt", "missing"),
+        (WEIGHTS, "changed"),
+        *(("data.pt", "zeros"), ("critic/optim_world_size_1_rank_0.pt", "missing")),
     ],
 )
 def test_damage_of_stock_verls_checkpoints_shows_too(

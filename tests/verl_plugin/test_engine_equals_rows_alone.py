@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
 from equivalence import (
     AGG_MODES,
     ALONE,
@@ -22,7 +22,6 @@ from equivalence import (
     wanted_positions,
 )
 from hostile_rows import SHAPES
-from layouts_of_four_ranks import with_whole_masks
 from tensordict import TensorDict
 from verl.workers.utils.losses import sft_loss
 

@@ -12,7 +12,6 @@ from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
 
 TRUNK = tokens(1, 4)
@@ -42,15 +41,6 @@ def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
     # The engine's own rows, and another engine of the process, which has no such layers.
     assert fused_layers(build_engine(path, tree=None)) == 0
-
-
-def test_a_cpu_is_refused_before_the_model_is_loaded(tmp_path: Path, liger: None) -> None:
-    path = save_model(tmp_path, tiny())
-    (path / "model.safetensors").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET")
-        with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: Liger's kernels need a CUDA device"):
-            build_engine(path, tree=TreeConfig(), model=FUSED)
 
 
 AUTO = {"use_liger": "auto"}

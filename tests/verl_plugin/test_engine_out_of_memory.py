@@ -10,26 +10,18 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import LOSS, assert_equal_gradients
+from equivalence import LOSS, assert_equal_gradients, infer, run
 from failing_memory import fail_once
-from hostile_rows import SHAPES
-from rank_engines import empty_batch, join, spawn, update
+from rank_engines import COMB, join, share_of, spawn
 
 from tree_rl.cost.memory import budget
 from tree_rl.verl_plugin.options import TreeConfig
 
-COMB, BRANCHES = SHAPES["comb"], SHAPES["branches"]
 BUDGET = 12
 POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 2)]
 """(direction, passes): the failure comes in the pass of that direction through the last layer after so many others."""
-CASES = (("both_work", True), ("one_idles", False))
-"""(deal, whether weights are sharded again between forward and backward)."""
-DEALS = {"both_work": [COMB, BRANCHES], "one_idles": [[*COMB, *BRANCHES], []]}
-
-
-def share_of(deal: str, rank: int) -> Any:
-    rows, total = DEALS[deal][rank], sum(map(len, DEALS[deal]))
-    return ppo_batch(rows, seed=rank, calculate_entropy=True, global_batch_size=total) if rows else empty_batch()
+DEALS = {"both_work": True, "one_rank_empty": False}
+"""Deal: whether weights are sharded again between forward and backward."""
 
 
 def engine_of(path: Path, **fsdp: Any) -> Any:
@@ -40,17 +32,17 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     """Undisturbed updates, then the same with rank 0 failing at every point."""
     join(rank, world, port)
     budget.GRANULARITY = 3
-    for deal, reshard in CASES:
+    for deal, reshard in DEALS.items():
         engine = engine_of(Path(model), reshard_after_forward=reshard)
-        expected = update(engine, share_of(deal, rank), LOSS)["gradients"]
+        expected = run(engine, share_of(deal, rank), LOSS)["gradients"]
         for direction, passes in POINTS:
             disarm = fail_once(engine.module, direction, passes)[1] if rank == 0 else lambda: None
             engine.step.out_of_memory = 0
-            got = update(engine, share_of(deal, rank), LOSS)
+            got = run(engine, share_of(deal, rank), LOSS)
             disarm()
             case = f"{deal}_{direction}_{passes}_{rank}"
             torch.save({"got": got["gradients"], "expected": expected}, f"{out}/{case}.pt")
-            count = got["output"]["metrics"]["tree/out_of_memory"].aggregate()
+            count = got["metrics"]["tree/out_of_memory"].aggregate()
             Path(f"{out}/{case}.json").write_text(json.dumps([engine.step.out_of_memory, count]))
             engine.step.learner.budget.tokens = None
     torch.distributed.destroy_process_group()
@@ -82,10 +74,9 @@ def test_two_ranks_repeat_the_step_together(two_ranks: Path, deal: str, directio
 def test_inference_is_repeated_too(out: Path) -> None:
     engine = engine_of(out / "model")
     data = ppo_batch(COMB, calculate_entropy=True)
-    with engine.eval_mode(disable_auto_offload=True):
-        expected = engine.infer_batch(data)["model_output"]["log_probs"].values()
-        fail_once(engine.module, "forward", 1)
-        got = engine.infer_batch(data)["model_output"]["log_probs"].values()
+    expected = infer(engine, data)["log_probs"].values()
+    fail_once(engine.module, "forward", 1)
+    got = infer(engine, data)["log_probs"].values()
     assert engine.step.out_of_memory == 1
     torch.testing.assert_close(got, expected)
 
@@ -95,7 +86,7 @@ def test_a_second_failure_ends_the_run_and_names_the_key(out: Path) -> None:
     for _ in range(2):
         fail_once(engine.module, "forward", 0)
     with pytest.raises(torch.cuda.OutOfMemoryError) as failure:
-        update(engine, ppo_batch(COMB, calculate_entropy=True), LOSS)
+        run(engine, ppo_batch(COMB, calculate_entropy=True), LOSS)
     assert "lower tree.max_tokens" in failure.value.__notes__[0]
 
 

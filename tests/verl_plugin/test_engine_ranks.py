@@ -1,7 +1,6 @@
 """2 and 4 FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 import torch
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss
-from rank_engines import BRANCHES, assert_trains_as_one, empty_batch, join, share_of, spawn, update
+from equivalence import LOSS, run
+from rank_engines import BRANCHES, assert_trains_as_one, join, share_of, spawn
 from verl.utils.metric import Metric
 
-from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import TreeConfig
 
 TWO = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
@@ -32,19 +30,12 @@ SHARDINGS: dict[str, dict[str, Any]] = {
 """verl's options, by which two ranks run unequal trees."""
 
 
-def test_a_share_without_rows_has_no_positions() -> None:
-    rows = read_rows(empty_batch(), vocab_size=10, max_positions=None)
-    assert rows.num_rows == 0
-    assert len(rows.token_ids_F) == len(rows.wanted_F) == len(rows.counted_F) == 0
-
-
 def run_share(engine: Any, deal: str, rank: int, out: str) -> None:
     """A rank's share of a deal; loss, gradients and the shape of the metrics are written."""
-    got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
-    torch.save({"gradients": got["gradients"], "loss": sum(got["output"]["loss"])}, f"{out}_{rank}.pt")
+    got = run(engine, share_of(deal, rank), LOSS)
+    torch.save({"gradients": got["gradients"], "loss": sum(got["loss"])}, f"{out}_{rank}.pt")
     # verl joins Metric objects value by value, so ranks need equally many; plain lists are chained.
-    metrics = got["output"]["metrics"]
-    keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in metrics.items()}
+    keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in got["metrics"].items()}
     Path(f"{out}_{rank}.json").write_text(json.dumps(keys))
 
 
@@ -62,7 +53,7 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
         data = share_of("one_rank_empty", rank)
         data["input_ids"].values().fill_(10_000)
         try:
-            update(engine, data, actor_loss("vanilla", "token-mean"))
+            run(engine, data, LOSS)
         except (RuntimeError, ValueError) as error:
             Path(f"{out}/error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
     torch.distributed.destroy_process_group()
@@ -76,8 +67,7 @@ def failing_main(rank: int, world: int, model: str, out: str, port: int) -> None
     def failing(**kwargs: Any) -> Any:
         raise ArithmeticError("the reward model returned nonsense")
 
-    loss: Callable[..., Any] = failing if rank == world - 1 else actor_loss("vanilla", "token-mean")
-    update(engine, ppo_batch(BRANCHES, calculate_entropy=True), loss)
+    run(engine, ppo_batch(BRANCHES, calculate_entropy=True), failing if rank == world - 1 else LOSS)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine
+from equivalence import infer
 from image_batches import picture_batch
 from image_rows import IMAGE_TOKEN, SHAPES, Picture, PictureRow, row, text
 from transformers import AutoModelForImageTextToText
@@ -52,11 +53,8 @@ def finish(engine: DecodeEngine) -> None:
 
 
 def log_probs_of_trainer(path: Path, rows: list[PictureRow]) -> list[torch.Tensor]:
-    model = AutoModelForImageTextToText.from_pretrained(path)
-    data = picture_batch(model, rows)
-    engine = build_engine(path, tree=TreeConfig(mode="tree"))
-    with engine.eval_mode(disable_auto_offload=True):
-        return list(engine.infer_batch(data)["model_output"]["log_probs"].unbind())
+    data = picture_batch(AutoModelForImageTextToText.from_pretrained(path), rows)
+    return list(infer(build_engine(path, tree=TreeConfig(mode="tree")), data)["log_probs"].unbind())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,6 +13,7 @@ from engine_harness import Row, build_engine, ppo_batch, save_model
 from equivalence import (
     AGG_MODES,
     FLAGS,
+    LOSS,
     POLICY_LOSSES,
     actor_loss,
     alone,
@@ -90,7 +91,7 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
     wanted = wanted_positions(ppo_batch(rows))
     assert_equal_runs(expected, got, wanted, ("log_probs",))
     assert "actor/entropy_loss" not in got["metrics"]
-    found, of_pass = engine.take_outputs_of_update(), infer(stock, rows, **settings)
+    found, of_pass = engine.take_outputs_of_update(), infer(stock, ppo_batch(rows, calculate_entropy=True, **settings))
     for name, values in found.items():
         torch.testing.assert_close(values.values()[wanted], of_pass[name].values()[wanted], rtol=2e-5, atol=2e-5)
     if mode == "auto":
@@ -105,13 +106,13 @@ def engine_plan(engine: Any, rows: list[Row]) -> Any:
     seen: list[Any] = []
     original = engine.step.run_call
     engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
-    infer(engine, rows)
+    infer(engine, ppo_batch(rows))
     return seen[0].micro_batches
 
 
 def test_with_the_auxiliary_loss_the_update_counts_experts_itself(tmp_path: Path) -> None:
     path, rows = save_model(tmp_path, CONFIGS["qwen3_moe"]), SHAPES["two_groups"]
-    loss = actor_loss("vanilla", "token-mean")
+    loss = LOSS
     engine = build_engine(path, tree=TreeConfig(max_tokens=5, router_aux_loss_coef=COEF))
     expected = run_after_pass(engine, rows, loss, **FLAGS)
     engine.forget()
@@ -133,7 +134,7 @@ def test_path_weights_scale_the_same_gradient(model_path: Path, weighting: str) 
 def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
     data = empty_batch()
     tu.assign_non_tensor(data, **{REUSE_LOG_PROBS: True})
-    got = run(engines["partitioned"], data, actor_loss("vanilla", "token-mean"))
+    got = run(engines["partitioned"], data, LOSS)
     assert not any(gradient.any() for gradient in got["gradients"].values())
     assert engines["partitioned"].take_outputs_of_update() == {}
 
@@ -148,11 +149,6 @@ def test_losses_that_couple_tokens_are_known(loss_mode: str) -> None:
 def test_an_unknown_loss_is_taken_for_coupled() -> None:
     for unknown in (lambda **_: None, partial(max, 1), OnPolicyLoss(lambda **_: None, True)):
         assert not is_token_separable(unknown)
-
-
-@pytest.fixture
-def tree(engines: dict[str, Any]) -> Any:
-    return engines["partitioned"]
 
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
@@ -174,8 +170,9 @@ def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, d
 @pytest.mark.parametrize("is_reused", (False, True))
 @pytest.mark.parametrize("loss_mode", ("vanilla", "gspo", "clip_cov"))
 def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
-    tree: Any, loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Any], loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tree = engines["partitioned"]
     tree.forget()
     data = (without_pass if is_reused else ppo_batch)(SHAPES["branches"], **FLAGS)
     ops = ops_of_one_update(tree, actor_loss(loss_mode, "token-mean"), monkeypatch, data)
@@ -185,13 +182,13 @@ def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
 
 
 def test_on_policy_updates_reuse_the_log_probs_of_the_inference(
-    stock: Any, tree: Any, monkeypatch: pytest.MonkeyPatch
+    stock: Any, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = actor_loss("gspo", "seq-mean-token-mean")
-    infer(tree, SHAPES["branches"])
+    loss, tree = actor_loss("gspo", "seq-mean-token-mean"), engines["partitioned"]
+    infer(tree, ppo_batch(SHAPES["branches"]))
     ops = ops_of_one_update(tree, loss, monkeypatch)
     assert ops.count("F") == ops.count("B")
-    infer(tree, SHAPES["branches"])
+    infer(tree, ppo_batch(SHAPES["branches"]))
     assert_trains_as(alone(stock, SHAPES["branches"], loss), tree, SHAPES["branches"], loss)
 
 
@@ -200,10 +197,10 @@ def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
 ) -> None:
     engine, loss = build_engine(model_path, tree=TREES["partitioned"]), actor_loss("gspo", "token-mean")
     for name in ("branches", "comb"):
-        infer(engine, SHAPES[name])
+        infer(engine, ppo_batch(SHAPES[name]))
     ops = ops_of_one_update(engine, loss, monkeypatch)
     assert ops.count("F") == 2 * ops.count("B")
-    infer(engine, SHAPES["branches"])
+    infer(engine, ppo_batch(SHAPES["branches"]))
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
     ops = ops_of_one_update(engine, loss, monkeypatch)
@@ -213,10 +210,4 @@ def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", reuse_log_probs=True))
     with pytest.raises(UnsupportedFeatureError, match=r"tree\.reuse_log_probs=True, but the trainer .*tree_sync"):
-        run(engine, ppo_batch(ROWS), actor_loss("vanilla", "token-mean"))
-
-
-@pytest.mark.parametrize("value", ("yes", 1, None))
-def test_only_three_values_are_choices(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"tree\.reuse_log_probs=.*: expected auto, true or false"):
-        TreeConfig(reuse_log_probs=value)
+        run(engine, ppo_batch(ROWS), LOSS)

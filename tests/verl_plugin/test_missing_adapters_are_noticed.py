@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import toy_qwen
-import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import save_model, tiny_qwen3
 from local_trainer import (
     BRANCHES,
     LocalQueue,
     OneWorker,
     config_of_mode,
-    local_queue,
     make_trainer,
     put_rows,
     trainer_config,
@@ -116,22 +113,11 @@ def test_separate_rollouts_take_merged_adapters_only() -> None:
     assert get_trainer_cls("tree_separate_async")(config_of_mode("tree_separate_async", *merged))._adapter_check.is_open
 
 
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
-    local = local_queue(monkeypatch)
-    monkeypatch.setattr(trainer_base, "tq", local)
-    return local
-
-
-def again(batch: KVBatchMeta) -> KVBatchMeta:
-    return KVBatchMeta(keys=batch.keys, tags=batch.tags, partition_id=batch.partition_id)
-
-
 @pytest.mark.parametrize("arrives", (True, False))
 @pytest.mark.parametrize("old", ("update", "pass", "rollout"))
 @pytest.mark.parametrize("has_kl", (False, True))
 def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
-    queue: LocalQueue, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, has_kl: bool, arrives: bool
+    queue: LocalQueue, model_path: Path, capsys: pytest.CaptureFixture[str], old: str, has_kl: bool, arrives: bool
 ) -> None:
     trainer = make_trainer(ranks=1)
     correction = BYPASS if old == "rollout" else None
@@ -139,7 +125,7 @@ def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
     trainer._reuse = LogProbReuse(setting="auto", conflict=None if old == "update" else "asked for")
     trainer._adapter_check = AdapterCheck(is_open=True, is_loaded=False)
     trainer.use_reference_policy, trainer.ref_in_actor = has_kl, True
-    trainer.actor_rollout_wg = worker = OneWorker(save_model(tmp_path, tiny_qwen3()), queue, **LORA)
+    trainer.actor_rollout_wg = worker = OneWorker(model_path, queue, **LORA)
     torch.manual_seed(0)
     for name, weight in worker._worker.actor.engine.module.named_parameters():
         if "lora_B" in name:
@@ -150,7 +136,7 @@ def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
         queue.tags[key]["min_global_steps"] = trainer.global_steps - 1
     batch = trainer._balance_batch(batch, metrics := {})
     with_adapter = log_probs_of_pass(worker, batch, 0.9)
-    trainer._compute_ref_log_prob(again(batch), {})
+    trainer._compute_ref_log_prob(KVBatchMeta(batch.keys, batch.tags, batch.partition_id), {})
     for key in batch.keys:
         row = queue.rows[key]
         without = row["ref_log_prob"] if has_kl else row.pop("ref_log_prob")

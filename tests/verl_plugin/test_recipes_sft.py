@@ -19,12 +19,8 @@ from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """Metrics of every step and the final weights of a run of verl's SFT loop."""
-    files = [
-        f"data.train_files={toy}/data/sft.parquet",
-        f"model.path={toy}/model",
-        f"trainer.default_local_dir={tmp_path}/checkpoints",
-    ]
-    trainer = TreeSFTTrainer(sft_config(*files, *overrides))
+    files = [f"data.train_files={toy}/data/sft.parquet", f"model.path={toy}/model"]
+    trainer = TreeSFTTrainer(sft_config(*files, f"trainer.default_local_dir={tmp_path}/checkpoints", *overrides))
     steps = fitted(trainer)
     weights = trainer.engine.module.named_parameters()
     return steps, {name: value.full_tensor().detach().clone() for name, value in weights}
@@ -131,10 +127,9 @@ def test_a_column_of_the_data_weighs_the_rows(toy: Path, tmp_path: Path) -> None
     stems = np.random.default_rng(0).integers(5, 200, (2, 12)).tolist()
     ids = [[*stem, 7 + branch, 9, 11] for stem in stems for branch in range(4)]
     mask, nothing = [0] * 12 + [1] * 3, [0] * 15
-    weighted = write(
-        tmp_path / "weighted.parquet", input_ids=ids, loss_mask=[mask] * 8, gain=[2.0, 0, 0, 2, 0, 2, 2, 0]
-    )
-    masks = [mask, nothing, nothing, mask, nothing, mask, mask, nothing]
+    gain = [2.0, 0, 0, 2, 0, 2, 2, 0]
+    weighted = write(tmp_path / "weighted.parquet", input_ids=ids, loss_mask=[mask] * 8, gain=gain)
+    masks = [mask if weight else nothing for weight in gain]
     halved = write(tmp_path / "halved.parquet", input_ids=ids, loss_mask=masks)
     shared = [*TOKEN_ROWS, "data.train_batch_size=8", "trainer.total_epochs=1", "optim.clip_grad=1e9"]
     by_column = ["engine.tree.mode=tree", "++engine.tree.path_weighting=custom", "++engine.tree.custom_weights=gain"]
@@ -142,6 +137,8 @@ def test_a_column_of_the_data_weighs_the_rows(toy: Path, tmp_path: Path) -> None
     (expected,), _ = train(toy, tmp_path / "b", f"data.train_files={halved}", *shared, "engine.tree.mode=tree")
     # Half of the rows weigh 2, the others nothing; verl divides by the 24 trained tokens, and by 12 without the others.
     assert got["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    # Rows that begin alike belong together: two stems of 12 shared tokens, and 4 * 3 own ones each.
+    assert (got["tree/unique_tokens"], got["tree/flat_tokens"]) == (48, 120)
 
 
 def test_a_wrong_column_of_weights_is_named(tmp_path: Path) -> None:
@@ -154,21 +151,3 @@ def test_a_wrong_column_of_weights_is_named(tmp_path: Path) -> None:
         row_weights(dataset, "name")
     with pytest.raises(ValueError, match=r"custom_weights='weight': expected a column .* gain"):
         row_weights(dataset, "weight")
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_token_rows_train_through_verls_custom_class(toy: Path, tmp_path: Path) -> None:
-    stems = np.random.default_rng(0).integers(5, 200, (4, 12)).tolist()
-    ids = [[*stem, 7 + branch, 9, 11] for stem in stems for branch in range(4)]
-    path = write(tmp_path / "rows.parquet", input_ids=ids, loss_mask=[[0] * 12 + [1] * 3 for _ in ids])
-    steps, _ = train(
-        toy,
-        tmp_path,
-        f"data.train_files={path}",
-        *TOKEN_ROWS,
-        "data.train_batch_size=8",
-        "trainer.total_epochs=1",
-    )
-    # Two stems of four rows: 12 shared and 4 * 3 own tokens each.
-    assert [step["tree/unique_tokens"] for step in steps] == [48.0, 48.0]
-    assert [step["tree/flat_tokens"] for step in steps] == [120.0, 120.0]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import Row, build_engine, nested, ppo_batch
+from equivalence import infer
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.utils import tensordict_utils as tu
@@ -96,21 +97,13 @@ def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> N
     inputs = [stored(model, row) for row in rows]
     data = ppo_batch(
         [
-            Row(
-                tokens=ids.tolist(),
-                prompt=len(row.prompt_ids),
-                mask=list(row.response_mask),
-                advantage=1.0,
-                uid=str(number),
-            )
+            Row(tokens=ids.tolist(), prompt=len(row.prompt_ids), mask=list(row.response_mask), uid=str(number))
             for number, (row, (ids, _, _)) in enumerate(zip(rows, inputs, strict=True))
         ]
     )
     data["position_ids"] = nested([positions for _, positions, _ in inputs])
     tu.assign_non_tensor_stack(data, "multi_modal_inputs", [given for _, _, given in inputs])
-    engine = build_engine(Path(model.path), tree=TreeConfig(mode="tree"))
-    with engine.eval_mode(disable_auto_offload=True):
-        found = engine.infer_batch(data)["model_output"]["log_probs"].unbind()
+    found = infer(build_engine(Path(model.path), tree=TreeConfig(mode="tree")), data)["log_probs"].unbind()
     compared = 0
     for row, log_probs in zip(rows, found, strict=True):
         first = len(row.prompt_ids)

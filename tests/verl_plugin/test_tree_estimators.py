@@ -58,29 +58,30 @@ def advantages_of(
     return tree_advantages(data, trees, estimator, options, response_lengths=lengths, token_weights=weights)
 
 
-def loo(copies: list[int]) -> torch.Tensor:
-    return advantages_of("tree_loo", *make_batch(copies)).batch["advantages"]
+COPIES = [3, 1, 2, 1, 1, 4]
 
 
-def test_where_nothing_branches_it_is_verls_rloo() -> None:
-    expected, _ = estimate("rloo", make_batch([1] * 6))
-    torch.testing.assert_close(loo([1] * 6), expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(
+    ("name", "options", "verls", "copies", "tolerance"),
+    [
+        ("tree_loo", {}, "rloo", [1] * 6, 1e-6),
+        # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
+        *(("tree_grpo", {}, "grpo", copies, 1e-5) for copies in ([1] * 6, COPIES)),
+        *(("gigpo", {"omega": 0.0, "states": "observation"}, "grpo", copies, 1e-5) for copies in ([1] * 6, COPIES)),
+    ],
+)
+def test_comparison_within_the_prompt_is_verls(
+    name: str, options: dict[str, Any], verls: str, copies: list[int], tolerance: float
+) -> None:
+    expected, _ = estimate(verls, make_batch(copies))
+    got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance)
 
 
-@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
-def test_comparison_within_the_prompt_is_verls_grpo(copies: list[int]) -> None:
-    expected, _ = estimate("grpo", make_batch(copies))
-    # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
-    for name, options in (("tree_grpo", {}), ("gigpo", {"omega": 0.0, "states": "observation"})):
-        got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
-def test_whitening_counts_each_token_of_a_session_once(copies: list[int]) -> None:
-    batch = make_batch(copies)
+def test_whitening_counts_each_token_of_a_session_once() -> None:
+    batch = make_batch(COPIES)
     got = advantages_of("treepo", *batch).batch["advantages"]
-    mask = make_batch(copies)[0].batch["response_mask"].bool()
+    mask = make_batch(COPIES)[0].batch["response_mask"].bool()
     _, keys, ids, lengths = batch
     share = trained_token_weights(Sessions.from_keys(keys), ids, mask.long(), lengths)
     total = share.sum()
@@ -149,28 +150,14 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
             )
 
 
-def hand_worked(tokens: list[list[int]], masks: list[list[int]], rewards: list[float], keys: list[str]) -> DataProto:
-    """Rows whose prompt is their first token."""
-    width = max(map(len, masks))
-    mask_BT = torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
-    scores_BT = torch.zeros(len(masks), width)
-    for row, (mask, reward) in enumerate(zip(masks, rewards, strict=True)):
-        scores_BT[row, len(mask) - 1] = reward
-    uids = np.array([key.rsplit("_", 2)[0] for key in keys], dtype=object)
-    data = DataProto.from_dict(
-        tensors={"response_mask": mask_BT, "token_level_scores": scores_BT, "token_level_rewards": scores_BT.clone()},
-        non_tensors={"uid": uids},
-    )
-    return advantages_of(
-        "tree_loo", data, keys, [np.array(row) for row in tokens], np.array([len(mask) for mask in masks])
-    )
-
-
 def test_each_branching_segment_has_its_own_advantage() -> None:
-    tokens = [[1, 2, 2, 3], [1, 2, 2, 4, 4], [1, 5], [1, 2]]
-    data = hand_worked(
-        tokens, [[1, 0, 1], [1, 0, 1, 1], [1], [1]], [1.0, 0.0, 0.0, 3.0], ["u_0_0", "u_1_0", "u_2_0", "w_0_0"]
-    )
+    """Rows whose prompt is their first token; a session's reward is that of its last one."""
+    ids = [np.array(row) for row in ([1, 2, 2, 3], [1, 2, 2, 4, 4], [1, 5], [1, 2])]
+    mask = torch.tensor([[1, 0, 1, 0], [1, 0, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]])
+    scores = torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0]])
+    tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
+    data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array([*"uuuw"], dtype=object)})
+    data = advantages_of("tree_loo", data, ["u_0_0", "u_1_0", "u_2_0", "w_0_0"], ids, np.array([3, 4, 1, 1]))
     # Group u. The first 2 is shared by sessions 0 and 1: 0.5 - 0. Behind the fork: +1 and -1. Session 2: 0 - 0.5.
     # The second 2 is an observation. Group w has one session: its outcome, as in verl's rloo.
     expected = torch.tensor([[0.5, 0, 1, 0], [0.5, 0, -1, -1], [-0.5, 0, 0, 0], [3, 0, 0, 0]])
@@ -179,18 +166,15 @@ def test_each_branching_segment_has_its_own_advantage() -> None:
 
 
 def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
-    copies = [3, 1, 2, 1, 1, 4]
     results = []
-    for times in ([1] * 6, copies):
+    for times in ([1] * 6, COPIES):
         data, keys, ids, lengths = make_batch(times)
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
         advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True)
         results.append(data.batch["advantages"])
-    mask = make_batch(copies)[0].batch["response_mask"].bool()
-    torch.testing.assert_close(
-        results[1][mask], results[0][np.repeat(np.arange(6), copies)][mask], rtol=1e-5, atol=1e-6
-    )
-    assert not torch.allclose(results[0], loo([1] * 6))
+    mask, row_of_single = make_batch(COPIES)[0].batch["response_mask"].bool(), np.repeat(np.arange(6), COPIES)
+    torch.testing.assert_close(results[1][mask], results[0][row_of_single][mask], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(results[0], advantages_of("tree_loo", *make_batch([1] * 6)).batch["advantages"])
 
 
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
