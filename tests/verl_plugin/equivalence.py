@@ -31,20 +31,16 @@ LOG_PROB_TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4
 
 
-def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True, entropy: float = 0.01) -> Any:
-    """verl's loss with entropy and KL terms on."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=agg_mode,
-        loss_scale_factor=17 if agg_mode == "seq-mean-token-sum-norm" else None,
-        entropy_coeff=entropy,
-        use_kl_loss=kl,
-        kl_loss_coef=0.1,
-        policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),
-    )
-    return partial(ppo_loss, config=config)
+def actor_loss(
+    loss_mode: str, agg_mode: str, *, kl: bool = True, policy: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """verl's loss with entropy and KL terms on; options of `policy_loss` and of the actor win."""
+    usual = {"strategy": "fsdp2", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, "loss_agg_mode": agg_mode}
+    usual |= {"entropy_coeff": 0.01, "use_kl_loss": kl, "kl_loss_coef": 0.1}
+    if agg_mode == "seq-mean-token-sum-norm":
+        usual["loss_scale_factor"] = 17
+    policy_loss = PolicyLossConfig(**{"loss_mode": loss_mode, "dro_beta": 0.5, **(policy or {})})
+    return partial(ppo_loss, config=FSDPActorConfig(**{**usual, "policy_loss": policy_loss, **options}))
 
 
 def critic_loss(agg_mode: str = "token-mean", **options: Any) -> Any:

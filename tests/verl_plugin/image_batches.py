@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_harness import Row, ppo_batch
+from engine_harness import Row, nested, ppo_batch
 from image_rows import IMAGE_TOKEN, PictureRow, positions
 from tensordict import TensorDict
 from transformers import AutoModelForImageTextToText
@@ -36,7 +36,7 @@ def as_rows(rows: list[PictureRow]) -> list[Row]:
 def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorDict:
     """Add `multi_modal_inputs` and positions with four axes; `model` computes them."""
     axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
-    data["position_ids"] = torch.nested.as_nested_tensor([axis.contiguous() for axis in axes], layout=torch.jagged)
+    data["position_ids"] = nested([axis.contiguous() for axis in axes])
     inputs = [
         {
             "pixel_values": one.pixel_values,

@@ -1,7 +1,7 @@
 """The trainer without Ray: a queue of rows in this process, rows of sessions in it, and a worker as verl builds it."""
 
 import os
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ import verl.trainer.ppo.padding_utils as padding_utils
 import verl.trainer.ppo.v1.replay_buffer as replay_buffer
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import FLOAT32, join_process_group, nested
-from equivalence import critic_loss
+from equivalence import actor_loss, critic_loss
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
@@ -23,8 +23,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.config import FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
@@ -188,8 +187,7 @@ def build_worker(
     )
     worker = TreeTrainingWorker(config)
     worker.reset()
-    sizes = {"ppo_micro_batch_size_per_gpu": 1, "rollout_n": 1, "ppo_mini_batch_size": 2, "use_dynamic_bsz": True}
-    actor = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp2", **sizes))
+    actor = actor_loss("vanilla", "token-mean", kl=False, entropy_coeff=0)
     worker.set_loss_fn(critic_loss() if "value" in model_type else actor)
     return worker
 

@@ -205,7 +205,7 @@ def draw_update(rng: np.random.Generator, *, critic: bool, routed: bool) -> Upda
         seed=int(rng.integers(1_000_000)),
         routes=recorded_routes(rows, seed=int(rng.integers(1000))) if routed else None,
         loss=(str(rng.choice(names)), str(rng.choice(AGG_MODES))),
-        terms={"kl": bool(rng.integers(2)), "entropy": float(rng.choice([0.0, 0.01]))},
+        terms={"kl": bool(rng.integers(2)), "entropy_coeff": float(rng.choice([0.0, 0.01]))},
         budget=int(rng.choice([100_000, max(longest, rng.integers(20, 120))])),
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import ppo_batch
+from engine_harness import nested, ppo_batch
 from hostile_rows import row, tokens, whole_batch, whole_rows
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -84,7 +84,7 @@ def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> No
     column = PATH_WEIGHT_COLUMNS[weighting]
     entries = [entry.clone() for entry in data[column].unbind()]
     entries[2][-1] = wrong
-    data[column] = torch.nested.as_nested_tensor(entries, layout=torch.jagged)
+    data[column] = nested(entries)
     with pytest.raises(RowError, match=rf"row 2 \(uid branches\): {column} holds {wrong}"):
         read_rows(data, vocab_size=97, max_positions=None, path_weighting=weighting)
     assert read_rows(data, vocab_size=97, max_positions=None).weight_F is None
@@ -93,7 +93,7 @@ def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> No
 def test_weights_longer_than_their_row_are_refused() -> None:
     data = batch_with_weights()
     entries = [torch.ones(200, dtype=torch.float64) for _ in range(len(data))]
-    data["tree_row_weights"] = torch.nested.as_nested_tensor(entries, layout=torch.jagged)
+    data["tree_row_weights"] = nested(entries)
     with pytest.raises(RowError, match=r"row 0 .*more entries of tree_row_weights than tokens .got 200"):
         read_rows(data, vocab_size=97, max_positions=None, path_weighting="sep_avg")
 

@@ -73,7 +73,7 @@ def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: P
     rows = [row(tokens(1, 8) + tokens(2, 3)), row(tokens(1, 8) + tokens(3, 4))]
     data = ppo_batch(rows, calculate_entropy=True)
     kept, removed = data["response_mask"].unbind()
-    data["response_mask"] = torch.nested.as_nested_tensor([kept, torch.zeros_like(removed)], layout=torch.jagged)
+    data["response_mask"] = nested([kept, torch.zeros_like(removed)])
     loss = actor_loss("vanilla", "token-sum")
     runs = [weighted_run(model_path, weighting, data, loss) for weighting in ("token_unique", "verl")]
     # One row is left, so every one of its tokens weighs 1.

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch
+from engine_harness import build_engine, nested, ppo_batch
 from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, assert_trains_as, run, wanted_positions
 from hostile_rows import SHAPES
 from image_batches import reading_model
@@ -31,7 +31,7 @@ def save(path: Path, family: str) -> Path:
 def with_axes(data: TensorDict) -> TensorDict:
     """Positions as verl's agent loop gives them to models with rotary axes: of text, and of an image's three."""
     rows = [torch.arange(len(ids)).expand(4, -1).contiguous() for ids in data["input_ids"].unbind()]
-    data["position_ids"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    data["position_ids"] = nested(rows)
     return data
 
 

@@ -83,7 +83,7 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
     # `auto` runs rows that share nothing without a tree, beside a tree; temperatures differ row by row.
     alone = [row(tokens(20 + at, 65), prompt=1, uid=f"alone {at}", temperature=0.8) for at in range(3)]
     rows = [*SHAPES["temperatures_differ"], *alone]
-    loss = actor_loss("vanilla", "token-mean", entropy=0.0)
+    loss = actor_loss("vanilla", "token-mean", entropy_coeff=0.0)
     engine = build_engine(model_path, tree=TreeConfig(mode=mode, self_check=mode == "auto"))
     settings = {"use_remove_padding": remove_padding}
     expected = run_after_pass(stock, rows, loss, return_model_output=True, **settings)

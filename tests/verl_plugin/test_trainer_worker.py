@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import Row, ppo_batch, save_model, tiny_qwen3
+from engine_harness import Row, nested, ppo_batch, save_model, tiny_qwen3
 from local_trainer import build_worker, parameters
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -44,7 +44,7 @@ def batch(rows: list[Row], real: list[Row], **flags: Any) -> TensorDict:
     for name in ("old_log_probs", "advantages", "returns", "values", "ref_log_prob"):
         taken = columns[name].unbind()
         filled = [torch.zeros(1) if index is None else taken[index] for index in order]
-        data[name] = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
+        data[name] = nested(filled)
     return data
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from engine_harness import VOCAB, build_engine, ppo_batch, save_model, tiny_qwen
 from equivalence import (
     ALONE,
     FLAGS,
+    actor_loss,
     alone,
     assert_equal_gradients,
     assert_equal_runs,
@@ -24,9 +24,6 @@ from equivalence import (
 from hostile_rows import shapes
 from tiny_sizes import sizes
 from transformers import Qwen3MoeConfig
-from verl.workers.config import FSDPActorConfig
-from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -36,14 +33,7 @@ PARTITIONED = TreeConfig(mode="tree", max_tokens=17)
 
 def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **options: Any) -> Any:
     """verl's actor loss with entropy and options of the actor."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        policy_loss=PolicyLossConfig(**{"loss_mode": loss_mode, "dro_beta": 0.5, **(policy or {})}),
-        **{"entropy_coeff": 0.01, **options},
-    )
-    return partial(ppo_loss, config=config)
+    return actor_loss(loss_mode, "token-mean", kl=False, policy=policy, **options)
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +174,13 @@ def test_an_option_of_lora_trains_as_on_rows_alone(model_path: Path, experts_pat
         assert all(torch.equal(sent[1][name], weight) for name, weight in sent[0].items())
 
 
+BOUNDS = {"clip_ratio_low": 0.02, "clip_ratio_high": 0.9, "clip_ratio_c": 1.05}
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.5}
 COV = {"clip_cov_ratio": 0.3, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}
 LOSS_OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # option: (loss, options of the actor, options of `policy_loss`)
     "clip_ratio": ("vanilla", {"clip_ratio": 0.05, "clip_ratio_low": None, "clip_ratio_high": None}, {}),
-    "clip_ratio_low, _high, _c": (
-        "vanilla",
-        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.9, "clip_ratio_c": 1.05},
-        {},
-    ),
+    "clip_ratio_low, _high, _c": ("vanilla", BOUNDS, {}),
     "loss_scale_factor": ("vanilla", {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 5}, {}),
     "entropy_coeff": ("vanilla", {"entropy_coeff": 0.5}, {}),
     "tau_pos, tau_neg": ("sapo", {"tau_pos": 3.0, "tau_neg": 4.0}, {}),
