@@ -27,7 +27,6 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 on disk."""
     from engine_harness import save_model, tiny_qwen3
 
     return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
@@ -35,7 +34,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stock(model_path: Path) -> Any:
-    """Stock verl's engine on it."""
     from engine_harness import build_engine
 
     return build_engine(model_path, tree=None)

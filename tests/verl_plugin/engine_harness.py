@@ -158,12 +158,10 @@ def with_whole_masks(data: TensorDict) -> TensorDict:
 
 
 def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """verl's jagged layout."""
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
 
 def gradients(engine: Any) -> dict[str, torch.Tensor]:
-    """Full gradients by parameter name."""
     full = {}
     for name, parameter in engine.module.named_parameters():
         if parameter.grad is not None:

@@ -44,7 +44,6 @@ def actor_loss(
 
 
 def critic_loss(agg_mode: str = "token-mean", **options: Any) -> Any:
-    """verl's loss of values."""
     shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
     return partial(value_loss, config=FSDPCriticConfig(**shared, loss_agg_mode=agg_mode, **options))
 
@@ -72,7 +71,6 @@ def assert_equal_runs(stock: dict[str, Any], tree: dict[str, Any], wanted: torch
 
 
 def assert_equal_gradients(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:
-    """Every parameter's gradient within the tolerances of the design, relative norm."""
     assert expected.keys() == got.keys()
     largest = max(gradient.norm() for gradient in expected.values())
     for name, reference in expected.items():
@@ -113,7 +111,6 @@ def everywhere(rows: list[Row]) -> torch.Tensor:
 
 
 def infer(engine: Any, data: TensorDict) -> dict[str, torch.Tensor]:
-    """The outputs of one inference, nested."""
     with engine.eval_mode(disable_auto_offload=True):
         return {name: values.cpu() for name, values in engine.infer_batch(data)["model_output"].items()}
 

@@ -9,7 +9,6 @@ from tensordict import TensorDict
 
 
 def tokens(seed: int, length: int) -> list[int]:
-    """Random token ids."""
     return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
 
 
@@ -19,7 +18,6 @@ def row(ids: list[int], *, prompt: int = 2, mask: list[int] | None = None, **fie
 
 
 def shapes() -> dict[str, list[Row]]:
-    """Name -> rows of one batch."""
     trunk = tokens(1, 12)
     deep = tokens(2, 65)
     return {
@@ -65,6 +63,5 @@ def whole_rows() -> list[Row]:
 
 
 def whole_batch(**flags: Any) -> TensorDict:
-    """All of them."""
     rows = whole_rows()
     return ppo_batch(rows, calculate_entropy=True, global_batch_size=len(rows), **flags)

@@ -52,5 +52,4 @@ def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorD
 
 
 def picture_batch(model: Any, rows: list[PictureRow], **flags: Any) -> TensorDict:
-    """Rows as verl's workers receive them for `update_actor`."""
     return with_images(model, rows, ppo_batch(as_rows(rows), **flags))

@@ -12,7 +12,6 @@ import torch
 import verl.trainer.ppo.padding_utils as padding_utils
 
 # verl's trainer loads the plugin, and with it the modules below.
-import verl.trainer.ppo.v1.replay_buffer as replay_buffer
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import FLOAT32, join_process_group, nested
 from equivalence import actor_loss, critic_loss
@@ -72,11 +71,11 @@ def _entry(column: Any, index: int) -> Any:
     return column[index].data if hasattr(column[index], "data") else column[index]
 
 
-def local_queue(monkeypatch: pytest.MonkeyPatch, local: LocalQueue | None = None) -> LocalQueue:
+def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
-    local = LocalQueue() if local is None else local
-    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base, replay_buffer):
+    local = LocalQueue()
+    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base):
         monkeypatch.setattr(module, "tq", local)
     return local
 
@@ -260,8 +259,11 @@ SEPARATE = [
 
 @cache
 def stock_config() -> DictConfig:
+    """verl's whole config; overrides may add keys."""
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
+        config = compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
+    OmegaConf.set_struct(config, False)
+    return config
 
 
 def config_of_mode(mode: str, *overrides: str) -> DictConfig:

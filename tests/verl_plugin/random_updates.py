@@ -94,7 +94,6 @@ class Update:
     """Tokens of a micro-batch of trees."""
 
     def batch(self, **flags: Any) -> TensorDict:
-        """As verl's workers receive it."""
         shared = {"calculate_entropy": self.loss[0] != VALUE, "global_batch_size": len(self.rows)}
         data = ppo_batch(self.rows, seed=self.seed, **shared, **flags)
         if self.routes is not None:
@@ -102,7 +101,6 @@ class Update:
         return with_whole_masks(data) if self.loss[0] == SFT else data
 
     def on(self, engine: Any, data: TensorDict) -> Found:
-        """Train it."""
         name, aggregation = self.loss
         if name == VALUE:
             loss = critic_loss(aggregation, loss_scale_factor=17 if aggregation == "seq-mean-token-sum-norm" else None)
@@ -135,7 +133,6 @@ class Setup:
     updates: list[Update]
 
     def path(self, folder: Path) -> Path:
-        """The model's folder, written on the first call."""
         path = folder / (f"critic, {self.name}" if self.critic else self.name)
         if not path.exists():
             save = save_hybrid if self.name in GATED_DELTA_NET else partial(save_model, value=self.critic)
@@ -143,7 +140,6 @@ class Setup:
         return path
 
     def trees(self, folder: Path) -> Any:
-        """The tree engine on these ranks."""
         more = LAYOUTS[self.layout] | (REPLAY if self.routed else {})
         return self._build(folder, TreeConfig(**self.tree), self.model, self.engine | more)
 
@@ -211,7 +207,6 @@ def draw_update(rng: np.random.Generator, *, critic: bool, routed: bool) -> Upda
 
 
 def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
-    """Any model with any options."""
     name = str(rng.choice([name for name in MODELS if ranks > 1 or name not in GATED_DELTA_NET]))
     critic = name in WITH_CRITIC and rng.random() < 0.25
     routed = name in WITH_ROUTES and not critic and rng.random() < 0.5
@@ -240,7 +235,6 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
 
 
 def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
-    """This rank's share of every update of every setup, on trees."""
     found = []
     for setup in setups:
         engine = setup.trees(folder)
@@ -257,7 +251,6 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
 
 
 def rank_main(rank: int, world: int, folder: str, port: int) -> None:
-    """One of several ranks; writes what it has found."""
     join(rank, world, port)
     setups = torch.load(Path(folder) / "setups.pt", weights_only=False)
     torch.save(train_share(setups, Path(folder)), Path(folder) / f"rank_{rank}.pt")

@@ -17,14 +17,12 @@ from rank_processes import free_port, start_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-COMB, BRANCHES, DEEP = SHAPES["comb"], SHAPES["branches"], SHAPES["branch_at_63_64_65"]
+COMB, BRANCHES = SHAPES["comb"], SHAPES["branches"]
 DEALS: dict[str, list[list[Any]]] = {
     "unequal_trees": [[*COMB, *BRANCHES], [row(tokens(90, 7))]],
     "one_rank_untrained": [BRANCHES, [row(tokens(91, 5), mask=[0, 0, 0])]],
     "one_rank_empty": [BRANCHES, []],
     "both_work": [COMB, BRANCHES],
-    "four_unequal": [DEEP, [row(tokens(92, 5))], [*COMB, *BRANCHES], BRANCHES],
-    "four_two_empty": [[], DEEP, [], COMB],
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sp 2 x dp 2": {"ulysses_sequence_parallel_size": 2},
@@ -36,7 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def empty_batch() -> TensorDict:
-    """A rank's share with no rows."""
     data = ppo_batch([row(tokens(1, 4))])
     none = torch.nested.nested_tensor_from_jagged(torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.long))
     flags = {key: data[key] for key in ("use_remove_padding", "use_dynamic_bsz", "max_token_len_per_gpu")}
@@ -46,7 +43,6 @@ def empty_batch() -> TensorDict:
 
 
 def share_of(deal: str, rank: int, **flags: Any) -> TensorDict:
-    """One rank's batch."""
     share = DEALS[deal][rank]
     total = sum(map(len, DEALS[deal]))
     settings = {"calculate_entropy": True, "global_batch_size": total, **flags}
@@ -54,7 +50,6 @@ def share_of(deal: str, rank: int, **flags: Any) -> TensorDict:
 
 
 def join(rank: int, world: int, port: int) -> None:
-    """Become one rank of a gloo group."""
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -67,7 +62,6 @@ def spawn(main: Callable[..., None], world: int, out: Path) -> None:
 
 
 def as_one_rank(model: Path, parts: list[TensorDict]) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of stock verl that runs the rows of all ranks alone, on one rank."""
     engine = build_engine(model, tree=None)
     trained = [float(part["loss_mask"].values().sum()) for part in parts]
     loss, gradient = 0.0, dict[str, torch.Tensor]()

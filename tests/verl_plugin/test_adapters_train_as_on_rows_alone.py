@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[bool, dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Models with a tied and an untied embedding."""
     return {
         tied: save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(tie_word_embeddings=tied, attention_bias=True))
         for tied in (True, False)

@@ -90,7 +90,6 @@ def test_a_session_that_generated_nothing_fails() -> None:
 
 
 def settings_of(configured: dict, task: dict) -> tuple:
-    """What the loop reads for one sample."""
     loop = object.__new__(TreeToolAgentLoop)
     custom = SimpleNamespace(prompt_length=10, response_length=20, get={"custom": {"tree_agent": configured}}.get)
     loop.rollout_config, loop.apply_chat_template_kwargs = custom, {}

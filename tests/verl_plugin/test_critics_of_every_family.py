@@ -53,7 +53,6 @@ PARAMS = [pytest.param(family, marks=() if family in DEFAULT else pytest.mark.sl
 
 @pytest.fixture(scope="module", params=PARAMS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that generates, as it lies on a disk."""
     return save_hybrid(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
 
 

@@ -134,7 +134,6 @@ class Trainer(ResumableTrainer):
         self.checkpoint_callback = build_checkpoint_callback(self.config)
 
     def train(self, step: int) -> None:
-        """What a step changes."""
         self.global_steps = step
         for engine in (self.actor_rollout_wg.engine, self.critic_wg.engine):
             set_weights(engine, step)
@@ -152,7 +151,6 @@ class Trainer(ResumableTrainer):
 
 
 def build_engines(folder: Path) -> tuple[Any, Any]:
-    """An actor and a critic."""
     model = save_model(folder / "model", tiny_qwen3())
     value = save_model(folder / "value", tiny_qwen3(), value=True)
     tree = TreeConfig(mode="tree")
@@ -209,12 +207,10 @@ def resumed(root: Path, engines: Any, **trainer: Any) -> Trainer:
 
 
 def said_of(path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Messages that name a file."""
     return [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
 
 
 def assert_state_of(trainer: Trainer, step: int) -> None:
-    """Everything is as it was when that step was saved."""
     assert trainer.state() == (step, [step, step], step, step / 100, list(range(1, step + 1)))
     assert (trainer._root / TRACKER).read_text() == str(step)
 

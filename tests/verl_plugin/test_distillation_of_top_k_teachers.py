@@ -25,7 +25,6 @@ BUDGETS = (None, 16)
 
 
 def distillation(policy_loss: str = "vanilla", **options: Any) -> Any:
-    """verl's loss of the actor."""
     loss = DistillationLossConfig(loss_mode="forward_kl_topk", topk=TOP_K, **{"use_policy_gradient": False, **options})
     actor = actor_loss(policy_loss, "token-mean").keywords["config"]
     return partial(distillation_ppo_loss, config=actor, distillation_config=DistillationConfig(distillation_loss=loss))

@@ -24,7 +24,6 @@ MODELS: dict[str, dict[str, Any]] = {"dense": {}, "lora": {"lora_rank": 2, "targ
 
 @contextmanager
 def taking(saving: MemorySaving) -> Iterator[None]:
-    """Every forest of this process takes these saving."""
     plan_of = Planner.plan
 
     def plan(*asked: Any, **flags: Any) -> StepPlan:

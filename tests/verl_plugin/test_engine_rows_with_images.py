@@ -36,7 +36,7 @@ APART = [one for name, rows in SHAPES.items() if name != "images_side_by_side" f
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    for family in ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "gemma3"):
+    for family in ("qwen3_vl", "qwen2_5_vl", "qwen3_5"):
         wrapped_model(wrapped_config(family, initializer_range=0.2)).save_pretrained(root / family)
     return {path.name: path for path in root.iterdir()}
 
@@ -119,9 +119,3 @@ def test_what_is_no_image_is_refused_by_row(paths: dict[str, Path]) -> None:
     image = {"pixel_values": torch.zeros(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     with pytest.raises(RowError, match=r"row 1 \(uid g\): has 0 image tokens, but its 1 images need 4"):
         run(engine, with_inputs(picture_batch(model, rows), 1, **image), LOSS)
-
-
-def test_families_that_read_images_otherwise_refuse_them(paths: dict[str, Path]) -> None:
-    model, rows = reading_model(paths["qwen3_vl"]), SHAPES["with_and_without_images"]
-    with pytest.raises(UnsupportedFeatureError, match=r"row 0 carries multimodal inputs \(pixel_values\)"):
-        run(tree_engine(paths["gemma3"], 1000), picture_batch(model, rows), LOSS)

@@ -44,7 +44,6 @@ def share_of(engine: Any, *, only_first: bool = False) -> TensorDict:
 
 
 def update(engine: Any, data: TensorDict, loss: str) -> dict[str, Any]:
-    """Loss and gradients of one forward and backward."""
     got = run(engine, with_whole_masks(data) if loss == SFT else data, LOSSES[loss])
     return {"loss": sum(got["loss"]), "gradients": got["gradients"]}
 
@@ -58,7 +57,6 @@ def step(engine: Any) -> dict[str, Any]:
 
 
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
-    """Full weights by name."""
     full = {}
     for name, weight in engine.module.named_parameters():
         full[name] = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().clone()
@@ -90,7 +88,6 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
 
 
 def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:
-    """Everything on this rank, under every layout."""
     join(rank, world, port)
     folder = Path(out)
     found = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
@@ -108,7 +105,6 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(out: Path) -> list[dict[str, Any]]:
-    """What each rank has found."""
     return [torch.load(out / f"rank_{rank}.pt", weights_only=False) for rank in range(WORLD)]
 
 
@@ -119,7 +115,6 @@ def stock(out: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def expected(stock: Any) -> dict[str, dict[str, Any]]:
-    """Loss and gradients of each loss."""
     return {name: update(stock, whole_batch(**ALONE), name) for name in LOSSES}
 
 

@@ -23,7 +23,6 @@ SLOW = ("qwen3_vl_moe", "gemma3", "mistral3", "qwen3_vl", "glm46v", "gemma4", "i
 
 
 def save(path: Path, family: str) -> Path:
-    """A tiny checkpoint as published ones are."""
     wrapped_model(wrapped_config(family)).save_pretrained(path)
     return path
 

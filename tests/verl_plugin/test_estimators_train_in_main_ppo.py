@@ -63,7 +63,6 @@ def against_the_group(tree, *, scale=1.0):
 
 
 def branching_job(folder: Path) -> list[str]:
-    """Overrides of a job of eight prompts whose sessions can branch."""
     (folder / "writing.py").write_text(AGENTS)
     agent, key = "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "rollout.custom.gateway_agent"
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
@@ -79,7 +78,6 @@ def branching_job(folder: Path) -> list[str]:
 
 
 def branching(policy: str, *, copies: bool) -> str:
-    """The override that makes sessions branch."""
     block = json.dumps({"policy": policy, "copies": copies, **POLICIES[policy]}).replace('"', "")
     return f"+actor_rollout_ref.rollout.custom.gateway_agent.branching={block}"
 

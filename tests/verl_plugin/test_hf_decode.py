@@ -70,7 +70,6 @@ def run_to_end(engine: DecodeEngine) -> None:
 
 
 def played(engine: DecodeEngine, ids: list[list[int]], **sampling: Any) -> list[Request]:
-    """Requests that have run to their end together."""
     requests = [engine.request(one, Sampling(**{"temperature": 1.0, **sampling})) for one in ids]
     run_to_end(engine)
     return requests

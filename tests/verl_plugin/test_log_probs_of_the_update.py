@@ -3,7 +3,6 @@
 Partitions preview log-probs only where a loss needs them and no inference has found them.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,6 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
 
 
 def engine_plan(engine: Any, rows: list[Row]) -> Any:
-    """The micro-batches in which an engine runs rows."""
     seen: list[Any] = []
     original = engine.step.run_call
     engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
@@ -144,11 +142,6 @@ def test_losses_that_couple_tokens_are_known(loss_mode: str) -> None:
     loss = actor_loss(loss_mode, "token-mean")
     assert is_token_separable(loss) == (loss_mode in SEPARABLE_POLICY_LOSSES)
     assert is_token_separable(OnPolicyLoss(loss, True)) == (loss_mode != "clip_cov")
-
-
-def test_an_unknown_loss_is_taken_for_coupled() -> None:
-    for unknown in (lambda **_: None, partial(max, 1), OnPolicyLoss(lambda **_: None, True)):
-        assert not is_token_separable(unknown)
 
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:

@@ -122,7 +122,6 @@ def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
 
 
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's share under every loss."""
     join(rank, world, port)
     sent = pickle.loads(Path(out, "sent.pkl").read_bytes())
     workers = both_roles(Path(out))
@@ -137,13 +136,11 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Role, policy loss and aggregation."""
     return [("actor", *case) for case in ACTOR_CASES] + [("critic", "", mode) for mode in AGG_MODES[2:]]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An actor and a critic."""
     root = tmp_path_factory.mktemp("step")
     save_model(root / "actor", tiny_qwen3())
     save_model(root / "critic", tiny_qwen3(), value=True)
@@ -152,7 +149,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
-    """What the trainer sent, and what each of two ranks found."""
     with pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(0)
         sent = prepared(local_queue(patch), ranks=2)
@@ -163,7 +159,6 @@ def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
 
 @pytest.fixture(scope="module")
 def stock(root: Path) -> dict[str, Any]:
-    """Stock verl's engines, one rank."""
     return {role: build_engine(root / role, tree=None, value=role == "critic") for role in ("actor", "critic")}
 
 

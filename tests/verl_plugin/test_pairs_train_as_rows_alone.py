@@ -102,7 +102,6 @@ def test_a_tree_of_pairs_is_its_pairs(
 
 
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's pairs, every second one."""
     join(rank, world, port)
     engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
     for name in ("dpo", "ipo"):

@@ -64,7 +64,6 @@ def no_engine(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(toy: Path, template: str, *overrides: str) -> None:
-    """Start tree SFT up to its engine."""
     (toy / "model/chat_template.jinja").write_text(template)
     TreeSFTTrainer(sft_harness.sft_config("data.train_batch_size=1", f"model.path={toy}/model", *overrides))
 
@@ -85,7 +84,7 @@ def test_a_bad_row_is_named_with_its_file_and_number(case: str, toy: Path, tmp_p
 
 
 def test_what_the_config_lets_pass_is_not_refused(toy: Path, tmp_path: Path) -> None:
-    long = write(tmp_path / "long.parquet", LONG)
+    long = write(tmp_path / "long.parquet", [say("user"), say("assistant", "1" * 2000)])
     results = write(tmp_path / "results.parquet", TWO_RESULTS, GOOD)
     for template, path, option in (
         (ALTERNATES, long, "data.max_length=4000"),
@@ -134,7 +133,6 @@ class Countdown(torch.utils.data.Dataset):
 
 
 def complaint_of(rank: int, world: int, folder: str) -> None:
-    """What a rank says of the data set of the user."""
     # As under torchrun: from this rank's own server, processes that read would import everything again.
     torch.multiprocessing.set_start_method("fork", force=True)
     torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)

@@ -55,13 +55,11 @@ def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_e
 
 
 def advantages(trainer: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-    """The batch with advantages, and the metrics on the way."""
     metrics: dict[str, Any] = {}
     return trainer._compute_advantage(trainer._balance_batch(batch, metrics), metrics), metrics
 
 
 def weighing_trainer(weighting: str, *, ranks: int = 2, **options: Any) -> Any:
-    """A trainer whose actor has path weights."""
     trainer = make_trainer(ranks=ranks)
     engine = {"fsdp_config": {"tree": {"path_weighting": weighting, **options}}, "ppo_mini_batch_size": 8}
     trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
@@ -175,7 +173,6 @@ def test_weights_of_sessions_and_of_ones_own_reach_the_rows(queue: LocalQueue, w
 
 
 def depth_weights(tree: CreditTree) -> np.ndarray:
-    """Weight of each token: the number of nodes on its way."""
     depth_V = np.zeros(len(tree.parent_V))
     for node in range(1, len(depth_V)):
         depth_V[node] = depth_V[tree.parent_V[node]] + 1

@@ -1,6 +1,5 @@
 """The trainers run verl's pass for old log-probs only where the update will not find the same ones itself."""
 
-import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,11 +32,8 @@ CONFLICTS = (
 
 def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float | None = None) -> LogProbReuse:
     """What a trainer makes of verl's config and a `tree:` block."""
-    made = copy.deepcopy(config_of_mode(mode))
-    OmegaConf.set_struct(made, False)
+    made = config_of_mode(mode, *(ONE_STEP if mode == "tree_sync" else []), *overrides)
     made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
-    given = [*(ONE_STEP if mode == "tree_sync" else []), *overrides]
-    made = OmegaConf.merge(made, OmegaConf.from_dotlist(given))
     prepare_config(made, mode.removeprefix("tree_"))
     return LogProbReuse.of(made)
 

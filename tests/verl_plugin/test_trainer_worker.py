@@ -27,7 +27,6 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def group(uid: str, first: int, branches: int) -> list[Row]:
-    """Rows that share four tokens."""
     stem = [first, 5, 6, 7]
     return [
         Row(tokens=[*stem, 10 + b, 11, 12 + b], prompt=2, mask=[0, 1, 1, 0, 1], advantage=float(b - 1), uid=uid)

@@ -1,7 +1,5 @@
 """Estimators that know the tree: chosen by name, equal to verl's where nothing branches, refused elsewhere."""
 
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -40,7 +38,6 @@ def advantages_of(
     with_penalty: bool = False,
     **options: Any,
 ) -> DataProto:
-    """What the trainer does for an estimator."""
     sessions = Sessions.from_keys(keys)
 
     def weights() -> torch.Tensor:
@@ -180,11 +177,6 @@ def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
     sessions = Sessions.from_keys(["u_0_0", "u_0_1", "u_1_0", "u_1_1", "w_0_0"])
     assert longest_paths(sessions, [5, 4, 7, 7, 1]) == [0, 3, 4]
-
-
-@pytest.mark.slow
-def test_they_load_before_verls_agent_loop() -> None:
-    subprocess.run([sys.executable, "-c", "import tree_rl.verl_plugin.trainer.tree_estimators"], check=True)
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *ON_PATHS])

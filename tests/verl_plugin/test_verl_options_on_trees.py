@@ -32,13 +32,11 @@ PARTITIONED = TreeConfig(mode="tree", max_tokens=17)
 
 
 def loss_of(loss_mode: str = "vanilla", policy: dict[str, Any] | None = None, **options: Any) -> Any:
-    """verl's actor loss with entropy and options of the actor."""
     return actor_loss(loss_mode, "token-mean", kl=False, policy=policy, **options)
 
 
 @pytest.fixture(scope="module")
 def expected(stock: Any) -> dict[str, Any]:
-    """The update of rows run alone."""
     return alone(stock, ROWS, loss_of())
 
 

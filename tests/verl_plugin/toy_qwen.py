@@ -85,7 +85,6 @@ def save_prompts(path: Path, texts: list[str], task: Mapping[str, Any] | None = 
 
 
 def save_reward(path: Path) -> str:
-    """Write a reward function that needs no ground truth; return the path."""
     path.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return sum(character in 'aeiou' for character in solution_str) / (1 + len(solution_str))\n"
@@ -242,7 +241,6 @@ def run_main_ppo(
 
 
 def read_metrics(log: str) -> list[dict[str, float]]:
-    """Read the numbers of verl's console logger, one dict per step."""
     steps = []
     for line in log.splitlines():
         if "step:" in line and " - " in line:

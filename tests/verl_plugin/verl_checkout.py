@@ -124,7 +124,7 @@ def broken(folder: Path, *tables: str) -> list[str]:
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
-    from test_compat_contract import CALLED, OVERRIDDEN
+    from verl_contract import CALLED, OVERRIDDEN
 
     found = broken(Path(sys.argv[1]), CALLED, *OVERRIDDEN.values())
     print("\n".join(found))
