@@ -243,10 +243,6 @@ def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
     )
 
 
-def parameters(worker: Any) -> dict[str, torch.Tensor]:
-    return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
-
-
 SEPARATE = [
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",

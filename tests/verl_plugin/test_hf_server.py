@@ -111,11 +111,6 @@ def test_sampling_parameters_that_are_not_implemented_are_refused(
         asyncio.run(build_server(model_path).generate([5], params, request_id="a"))
 
 
-def test_a_prompt_longer_than_the_context_is_refused(model_path: str) -> None:
-    with pytest.raises(ValueError, match="prompt of 64 tokens leaves no room in a context of 64"):
-        asyncio.run(build_server(model_path).generate([5] * 64, {}, request_id="a"))
-
-
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
