@@ -512,10 +512,7 @@ def test_checkpoints_of_stock_verl_load_with_a_warning(
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        (WEIGHTS, "changed"),
-        *(("data.pt", "zeros"), ("critic/optim_world_size_1_rank_0.pt", "missing")),
-    ],
+    [(WEIGHTS, "changed"), *(("data.pt", "zeros"), ("critic/optim_world_size_1_rank_0.pt", "missing"))],
 )
 def test_damage_of_stock_verls_checkpoints_shows_too(
     root: Path, engines: Any, name: str, damage: str, caplog: pytest.LogCaptureFixture

@@ -32,10 +32,7 @@ from hostile_rows import Row, row
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 VOCAB = 1000
 BFLOAT16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}

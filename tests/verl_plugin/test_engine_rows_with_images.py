@@ -52,8 +52,8 @@ LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     ("family", "settings", "budgets"),
     (
         ("qwen3_vl", {}, (1000, 16)),
-        ("qwen3_vl", {"model": {**LORA, "enable_gradient_checkpointing": True}}, (3,)),
-        pytest.param("qwen3_5", {}, (1000, 16, 3), marks=pytest.mark.slow),
+        ("qwen3_vl", {"model": {**LORA, "enable_gradient_checkpointing": True}}, (16,)),
+        pytest.param("qwen3_5", {}, (1000, 16), marks=pytest.mark.slow),
     ),
 )
 def test_an_update_is_stock_verls_on_rows_alone(
@@ -66,8 +66,7 @@ def test_an_update_is_stock_verls_on_rows_alone(
     for budget in budgets:
         got = run(tree_engine(paths[family], budget, **settings), picture_batch(model, APART, **FLAGS), LOSS)
         assert_equal_runs(stock, got, wanted, ("log_probs", "entropy"))
-        # Within 3 tokens the check finds room for a made-up row alone.
-        assert (0 if budget > 3 else -1) < got["metrics"]["tree/self_check_error"].aggregate() < 1e-4
+        assert 0 < got["metrics"]["tree/self_check_error"].aggregate() < 1e-4
 
 
 def test_families_whose_attention_verl_replaces_by_flash_attention(paths: dict[str, Path]) -> None:

@@ -66,8 +66,8 @@ def branching_job(folder: Path) -> list[str]:
     (folder / "writing.py").write_text(AGENTS)
     agent, key = "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "rollout.custom.gateway_agent"
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
-    prompts = [f"say {number}" for number in range(8)]
-    toy_qwen.save_prompts(folder / "prompts.parquet", prompts, {"check": CHECK}, agent_name="tree_gateway_agent")
+    task = {"check": CHECK}
+    toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS, task, agent_name="tree_gateway_agent")
     return [
         *overrides,
         f"+actor_rollout_ref.{key}.seed=1",

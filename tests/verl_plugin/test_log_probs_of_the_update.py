@@ -30,12 +30,7 @@ from rank_engines import empty_batch
 from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.verl_loss import (
-    REUSE_LOG_PROBS,
-    SEPARABLE_POLICY_LOSSES,
-    OnPolicyLoss,
-    is_token_separable,
-)
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -135,13 +130,6 @@ def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
     got = run(engines["partitioned"], data, LOSS)
     assert not any(gradient.any() for gradient in got["gradients"].values())
     assert engines["partitioned"].take_outputs_of_update() == {}
-
-
-@pytest.mark.parametrize("loss_mode", POLICY_LOSSES)
-def test_losses_that_couple_tokens_are_known(loss_mode: str) -> None:
-    loss = actor_loss(loss_mode, "token-mean")
-    assert is_token_separable(loss) == (loss_mode in SEPARABLE_POLICY_LOSSES)
-    assert is_token_separable(OnPolicyLoss(loss, True)) == (loss_mode != "clip_cov")
 
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:

@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_trainer import (
-    BRANCHES,
-    LocalQueue,
-    OneWorker,
-    config_of_mode,
-    make_trainer,
-    put_rows,
-    trainer_config,
-)
+from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls

@@ -7,7 +7,6 @@ import pytest
 import rank_processes
 import sft_harness
 import torch
-import torch.multiprocessing
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
@@ -133,10 +132,8 @@ class Countdown(torch.utils.data.Dataset):
 
 
 def complaint_of(rank: int, world: int, folder: str) -> None:
-    # As under torchrun: from this rank's own server, processes that read would import everything again.
-    torch.multiprocessing.set_start_method("fork", force=True)
     torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)
-    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 1})
+    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     try:
         refuse_unusable_rows(Countdown(), data, key="train_files", vocab_size=10)
     except InputError as error:

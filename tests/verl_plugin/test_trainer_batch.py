@@ -13,7 +13,7 @@ from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, put_tree_metrics_last, reward_rates
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -233,16 +233,3 @@ def test_the_first_batch_is_told_about_once_it_has_trained() -> None:
     assert told.startswith("first batch: POR 0.86, updates at most 7.2 times as fast by tokens; ")
     assert "differ by 1.9e-06 at most (normal: below 1e-5 in float32, 0.03 in bf16; a mean above 1e-04 or 5e-02" in told
     assert first_batch({"tree/por": 0.0, "tree/token_bound": 1.0}).endswith("self-check: nothing was compared")
-
-
-def test_rewards_are_told_by_tokens() -> None:
-    step = {"tree/session_score/mean": 0.25, "tree/sessions": 8.0, "tree/unique_tokens": 500.0}
-    assert reward_rates(step) == {"tree/reward_per_1000_trained_tokens": 4.0}
-    rates = reward_rates({**step, "rollout/generated_tokens": 100.0})
-    assert rates["tree/reward_per_1000_generated_tokens"] == 20.0
-
-
-def test_tree_metrics_stand_behind_verls() -> None:
-    metrics = {"tree/por": 0.5, "actor/loss": 0.1, "tree/depth": 9.0, "timing_s/step": 2.0}
-    put_tree_metrics_last(metrics)
-    assert list(metrics) == ["actor/loss", "timing_s/step", "tree/por", "tree/depth"]
