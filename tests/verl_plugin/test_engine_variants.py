@@ -1,15 +1,20 @@
 """What users switch on around the engine changes nothing: checkpointing, LoRA, untied heads, budgets, modes."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import LOSS, alone, answers_of_heads, assert_trains_as, infer, wanted_positions
+from equivalence import LOSS, alone, answers_of_heads, assert_trains_as, infer, run, wanted_positions
 from hostile_rows import SHAPES
 
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_model import CostModel
+from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.trainer.step_metrics import fitted_cost
 
 
 def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
@@ -81,3 +86,21 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
         assert torch.equal(got, expected), name
     budget = again.step.learner.budget
     assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)
+
+
+def test_updates_teach_what_work_costs_and_checkpoints_keep_it(model_path: Path, tmp_path: Path) -> None:
+    tree = TreeConfig(mode="tree", max_tokens=20)
+    engine = build_engine(model_path, tree=tree)
+    batches = [ppo_batch(rows, calculate_entropy=True) for rows in list(SHAPES.values())[:4]]
+    # An update is counted when the next one is planned.
+    *early, last = [run(engine, batches[number % 4], LOSS)["metrics"] for number in range(LEAST_EQUATIONS + 2)]
+    for metrics in early[:LEAST_EQUATIONS]:
+        assert not any(name.startswith(COST) for name in metrics) and "tree/cost_error" not in metrics
+    assert {f"{COST}{field.name}" for field in dataclasses.fields(CostModel)} <= set(last)
+    assert last["tree/cost_error"].aggregate() >= 0
+    reported = {f"actor/{name}": value.aggregate() for name, value in last.items() if name.startswith(COST)}
+    assert fitted_cost(reported, "actor") == engine.step.learner.calls.fitted and fitted_cost({}, "actor") is None
+    engine.save_checkpoint(str(tmp_path))
+    other = build_engine(model_path, tree=tree)
+    other.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    assert other.step.learner.calls.fitted == engine.step.learner.calls.fitted is not None

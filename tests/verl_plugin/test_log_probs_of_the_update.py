@@ -26,6 +26,8 @@ from equivalence import (
     without_pass,
 )
 from hostile_rows import SHAPES, row, tokens
+from local_trainer import build_worker
+from omegaconf import OmegaConf
 from rank_engines import empty_batch
 from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
@@ -33,6 +35,7 @@ from verl.utils import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
+from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 ROWS = SHAPES["masks_differ_on_shared_prefix"]
 TREES = {
@@ -186,6 +189,30 @@ def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
         engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
     ops = ops_of_one_update(engine, loss, monkeypatch)
     assert ops.count("F") == 2 * ops.count("B")
+
+
+def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # verl's worker around a real actor, without the Ray processes that would call it.
+    worker = TreeDetachActorWorker.__new__(TreeDetachActorWorker)
+    worker.config = OmegaConf.create({"actor": {"strategy": "fsdp2"}})
+    worker.actor, worker._strategy_handlers = build_worker(model_path), None
+    data, loss = ppo_batch(SHAPES["branches"], max_tokens=7, **FLAGS), actor_loss("gspo", "token-mean")
+    # The second update of a step, as verl's trainer runs it: old log-probs with the step's first weights.
+    worker.save_model_to_cpu(0)
+    worker.save_model_to_cpu(1)
+    worker.restore_model_from_cpu(0)
+    infer(worker.actor.engine, data)
+    worker.restore_model_from_cpu(1)
+    ops = ops_of_one_update(worker.actor.engine, loss, monkeypatch, data)
+    assert ops.count("F") == 2 * ops.count("B") > 2
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    engine = build_engine(model_path, tree=TREES["partitioned"], model=lora)
+    with engine.disable_adapter():
+        infer(engine, data)
+    ops = ops_of_one_update(engine, loss, monkeypatch, data)
+    assert ops.count("F") == 2 * ops.count("B") > 2
 
 
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:

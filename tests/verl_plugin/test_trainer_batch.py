@@ -13,7 +13,7 @@ from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, staleness_metrics
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -38,6 +38,34 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
     assert 0 < metrics["tree/por"] < 1
     assert metrics["tree/token_bound"] == pytest.approx(1 / (1 - metrics["tree/por"]))
     assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
+
+
+def test_a_batch_of_rows_that_different_weights_drew_reports_its_lag(queue: LocalQueue) -> None:
+    # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
+    branches, versions = [[1, 3], [2, 1], [1, 1], [4, 1]], [(3, 4), (4, 4), (1, 4), (2, 2)]
+    batch, lags = put_rows(queue, branches), []
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        uid, session, _ = key.rsplit("_", 2)
+        version = versions[int(uid.removeprefix("uid-"))][int(session)]
+        tag |= {"min_global_steps": version, "max_global_steps": version}
+        lags.append(4 - version)
+    # The fifth step trains the weights of the fourth.
+    make_trainer()._balance_batch(batch, metrics := {})
+    assert metrics["tree/staleness/oldest/mean"] == pytest.approx(sum(lags) / len(lags))
+    assert metrics["tree/staleness/oldest/max"] == max(lags) == 3
+    assert (metrics["tree/mixed_version_trees"], metrics["tree/mixed_version_rows"]) == (2 / 4, 0)
+
+
+def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:
+    spans = [(3, 3), (1, 3), (2, 2), (4, 4), (None, None)]
+    tags = [{"min_global_steps": low, "max_global_steps": high} for low, high in spans]
+    figures = staleness_metrics(tags, np.array([0, 0, 1, 2, 2]), trainer_version=4)
+    assert figures["tree/staleness/oldest/mean"] == (1 + 3 + 2 + 0) / 4
+    assert figures["tree/staleness/newest/mean"] == (1 + 1 + 2 + 0) / 4
+    assert (figures["tree/staleness/oldest/max"], figures["tree/staleness/newest/max"]) == (3, 2)
+    # Group 0 has rows of several versions, one of which was continued.
+    assert (figures["tree/mixed_version_rows"], figures["tree/mixed_version_trees"]) == (1 / 4, 1 / 3)
+    assert staleness_metrics([{}, tags[-1]], np.array([0, 0]), trainer_version=4) == {}
 
 
 def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_equal_shares(queue: LocalQueue) -> None:

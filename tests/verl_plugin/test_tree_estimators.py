@@ -1,6 +1,7 @@
 """Estimators that know the tree: chosen by name, equal to verl's where nothing branches, refused elsewhere."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
 from engine_harness import nested
-from omegaconf import OmegaConf
+from local_trainer import make_trainer
 from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -188,25 +189,12 @@ def test_verls_own_trainers_refuse_them_with_the_key(name: str) -> None:
 @pytest.mark.parametrize("name", ["full_tree", "longest_path"])
 def test_rows_that_do_not_train_leave_the_batch_and_the_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[str] = []
-
-    class Store:
-        @staticmethod
-        def kv_clear(keys: list[str], partition_id: str) -> None:
-            assert partition_id == "train"
-            cleared.extend(keys)
-
-    class Trainer(trainer_module.TreeTrainerMixin):
-        def __init__(self) -> None:
-            self.config = OmegaConf.create({"algorithm": {"adv_estimator": name}})
-
-        on_sample_end = on_step_end = lambda self: None
-
-    monkeypatch.setattr(trainer_module, "tq", Store)
+    store = SimpleNamespace(kv_clear=lambda keys, partition_id: cleared.extend(keys))
+    monkeypatch.setattr(trainer_module, "tq", store)
     keys = ["u_0_0", "u_0_1", "u_0_2", "u_1_0", "w_0_0", "w_0_1"]
-    lengths = [5, 9, 3, 4, 2, 8]
-    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": n} for n in lengths], partition_id="train")
+    tags = [{"seq_len": length} for length in (5, 9, 3, 4, 2, 8)]
     metrics: dict[str, float] = {}
-    kept = Trainer()._keep_trained_paths(batch, metrics)
+    kept = make_trainer(name)._keep_trained_paths(KVBatchMeta(keys, tags, "train"), metrics)
     if name == "longest_path":
         assert kept.keys == ["u_0_1", "u_1_0", "w_0_1"] and sorted(cleared) == ["u_0_0", "u_0_2", "w_0_0"]
         assert metrics == {"tree/untrained_rows": 3, "tree/untrained_row_tokens": 10}

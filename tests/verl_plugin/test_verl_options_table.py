@@ -1,9 +1,10 @@
 """`docs/verl_options.md` has a line for every option of verl, and what a line claims is so."""
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from local_trainer import stock_config
@@ -49,15 +50,13 @@ NESTED = {
 OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptionRow:
-    """One line of the page's lists."""
+class OptionRow(NamedTuple):
+    """One line of the page's lists; `quoted` follows the options: tests, or a message."""
 
     section: str
     options: tuple[str, ...]
     result: str
     quoted: tuple[str, ...]
-    """What follows the options: tests, or a message."""
     alone: bool
     """Whether the line names options without a condition."""
 
@@ -73,16 +72,8 @@ def rows() -> tuple[OptionRow, ...]:
         if line.startswith("* `"):
             named, _, evidence = line.removeprefix("* ").partition(": ")
             conditional = re.sub(r"`[^`]+`,?", "", named).strip()
-            options = tuple(re.findall(r"`([^`]+)`", named))
-            found.append(
-                OptionRow(
-                    section=section,
-                    options=options[:1] if conditional else options,
-                    result=result,
-                    quoted=tuple(re.findall(r"`([^`]+)`", evidence)),
-                    alone=not conditional,
-                )
-            )
+            options, quoted = (tuple(re.findall(r"`([^`]+)`", text)) for text in (named, evidence))
+            found.append(OptionRow(section, options[:1] if conditional else options, result, quoted, not conditional))
     return tuple(found)
 
 
