@@ -60,6 +60,11 @@ def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> 
     return path
 
 
+def model_config(path: Path, model_type: str, attention: str = "sdpa", **options: Any) -> HFModelConfig:
+    files = {"path": str(path), "load_tokenizer": False, "override_config": {"attn_implementation": attention}}
+    return HFModelConfig(**files, model_type=model_type, **{"enable_gradient_checkpointing": False, **options})
+
+
 def build_engine(
     path: Path,
     *,
@@ -78,15 +83,8 @@ def build_engine(
     settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", "use_torch_compile": False, **(engine or {})}
     shared = dict(strategy="fsdp2", **settings)
     config = FSDPEngineConfig(**shared) if tree is None else TreeFSDPEngineConfig(**shared, tree=tree)
-    model_config = HFModelConfig(
-        path=str(path),
-        load_tokenizer=False,
-        model_type="value_model" if value else "language_model",
-        override_config={"attn_implementation": attention},
-        **{"enable_gradient_checkpointing": False, **(model or {})},
-    )
     built = (stock_class if tree is None else tree_class)(
-        model_config=model_config,
+        model_config=model_config(path, "value_model" if value else "language_model", attention, **(model or {})),
         engine_config=config,
         optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10, **(optimizer or {})}),
         checkpoint_config=CheckpointConfig(),

@@ -13,7 +13,7 @@ import verl.trainer.ppo.padding_utils as padding_utils
 
 # verl's trainer loads the plugin, and with it the modules below.
 import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import FLOAT32, join_process_group, nested
+from engine_harness import FLOAT32, join_process_group, model_config, nested
 from equivalence import actor_loss, critic_loss
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
@@ -22,7 +22,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.config import FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
+from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
 
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
@@ -165,14 +165,7 @@ def build_worker(
     os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
     config = TrainingWorkerConfig(
         model_type=model_type,
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            model_type=hf_model_type or model_type,
-            override_config={"attn_implementation": "sdpa"},
-            enable_gradient_checkpointing=False,
-            **(model or {}),
-        ),
+        model_config=model_config(path, hf_model_type or model_type, **(model or {})),
         engine_config=TreeFSDPEngineConfig(
             use_torch_compile=False,
             mixed_precision=FLOAT32,

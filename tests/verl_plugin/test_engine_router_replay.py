@@ -12,13 +12,9 @@ import torch
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import ALONE, FLAGS, LOSS, infer, run
 from hostile_rows import SHAPES
-from local_trainer import build_worker
 from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
-from tensordict import TensorDict
 from tiny_families import CONFIGS, EXPERTS
-from verl.workers.config.engine import EngineRouterReplayConfig
 
-from tree_rl.training.context import StepCall
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -73,31 +69,6 @@ def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
     got = run(tree, batch_with(routes, rows), LOSS)
     assert_same(stock_run(stock, rows, routes), got, rows)
     assert "routed_experts" not in got["model_output"]
-
-
-def test_a_worker_hands_recorded_routes_from_inference_to_update(path: Path) -> None:
-    settings = {"router_replay": EngineRouterReplayConfig(mode="R2"), "infer_max_token_len_per_gpu": 4096}
-    worker = build_worker(path, **settings)
-    rows = SHAPES["two_groups"]
-    recorded = worker.infer_batch(ppo_batch(rows, calculate_entropy=True, compute_loss=False))
-    routes = recorded["routed_experts"]
-    assert routes.dtype == torch.int16 and [len(one) for one in routes.unbind()] == [len(row.tokens) for row in rows]
-    seen: list[np.ndarray] = []
-    replayed = worker.engine.replay.in_call
-
-    def listening(data: TensorDict, given: StepCall) -> StepCall:
-        told: StepCall = replayed(data, given)
-        seen.append(told.rows.routes_FLK)
-        return told
-
-    data = ppo_batch(rows, num_mini_batch=2, global_batch_size=2, epochs=2)
-    data["routed_experts"] = routes
-    with patch.object(worker.engine.replay, "in_call", listening):
-        worker.train_mini_batch(data)
-    flat = routes.values().numpy()
-    half = sum(len(row.tokens) for row in rows[:2])
-    for told, expected in zip(seen, [flat[:half], flat[half:]] * 2, strict=True):
-        assert np.array_equal(told, expected)
 
 
 def test_the_reference_inside_an_actor_routes_itself(path: Path) -> None:

@@ -3,18 +3,15 @@ alone: `*ForConditionalGeneration`, loaded by verl's own way, whole and cut."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine, nested, ppo_batch
-from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, assert_trains_as, run, wanted_positions
+from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, assert_trains_as, run
 from hostile_rows import SHAPES
-from image_batches import reading_model
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from wrapped_models import wrapped_config, wrapped_model
 
-from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -50,21 +47,6 @@ def test_an_update_whole_and_in_partitions(tmp_path: Path, family: str) -> None:
     for budget in (16, 1000):
         tree = build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget))
         assert_trains_as(expected, tree, SHAPES["branches"])
-
-
-@pytest.mark.parametrize("family", ("qwen2_5_vl", pytest.param("glm4v", marks=pytest.mark.slow)))
-def test_families_whose_attention_verl_replaces_by_flash_attention(tmp_path: Path, family: str) -> None:
-    # Stock verl's own text rows of these families need flash attention, and fail in transformers 5: the yardstick is
-    # the model without the forwards by which engines replace those of its classes.
-    path = save(tmp_path, family)
-    rows = [np.array(one.tokens) for one in SHAPES["branches"]]
-    expected = branch_log_probs(reading_model(path), rows)
-    for budget in (16, 1000):
-        data = with_axes(ppo_batch(SHAPES["branches"], **FLAGS))
-        got = run(build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget)), data, LOSS)
-        wanted = wanted_positions(data)
-        found = got["model_output"]["log_probs"].values()[wanted]
-        torch.testing.assert_close(found, expected[wanted].to(found.dtype), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(("family", "key"), (("gemma3", "token_type_ids"), ("qwen3_5", "mm_token_type_ids")))

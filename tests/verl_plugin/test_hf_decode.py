@@ -19,13 +19,6 @@ SIZES = sizes(vocab_size=97, intermediate_size=48, eos_token_id=1, bos_token_id=
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZES),
     "mistral_window": MistralConfig(**SIZES, sliding_window=7),
-    "qwen3_mixed_window": Qwen3Config(
-        **SIZES,
-        sliding_window=5,
-        use_sliding_window=True,
-        max_window_layers=1,
-        layer_types=["full_attention", "sliding_attention"],
-    ),
     "gemma2_softcap": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
     "gpt_oss_sinks": GptOssConfig(**SIZES, sliding_window=6, num_local_experts=4, num_experts_per_tok=2),
     "latent_attention": latent_configs(vocab_size=97, eos_token_id=1, bos_token_id=2)["deepseek_v3"],

@@ -66,12 +66,6 @@ def test_a_model_that_mixes_siblings_is_stopped_whatever_the_first_rows_are(
         run(leaky_engine(model_path, tree=tree), ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)
 
 
-def test_the_error_is_a_metric(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    got = run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
-    assert 0 < engine.step.self_check.error == got["metrics"]["tree/self_check_error"].aggregate() < 2e-5
-
-
 def test_an_inference_first_is_checked_as_training_computes(model_path: Path) -> None:
     engine = leaky_engine(model_path, only_in_training=True)
     with pytest.raises(TreeMismatchError, match="self-check: log_probs"):

@@ -19,7 +19,6 @@ from equivalence import (
     critic_loss,
     everywhere,
     run,
-    wanted_positions,
 )
 from hostile_rows import shapes
 from tiny_sizes import sizes
@@ -65,12 +64,10 @@ def test_rows_of_a_micro_batch_bound_a_forward(
 ) -> None:
     # Rows of 16 tokens, two groups of 20 unique tokens: 16 and 64 tokens a forward.
     rows = shapes()["two_groups"]
-    expected = run(stock, ppo_batch(rows, **ALONE, **FLAGS), loss_of())
-    flags = FLAGS | {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
-    got = run(tree_engine, ppo_batch(rows, **flags), loss_of())
-    assert_equal_runs(expected, got, wanted_positions(ppo_batch(rows)), ("log_probs", "entropy"))
+    flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
+    got = assert_trains_as(alone(stock, rows, loss_of()), tree_engine, rows, loss_of(), **flags)
     with tree_engine.eval_mode(disable_auto_offload=True):
-        inferred = tree_engine.infer_batch(ppo_batch(rows, **flags))
+        inferred = tree_engine.infer_batch(ppo_batch(rows, **FLAGS, **flags))
     for output in (got, inferred):
         assert output["metrics"]["tree/partitions"].aggregate() == forwards
 

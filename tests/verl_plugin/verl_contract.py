@@ -1,5 +1,8 @@
 """What tree_rl calls, replaces and reads of verl, as tables that a test and `verl_checkout.py` hold against verl."""
 
+import inspect
+from typing import Any
+
 from tree_rl.verl_plugin.agent_loops import prompt_forests, tree_router
 from tree_rl.verl_plugin.engine import engine
 from tree_rl.verl_plugin.sft import sft_trainer
@@ -64,66 +67,31 @@ transfer_queue.kv_batch_put(keys, partition_id, fields, tags, data_parser)
 """
 """Functions and methods that we call, with all their parameters."""
 
-OVERRIDDEN: dict[type, str] = {
-    engine.TreeFSDPEngineWithLMHead: """
-        FSDPEngineWithLMHead.__init__(model_config, engine_config, optimizer_config, checkpoint_config)
-        FSDPEngineWithLMHead.forward_backward_batch(data, loss_function, forward_only)
-        FSDPEngineWithLMHead.prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
-        FSDPEngineWithLMHead.initialize()
-        FSDPEngineWithLMHead.disable_adapter()
-        FSDPEngineWithLMHead.optimizer_step()
-        FSDPEngineWithLMHead.load_checkpoint(local_path, hdfs_path, del_local_after_load, kwargs)
-        FSDPEngineWithLMHead.save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, kwargs)
-        FSDPEngineWithLMHead._init_device_mesh()
-        FSDPEngineWithLMHead._build_module()
-        FSDPEngineWithLMHead._build_fsdp_module(module)
-    """,
-    workers.TreeTrainingWorker: """
-        TrainingWorker.__init__(config)
-        TrainingWorker.train_mini_batch(data)
-    """,
-    sft_trainer.SFTWorker: "TrainingWorker.train_batch(data)",
-    sft_trainer.TreeSFTTrainer: """
-        SFTTrainer._build_dataset()
-        SFTTrainer._build_engine()
-        SFTTrainer._build_dataloader()
-    """,
-    workers.TreeActorRolloutRefWorker: """
-        ActorRolloutRefWorker.__init__(config, role, distillation_config, kwargs)
-        ActorRolloutRefWorker.compute_log_prob(data)
-        ActorRolloutRefWorker.compute_ref_log_prob(data)
-    """,
-    workers.TreeDetachActorWorker: "DetachActorWorker.restore_model_from_cpu(n)",
-    trainer_mixin.TreeTrainerMixin: """
-        PPOTrainer.__init__(config)
-        PPOTrainer._init_resource_pool_mgr()
-        PPOTrainer.fit(agent_loop_manager)
-        PPOTrainer._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
-        PPOTrainer._compute_old_log_prob(batch, metrics)
-        PPOTrainer._compute_ref_log_prob(batch, metrics)
-        PPOTrainer._compute_values(batch, metrics)
-        PPOTrainer._compute_advantage(batch, metrics)
-        PPOTrainer._update_critic(batch, metrics)
-        PPOTrainer._update_actor(batch, metrics)
-        PPOTrainer._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        PPOTrainer._build_replay_buffer()
-        PPOTrainer._fetch_one_gen_batch()
-        PPOTrainer._step_once(metrics, timing_raw, sample_batch_size)
-        PPOTrainer._save_checkpoint()
-        PPOTrainer._load_checkpoint()
-    """,
-    trainer.PPOTrainerTreeSync: "PPOTrainer.prepare_step()",
-    prompt_forests.TreeAgentLoopWorker: """
-        AgentLoopWorkerTQ._run_prompt(prompt, sampling_params, trajectory, trace)
-        AgentLoopWorkerTQ._agent_loop_postprocess(output, validate, kwargs)
-        AgentLoopWorkerTQ._compute_multi_modal_inputs(output, input_ids)
-    """,
-    tree_router.TreeRouter: """
-        GlobalRequestLoadBalancer.acquire_server(request_id)
-        GlobalRequestLoadBalancer.clear_sticky_cache()
-    """,
+OVERRIDDEN: dict[type, tuple[str, str]] = {
+    engine.TreeFSDPEngineWithLMHead: (
+        "FSDPEngineWithLMHead",
+        """__init__ forward_backward_batch prepare_model_outputs initialize disable_adapter optimizer_step
+        load_checkpoint save_checkpoint _init_device_mesh _build_module _build_fsdp_module""",
+    ),
+    workers.TreeTrainingWorker: ("TrainingWorker", "__init__ train_mini_batch"),
+    sft_trainer.SFTWorker: ("TrainingWorker", "train_batch"),
+    sft_trainer.TreeSFTTrainer: ("SFTTrainer", "_build_dataset _build_engine _build_dataloader"),
+    workers.TreeActorRolloutRefWorker: ("ActorRolloutRefWorker", "__init__ compute_log_prob compute_ref_log_prob"),
+    workers.TreeDetachActorWorker: ("DetachActorWorker", "restore_model_from_cpu"),
+    trainer_mixin.TreeTrainerMixin: (
+        "PPOTrainer",
+        """__init__ _init_resource_pool_mgr fit _balance_batch _compute_old_log_prob _compute_ref_log_prob
+        _compute_values _compute_advantage _update_critic _update_actor _compute_metrics _build_replay_buffer _fetch_one_gen_batch
+        _step_once _save_checkpoint _load_checkpoint""",
+    ),
+    trainer.PPOTrainerTreeSync: ("PPOTrainer", "prepare_step"),
+    prompt_forests.TreeAgentLoopWorker: (
+        "AgentLoopWorkerTQ",
+        "_run_prompt _agent_loop_postprocess _compute_multi_modal_inputs",
+    ),
+    tree_router.TreeRouter: ("GlobalRequestLoadBalancer", "acquire_server clear_sticky_cache"),
 }
-"""Hooks of verl that we replace, with all their parameters: renamed there, ours would silently never run."""
+"""Hooks of verl that we replace, with the class that has them: renamed there, ours would silently never run."""
 
 ATTRIBUTES: dict[str, str] = {
     "FSDPEngineWithLMHead": """
@@ -149,3 +117,15 @@ ATTRIBUTES: dict[str, str] = {
 
 def names_of(table: str) -> list[str]:
     return [line.strip() for line in table.splitlines() if line.strip()]
+
+
+def parameters(function: Any) -> list[str]:
+    # Ray adds a tracing parameter to the methods of an actor class.
+    names = inspect.signature(function).parameters
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_ray")]
+
+
+def overridden() -> list[str]:
+    """The hooks with the parameters of ours, which must be verl's."""
+    hooks = ((ours, owner, name) for ours, (owner, names) in OVERRIDDEN.items() for name in names.split())
+    return [f"{owner}.{name}({', '.join(parameters(getattr(ours, name)))})" for ours, owner, name in hooks]
