@@ -1,10 +1,8 @@
 """What verl receives of a session, how the agents' options are read, and which sessions share a gateway."""
 
 import asyncio
-import json
 from collections import Counter, defaultdict
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +19,6 @@ from tree_rl.verl_plugin.agent_loops import prompt_forests
 from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import TreeToolAgentLoop, as_gateway_agent
-from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
 
 
 def call(
@@ -114,7 +111,6 @@ def test_options_of_the_config_and_of_the_sample_become_those_of_react() -> None
         ({"turns": 3}, r"rollout\.custom\.tree_agent\.turns: no such option"),
         ({"environment": "Nowhere"}, "or a class as package.module.Class"),
         ({"parallel_tools": "many"}, r"rollout\.custom\.tree_agent\.parallel_tools='many'"),
-        ({"max_turns": 0}, "max_turns=0"),
     ],
 )
 def test_bad_options_are_refused_by_key(given: dict, message: str) -> None:
@@ -137,24 +133,6 @@ async def test_sessions_with_other_options_get_a_gateway_of_their_own() -> None:
         assert first is same and len({id(one) for one in (first, other, of_another_client)}) == 3
         assert (first.options, other.options) == (short, long)
     assert not gateways._lent
-
-
-def test_dumped_rows_are_read_by_inspect(tmp_path: Path) -> None:
-    from tree_rl.inspection.row_file import read_row_file
-
-    rows = [
-        FinishedRow(
-            uid="u", session=session, index=0, step=7, reward=1.0,
-            prompt_ids=(1, 2), response_ids=(3, session), response_mask=(1, 0),
-        )
-        for session in (4, 5)
-    ]  # fmt: skip
-    path = append_tree(tmp_path / "trees", "train", rows)
-    assert path.name.startswith("train-step000007-")
-    assert [json.loads(line)["session"] for line in path.read_text().splitlines()] == [4, 5]
-    read = read_row_file(path)
-    assert [row.token_ids.tolist() for row in read] == [[1, 2, 3, 4], [1, 2, 3, 5]]
-    assert {row.group for row in read} == {"u"} and rows[0].key == "u_4_0"
 
 
 def test_a_teacher_reads_every_row_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,8 @@ class Client:
     """verl's client of a server in this process."""
 
     def __init__(self, model: HFModelConfig) -> None:
-        rollout = RolloutConfig(
-            name="hf", tensor_model_parallel_size=1, prompt_length=64, response_length=64, dtype="float32"
-        )
+        sizes = {"tensor_model_parallel_size": 1, "prompt_length": 64, "response_length": 64}
+        rollout = RolloutConfig(name="hf", **sizes, dtype="float32")
         self.server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
 
     async def generate(self, request_id: str, **request: Any) -> Any:
@@ -86,7 +85,7 @@ def stored(model: HFModelConfig, output: AgentLoopOutput) -> tuple[torch.Tensor,
     return ids, positions[0], inputs
 
 
-def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> None:
+def test_rows_of_a_window_have_the_trainers_log_probs_and_share_screens(model: HFModelConfig) -> None:
     sessions = play(model, Client(model), 1, 1, 2)
     rows = [row for session in sessions for row in session]
     for session in sessions:
@@ -111,22 +110,13 @@ def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> N
             assert not mask or abs(float(log_probs[first + place - 1]) - recorded) < 2e-5
             compared += mask
     assert compared >= 3 * CLICKS
-
-
-def test_the_trainers_trees_share_the_screens_that_sessions_have_in_common(model: HFModelConfig) -> None:
-    client = Client(model)
-    for seed, shared in ((1, True), (2, False)):
-        prompts = []
-        for session in play(model, client, 1, seed):
-            for row in session:
-                stored(model, row)
-                assert len(row.extra_fields[IMAGE_SPANS]) == len(row.multi_modal_data["images"])
-            # What follows the first prompt is sampled: how much of it two sessions share is chance.
-            first = session[0]
-            row_tokens = torch.tensor(first.prompt_ids + first.response_ids).numpy()
-            prompts.append(with_image_keys(row_tokens, first.extra_fields[IMAGE_SPANS])[: len(first.prompt_ids)])
-        assert len(prompts[0]) == len(prompts[1])
-        assert (Forest.from_rows(prompts).num_unique == len(prompts[0])) == shared
+    # The trainer's trees share the screens that sessions have in common. What follows the first prompt is sampled.
+    assert all(len(row.extra_fields[IMAGE_SPANS]) == len(row.multi_modal_data["images"]) for row in rows)
+    first_rows = [(session[0], torch.tensor(session[0].prompt_ids + session[0].response_ids)) for session in sessions]
+    keyed = [with_image_keys(ids.numpy(), row.extra_fields[IMAGE_SPANS]) for row, ids in first_rows]
+    prompts = [ids[: len(row.prompt_ids)] for ids, (row, _) in zip(keyed, first_rows, strict=True)]
+    assert len(prompts[0]) == len(prompts[1]) == len(prompts[2])
+    assert Forest.from_rows(prompts[:2]).num_unique == len(prompts[0]) < Forest.from_rows(prompts[1:]).num_unique
 
 
 def test_images_are_numbered_by_content(model: HFModelConfig) -> None:

@@ -81,8 +81,8 @@ OVERRIDDEN: dict[type, tuple[str, str]] = {
     trainer_mixin.TreeTrainerMixin: (
         "PPOTrainer",
         """__init__ _init_resource_pool_mgr fit _balance_batch _compute_old_log_prob _compute_ref_log_prob
-        _compute_values _compute_advantage _update_critic _update_actor _compute_metrics _build_replay_buffer _fetch_one_gen_batch
-        _step_once _save_checkpoint _load_checkpoint""",
+        _compute_values _compute_advantage _update_critic _update_actor _compute_metrics _build_replay_buffer
+        _fetch_one_gen_batch _step_once _save_checkpoint _load_checkpoint""",
     ),
     trainer.PPOTrainerTreeSync: ("PPOTrainer", "prepare_step"),
     prompt_forests.TreeAgentLoopWorker: (
