@@ -89,15 +89,6 @@ def test_what_verl_cannot_shard(models: dict[bool, Path], tmp_path: Path, adapte
         build_engine(models[tied], tree=TreeConfig(mode="tree"), model=model)
 
 
-def test_the_option_without_an_adapter_on_disk(models: dict[bool, Path]) -> None:
-    model = {"lora_rank": 4, "target_modules": ["q_proj", "embed_tokens"]}
-    assert build_engine(models[True], tree=TreeConfig(mode="tree"), model=model)
-    with pytest.raises(UnsupportedFeatureError, match=r"set model\.exclude_modules="):
-        build_engine(models[False], tree=TreeConfig(mode="tree"), model=model)
-    left_out = model | {"exclude_modules": ".*(embed_tokens|lm_head)"}
-    assert build_engine(models[False], tree=TreeConfig(mode="tree"), model=left_out)
-
-
 def test_gemma_3n_whose_layers_have_widths_of_their_own(tmp_path: Path) -> None:
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": [40, 48] * 5, "num_hidden_layers": 10}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7}

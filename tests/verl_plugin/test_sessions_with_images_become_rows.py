@@ -1,5 +1,5 @@
 """Sessions with a window of screenshots: one row per window with the images it saw, and the log-probs that the
-trainer's engine computes from verl's inputs of the row."""
+trainer's engine computes from verl's inputs of the row. Its trees merge rows only where their images are the same."""
 
 import asyncio
 import sys
@@ -7,11 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_harness import Row, build_engine, nested, ppo_batch
 from equivalence import infer
+from image_rows import IMAGE_TOKEN, Picture, PictureRow, text
+from image_rows import row as picture_row
+from local_trainer import LocalQueue
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -19,11 +24,12 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
-from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
+from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, spans_of_images, with_image_keys
 from tree_rl.verl_plugin.agent_loops.prompt_forests import TreeAgentLoopWorker
 from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 from gui_window.agent import CLICKS
@@ -132,3 +138,32 @@ def test_images_are_numbered_by_content(model: HFModelConfig) -> None:
     assert images.split(images.encode("text", [])) == (images.encode("text", []), [])
     with pytest.raises(ValueError, match=r"has 0 image tokens, but its 1 images need 4"):
         images.encode("no place", [screens[0]])
+
+
+def spans(one: PictureRow, **changes: Any) -> list[tuple[int, int, int]]:
+    inputs = {"pixel_values": one.pixel_values, "image_grid_thw": one.grid_thw, **changes}
+    return spans_of_images(one.tokens, inputs, image_token=IMAGE_TOKEN, merge_size=2)
+
+
+def test_spans_name_the_content_of_images() -> None:
+    first, wide, tall = Picture(seed=1), Picture(seed=4, width=8), Picture(seed=4, height=8)
+    one = picture_row(text(1, 3), first, text(2, 2), wide, first)
+    (a, b, c) = spans(one)
+    assert [(span[0], span[1]) for span in (a, b, c)] == [(3, 7), (9, 17), (17, 21)]
+    assert a[2] == c[2] != b[2]
+    assert spans(picture_row(text(1, 3), wide))[0][2] != spans(picture_row(text(1, 3), tall))[0][2]
+    assert spans(picture_row(text(1, 3))) == []
+    assert spans(one, pixel_values=None) == []
+    assert spans(picture_row(text(1, 3), [IMAGE_TOKEN], first)) == []
+
+
+def test_the_trainer_reads_rows_with_the_keys_of_their_images(queue: LocalQueue) -> None:
+    rows = [picture_row(text(1, 3), Picture(seed=seed), text(2, 2)) for seed in (1, 2, 1)]
+    keys = [f"u_{number}_0" for number in range(3)]
+    fields = TensorDict({"input_ids": nested([torch.tensor(one.tokens) for one in rows])}, batch_size=3)
+    tags: list[dict[str, Any]] = [{IMAGE_SPANS: spans(one)} for one in rows]
+    found = fetch_row_tokens(queue.kv_batch_put(keys, "train", fields, tags))
+    assert Forest.from_rows([found[key] for key in keys]).num_unique == 9 + 6
+    of_text = fetch_row_tokens(queue.kv_batch_put(keys, "train", fields, [{IMAGE_SPANS: ()}] * 3))
+    assert Forest.from_rows([of_text[key] for key in keys]).num_unique == 9
+    assert np.array_equal(with_image_keys(of_text[keys[0]], ()), rows[0].tokens)

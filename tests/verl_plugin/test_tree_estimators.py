@@ -148,21 +148,6 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
             )
 
 
-def test_each_branching_segment_has_its_own_advantage() -> None:
-    """Rows whose prompt is their first token; a session's reward is that of its last one."""
-    ids = [np.array(row) for row in ([1, 2, 2, 3], [1, 2, 2, 4, 4], [1, 5], [1, 2])]
-    mask = torch.tensor([[1, 0, 1, 0], [1, 0, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0]])
-    scores = torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0]])
-    tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
-    data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array([*"uuuw"], dtype=object)})
-    data = advantages_of("tree_loo", data, ["u_0_0", "u_1_0", "u_2_0", "w_0_0"], ids, np.array([3, 4, 1, 1]))
-    # Group u. The first 2 is shared by sessions 0 and 1: 0.5 - 0. Behind the fork: +1 and -1. Session 2: 0 - 0.5.
-    # The second 2 is an observation. Group w has one session: its outcome, as in verl's rloo.
-    expected = torch.tensor([[0.5, 0, 1, 0], [0.5, 0, -1, -1], [-0.5, 0, 0, 0], [3, 0, 0, 0]])
-    torch.testing.assert_close(data.batch["advantages"], expected)
-    assert torch.equal(data.batch["returns"], data.batch["advantages"])
-
-
 def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
     results = []
     for times in ([1] * 6, COPIES):
