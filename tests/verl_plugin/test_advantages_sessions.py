@@ -13,11 +13,6 @@ ESTIMATORS = [member.value for member in AdvantageEstimator]
 COPIES = [3, 1, 2, 1, 1, 4]
 
 
-def test_every_registered_estimator_is_covered() -> None:
-    assert {member.value for member in AdvantageEstimator} <= set(ADV_ESTIMATOR_REGISTRY)
-    assert len(ESTIMATORS) == 14
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_one_row_per_session_is_verl_bit_for_bit(name: str) -> None:
     ours, our_returns = estimate(name, make_batch([1] * 6))

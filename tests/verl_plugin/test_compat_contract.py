@@ -99,11 +99,6 @@ def test_registries_hold_what_we_registered() -> None:
     assert {compat.AggregationType.SUM, compat.AggregationType.MAX} <= set(compat.AggregationType)
 
 
-def test_a_batch_says_what_we_read_of_it() -> None:
-    fields = inspect.signature(compat.KVBatchMeta).parameters
-    assert {"keys", "tags", "partition_id", "extra_info"} <= set(fields)
-
-
 def test_the_name_hf_resolves_on_both_sides() -> None:
     get_rollout_class = import_module("verl.workers.rollout.base").get_rollout_class
     get_replica_class = import_module("verl.workers.rollout.replica").get_rollout_replica_class

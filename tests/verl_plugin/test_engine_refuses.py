@@ -100,13 +100,10 @@ def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
     refused(engine, data, r"row 1 \(uid b\): has position_ids that do not begin at 0.* absolute \(got 2\)")
 
 
-def test_what_trees_do_not_run(engine: Any) -> None:
+def test_a_batch_that_asks_for_routes(engine: Any) -> None:
     data = batch()
     tu.assign_non_tensor(data, enable_routing_replay=True)
     refused(engine, data, "enable_routing_replay", UnsupportedFeatureError)
-    data = batch()
-    tu.assign_non_tensor_stack(data, "multi_modal_inputs", [{}, {"pixel_values": 1}])
-    refused(engine, data, "row 1 carries multimodal inputs", UnsupportedFeatureError)
 
 
 def test_fsdp1_is_refused_with_the_key_to_change() -> None:

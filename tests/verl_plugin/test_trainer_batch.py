@@ -13,7 +13,7 @@ from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, first_batch, staleness_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, staleness_metrics
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -254,10 +254,3 @@ def test_one_line_explains_a_step() -> None:
     assert explained_layout(whole, ranks=1, sharing=1) == (
         "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
     )
-
-
-def test_the_first_batch_is_told_about_once_it_has_trained() -> None:
-    told = first_batch({"tree/por": 0.861, "tree/token_bound": 7.19, "tree/self_check_error": 1.9e-6})
-    assert told.startswith("first batch: POR 0.86, updates at most 7.2 times as fast by tokens; ")
-    assert "differ by 1.9e-06 at most (normal: below 1e-5 in float32, 0.03 in bf16; a mean above 1e-04 or 5e-02" in told
-    assert first_batch({"tree/por": 0.0, "tree/token_bound": 1.0}).endswith("self-check: nothing was compared")
