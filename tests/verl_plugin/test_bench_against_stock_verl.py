@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,9 @@ def test_rows_reach_the_engine_with_their_masks_and_advantages() -> None:
 def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], expected: str) -> None:
     result = CliRunner().invoke(app, [*TINY, *arguments])
     assert result.exit_code == 2 and expected in result.output, result.output
+
+
+def test_without_verl_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tree_rl.extras.find_spec", lambda name: None if name == "verl" else find_spec(name))
+    result = CliRunner().invoke(app, TINY)
+    assert result.exit_code == 2 and "--against verl needs verl, which is not installed" in result.output

@@ -13,7 +13,7 @@ from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, staleness_metrics
+from tree_rl.verl_plugin.trainer.step_metrics import explained_layout, put_tree_metrics_last, staleness_metrics
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -254,3 +254,9 @@ def test_one_line_explains_a_step() -> None:
     assert explained_layout(whole, ranks=1, sharing=1) == (
         "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
     )
+
+
+def test_tree_metrics_stand_behind_verls() -> None:
+    metrics = {"tree/por": 0.5, "actor/loss": 0.1, "tree/depth": 9.0, "timing_s/step": 2.0}
+    put_tree_metrics_last(metrics)
+    assert list(metrics) == ["actor/loss", "timing_s/step", "tree/por", "tree/depth"]
