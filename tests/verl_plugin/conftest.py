@@ -27,15 +27,26 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 on disk."""
     from engine_harness import save_model, tiny_qwen3
 
     return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
 
 
 @pytest.fixture(scope="module")
+def word_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Qwen3 of 64 words."""
+    from engine_harness import save_model, tiny_qwen3
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(vocab_size=64, eos_token_id=1))
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t0").save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def stock(model_path: Path) -> Any:
-    """Stock verl's engine on it."""
     from engine_harness import build_engine
 
     return build_engine(model_path, tree=None)

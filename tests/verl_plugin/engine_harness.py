@@ -60,6 +60,11 @@ def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> 
     return path
 
 
+def model_config(path: Path, model_type: str, attention: str = "sdpa", **options: Any) -> HFModelConfig:
+    files = {"path": str(path), "load_tokenizer": False, "override_config": {"attn_implementation": attention}}
+    return HFModelConfig(**files, model_type=model_type, **{"enable_gradient_checkpointing": False, **options})
+
+
 def build_engine(
     path: Path,
     *,
@@ -78,15 +83,8 @@ def build_engine(
     settings = {"mixed_precision": FLOAT32, "model_dtype": "fp32", "use_torch_compile": False, **(engine or {})}
     shared = dict(strategy="fsdp2", **settings)
     config = FSDPEngineConfig(**shared) if tree is None else TreeFSDPEngineConfig(**shared, tree=tree)
-    model_config = HFModelConfig(
-        path=str(path),
-        load_tokenizer=False,
-        model_type="value_model" if value else "language_model",
-        override_config={"attn_implementation": attention},
-        **{"enable_gradient_checkpointing": False, **(model or {})},
-    )
     built = (stock_class if tree is None else tree_class)(
-        model_config=model_config,
+        model_config=model_config(path, "value_model" if value else "language_model", attention, **(model or {})),
         engine_config=config,
         optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10, **(optimizer or {})}),
         checkpoint_config=CheckpointConfig(),
@@ -119,7 +117,7 @@ def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **fl
             [torch.tensor(generator.normal(shift, scale, len(row.mask)), dtype=torch.float32) for row in rows]
         )
 
-    data = tu.get_tensordict(
+    return tu.get_tensordict(
         {
             "input_ids": nested(ids),
             "position_ids": nested([torch.arange(len(row.tokens)) for row in rows]),
@@ -148,16 +146,20 @@ def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **fl
             **flags,
         },
     )
+
+
+def with_whole_masks(data: TensorDict) -> TensorDict:
+    """The rows as verl's SFT loss reads them: a mask over the whole row."""
+    pairs = zip(data["input_ids"].unbind(), data["loss_mask"].unbind(), strict=True)
+    data["loss_mask"] = nested([torch.cat([mask.new_zeros(len(ids) - len(mask)), mask]) for ids, mask in pairs])
     return data
 
 
 def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """verl's jagged layout."""
     return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
 
 def gradients(engine: Any) -> dict[str, torch.Tensor]:
-    """Full gradients by parameter name."""
     full = {}
     for name, parameter in engine.module.named_parameters():
         if parameter.grad is not None:

@@ -13,6 +13,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss, value_loss
 from verl.workers.utils.padding import response_from_nested
 
+from tree_rl.models.edge_head import EdgeHead
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 
 FLAGS = {"calculate_entropy": True, "return_model_output": True}
@@ -30,24 +31,19 @@ LOG_PROB_TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4
 
 
-def actor_loss(loss_mode: str, agg_mode: str, *, kl: bool = True, entropy: float = 0.01) -> Any:
-    """verl's loss with entropy and KL terms on."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=agg_mode,
-        loss_scale_factor=17 if agg_mode == "seq-mean-token-sum-norm" else None,
-        entropy_coeff=entropy,
-        use_kl_loss=kl,
-        kl_loss_coef=0.1,
-        policy_loss=PolicyLossConfig(loss_mode=loss_mode, dro_beta=0.5),
-    )
-    return partial(ppo_loss, config=config)
+def actor_loss(
+    loss_mode: str, agg_mode: str, *, kl: bool = True, policy: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """verl's loss with entropy and KL terms on; options of `policy_loss` and of the actor win."""
+    usual = {"strategy": "fsdp2", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, "loss_agg_mode": agg_mode}
+    usual |= {"entropy_coeff": 0.01, "use_kl_loss": kl, "kl_loss_coef": 0.1}
+    if agg_mode == "seq-mean-token-sum-norm":
+        usual["loss_scale_factor"] = 17
+    policy_loss = PolicyLossConfig(**{"loss_mode": loss_mode, "dro_beta": 0.5, **(policy or {})})
+    return partial(ppo_loss, config=FSDPActorConfig(**{**usual, "policy_loss": policy_loss, **options}))
 
 
 def critic_loss(agg_mode: str = "token-mean", **options: Any) -> Any:
-    """verl's loss of values."""
     shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
     return partial(value_loss, config=FSDPCriticConfig(**shared, loss_agg_mode=agg_mode, **options))
 
@@ -75,7 +71,6 @@ def assert_equal_runs(stock: dict[str, Any], tree: dict[str, Any], wanted: torch
 
 
 def assert_equal_gradients(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:
-    """Every parameter's gradient within the tolerances of the design, relative norm."""
     assert expected.keys() == got.keys()
     largest = max(gradient.norm() for gradient in expected.values())
     for name, reference in expected.items():
@@ -115,16 +110,28 @@ def everywhere(rows: list[Row]) -> torch.Tensor:
     return torch.ones(sum(len(row.tokens) for row in rows), dtype=torch.bool)
 
 
-def infer(engine: Any, rows: list[Row], **flags: Any) -> dict[str, torch.Tensor]:
-    """The pass: log-probs and entropies of all rows, nested."""
+def infer(engine: Any, data: TensorDict) -> dict[str, torch.Tensor]:
     with engine.eval_mode(disable_auto_offload=True):
-        found = engine.infer_batch(ppo_batch(rows, calculate_entropy=True, **flags))["model_output"]
-    return {name: values.cpu() for name, values in found.items()}
+        return {name: values.cpu() for name, values in engine.infer_batch(data)["model_output"].items()}
+
+
+def answers_of_heads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the types with which heads answer from here on."""
+    answers: list[str] = []
+    forward = EdgeHead.forward
+
+    def watching(head: EdgeHead, hidden: torch.Tensor) -> Any:
+        answer = forward(head, hidden)
+        answers.append(type(answer).__name__)
+        return answer
+
+    monkeypatch.setattr(EdgeHead, "forward", watching)
+    return answers
 
 
 def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
     data = ppo_batch(rows, **flags)
-    data["old_log_probs"] = response_from_nested(infer(engine, rows)["log_probs"], data["response_mask"])
+    data["old_log_probs"] = response_from_nested(infer(engine, ppo_batch(rows))["log_probs"], data["response_mask"])
     return run(engine, data, loss)
 
 

@@ -1,11 +1,14 @@
 """Rows whose shapes each broke some tree trainer: the "known traps", as PPO rows with a prompt and a response mask."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
-from engine_harness import VOCAB, Row
+from engine_harness import VOCAB, Row, ppo_batch
+from tensordict import TensorDict
 
 
 def tokens(seed: int, length: int) -> list[int]:
-    """Random token ids."""
     return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
 
 
@@ -15,7 +18,6 @@ def row(ids: list[int], *, prompt: int = 2, mask: list[int] | None = None, **fie
 
 
 def shapes() -> dict[str, list[Row]]:
-    """Name -> rows of one batch."""
     trunk = tokens(1, 12)
     deep = tokens(2, 65)
     return {
@@ -49,3 +51,17 @@ def shapes() -> dict[str, list[Row]]:
 
 
 SHAPES = shapes()
+WHOLE = (
+    *("branches", "comb", "identical", "strict_prefix", "masks_differ_on_shared_prefix", "one_row_untrained"),
+    *("no_common_root", "temperatures_differ", "prompts_of_different_length", "single_response_token"),
+)
+
+
+def whole_rows() -> list[Row]:
+    """Hostile groups in one batch."""
+    return [replace(one, uid=name) for name in WHOLE for one in SHAPES[name]]
+
+
+def whole_batch(**flags: Any) -> TensorDict:
+    rows = whole_rows()
+    return ppo_batch(rows, calculate_entropy=True, global_batch_size=len(rows), **flags)

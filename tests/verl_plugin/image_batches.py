@@ -1,12 +1,23 @@
 """Rows with images as verl's agent loops hand them to its engines."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from engine_harness import Row, ppo_batch
+from engine_harness import Row, nested, ppo_batch
 from image_rows import IMAGE_TOKEN, PictureRow, positions
 from tensordict import TensorDict
+from transformers import AutoModelForImageTextToText
 from verl.utils import tensordict_utils as tu
+
+from tree_rl.models.own_forwards import restore_own_forwards
+
+
+def reading_model(path: str | Path) -> Any:
+    """The model as transformers runs it, whatever an engine of this process has replaced."""
+    model = AutoModelForImageTextToText.from_pretrained(path)
+    restore_own_forwards(model)
+    return model
 
 
 def as_rows(rows: list[PictureRow]) -> list[Row]:
@@ -25,7 +36,7 @@ def as_rows(rows: list[PictureRow]) -> list[Row]:
 def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorDict:
     """Add `multi_modal_inputs` and positions with four axes; `model` computes them."""
     axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
-    data["position_ids"] = torch.nested.as_nested_tensor([axis.contiguous() for axis in axes], layout=torch.jagged)
+    data["position_ids"] = nested([axis.contiguous() for axis in axes])
     inputs = [
         {
             "pixel_values": one.pixel_values,
@@ -41,5 +52,4 @@ def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorD
 
 
 def picture_batch(model: Any, rows: list[PictureRow], **flags: Any) -> TensorDict:
-    """Rows as verl's workers receive them for `update_actor`."""
     return with_images(model, rows, ppo_batch(as_rows(rows), **flags))

@@ -1,7 +1,7 @@
 """The trainer without Ray: a queue of rows in this process, rows of sessions in it, and a worker as verl builds it."""
 
 import os
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,25 +10,19 @@ import numpy as np
 import pytest
 import torch
 import verl.trainer.ppo.padding_utils as padding_utils
-from engine_harness import FLOAT32, join_process_group, nested
-from equivalence import critic_loss
+
+# verl's trainer loads the plugin, and with it the modules below.
+import verl.trainer.ppo.v1.trainer_base as trainer_base
+from engine_harness import FLOAT32, join_process_group, model_config, nested
+from equivalence import actor_loss, critic_loss
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
-
-# verl's trainer loads the plugin, and with it the modules below.
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    TrainingWorkerConfig,
-)
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
 
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
@@ -81,7 +75,7 @@ def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
     local = LocalQueue()
-    for module in (trainer_mixin, queue_rows, padding_utils):
+    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base):
         monkeypatch.setattr(module, "tq", local)
     return local
 
@@ -121,14 +115,8 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
                 )
                 tags.append({"seq_len": 6 + len(response), "status": "success"})
     order = generator.permutation(len(keys))
-    queue.kv_batch_put(
-        [keys[i] for i in order],
-        "train",
-        fields=list_of_dict_to_tensordict([rows[i] for i in order]),
-        tags=[tags[i] for i in order],
-    )
-    picked = [keys[i] for i in order]
-    return KVBatchMeta(keys=picked, tags=[queue.tags[key] for key in picked], partition_id="train")
+    keys, rows, tags = ([column[i] for i in order] for column in (keys, rows, tags))
+    return queue.kv_batch_put(keys, "train", fields=list_of_dict_to_tensordict(rows), tags=tags)
 
 
 def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
@@ -177,14 +165,7 @@ def build_worker(
     os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
     config = TrainingWorkerConfig(
         model_type=model_type,
-        model_config=HFModelConfig(
-            path=str(path),
-            load_tokenizer=False,
-            model_type=hf_model_type or model_type,
-            override_config={"attn_implementation": "sdpa"},
-            enable_gradient_checkpointing=False,
-            **(model or {}),
-        ),
+        model_config=model_config(path, hf_model_type or model_type, **(model or {})),
         engine_config=TreeFSDPEngineConfig(
             use_torch_compile=False,
             mixed_precision=FLOAT32,
@@ -198,8 +179,7 @@ def build_worker(
     )
     worker = TreeTrainingWorker(config)
     worker.reset()
-    sizes = {"ppo_micro_batch_size_per_gpu": 1, "rollout_n": 1, "ppo_mini_batch_size": 2, "use_dynamic_bsz": True}
-    actor = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp2", **sizes))
+    actor = actor_loss("vanilla", "token-mean", kl=False, entropy_coeff=0)
     worker.set_loss_fn(critic_loss() if "value" in model_type else actor)
     return worker
 
@@ -256,10 +236,6 @@ def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
     )
 
 
-def parameters(worker: Any) -> dict[str, torch.Tensor]:
-    return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
-
-
 SEPARATE = [
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
@@ -272,20 +248,16 @@ SEPARATE = [
 
 @cache
 def stock_config() -> DictConfig:
+    """verl's whole config; overrides may add keys."""
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
-
-
-ONE_GPU = "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+        config = compose("ppo_trainer", ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"])
+    OmegaConf.set_struct(config, False)
+    return config
 
 
 def config_of_mode(mode: str, *overrides: str) -> DictConfig:
-    given = [
-        f"trainer.v1.trainer_mode={mode}",
-        ONE_GPU,
-        *(SEPARATE if mode == "tree_separate_async" else []),
-        *overrides,
-    ]
+    given = [f"trainer.v1.trainer_mode={mode}", "actor_rollout_ref.rollout.tensor_model_parallel_size=1"]
+    given += [*(SEPARATE if mode == "tree_separate_async" else []), *overrides]
     return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist(given))
 
 

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import layouts_of_four_ranks
 import numpy as np
+import rank_engines
 import torch
-from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
 from equivalence import (
     AGG_MODES,
     ALONE,
@@ -35,8 +35,9 @@ from equivalence import (
     actor_loss,
     assert_equal_gradients,
     critic_loss,
+    run,
 )
-from rank_engines import empty_batch, join, update
+from rank_engines import empty_batch, join
 from rank_processes import free_port, start_ranks
 from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
@@ -68,7 +69,7 @@ WITH_CRITIC = (*WITH_LORA, "mistral, windows", "qwen3-moe")
 WITH_ROUTES = ("qwen3-moe", "gpt-oss, sinks")
 REPLAY = {"router_replay": EngineRouterReplayConfig(mode="R3")}
 VALUE, SFT = "value", "sft"
-LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, **layouts_of_four_ranks.LAYOUTS}
+LAYOUTS: dict[str, dict[str, int]] = {"dp": {}, **rank_engines.LAYOUTS}
 ROUNDINGS = 8
 """Draws of weights that an update which differs is held against."""
 Found = tuple[float, dict[str, torch.Tensor]]
@@ -93,22 +94,20 @@ class Update:
     """Tokens of a micro-batch of trees."""
 
     def batch(self, **flags: Any) -> TensorDict:
-        """As verl's workers receive it."""
         shared = {"calculate_entropy": self.loss[0] != VALUE, "global_batch_size": len(self.rows)}
         data = ppo_batch(self.rows, seed=self.seed, **shared, **flags)
         if self.routes is not None:
             data["routed_experts"] = nested([torch.from_numpy(routes_TLK) for routes_TLK in self.routes])
-        return layouts_of_four_ranks.with_whole_masks(data) if self.loss[0] == SFT else data
+        return with_whole_masks(data) if self.loss[0] == SFT else data
 
     def on(self, engine: Any, data: TensorDict) -> Found:
-        """Train it."""
         name, aggregation = self.loss
         if name == VALUE:
             loss = critic_loss(aggregation, loss_scale_factor=17 if aggregation == "seq-mean-token-sum-norm" else None)
         else:
             loss = partial(sft_loss, config=None) if name == SFT else actor_loss(name, aggregation, **self.terms)
-        found = update(engine, data, loss)
-        return sum(found["output"]["loss"]), found["gradients"]
+        found = run(engine, data, loss)
+        return sum(found["loss"]), found["gradients"]
 
     def alone(self, stock: Any) -> Found:
         """Train every row alone, by the routes that trees are given."""
@@ -134,7 +133,6 @@ class Setup:
     updates: list[Update]
 
     def path(self, folder: Path) -> Path:
-        """The model's folder, written on the first call."""
         path = folder / (f"critic, {self.name}" if self.critic else self.name)
         if not path.exists():
             save = save_hybrid if self.name in GATED_DELTA_NET else partial(save_model, value=self.critic)
@@ -142,7 +140,6 @@ class Setup:
         return path
 
     def trees(self, folder: Path) -> Any:
-        """The tree engine on these ranks."""
         more = LAYOUTS[self.layout] | (REPLAY if self.routed else {})
         return self._build(folder, TreeConfig(**self.tree), self.model, self.engine | more)
 
@@ -204,13 +201,12 @@ def draw_update(rng: np.random.Generator, *, critic: bool, routed: bool) -> Upda
         seed=int(rng.integers(1_000_000)),
         routes=recorded_routes(rows, seed=int(rng.integers(1000))) if routed else None,
         loss=(str(rng.choice(names)), str(rng.choice(AGG_MODES))),
-        terms={"kl": bool(rng.integers(2)), "entropy": float(rng.choice([0.0, 0.01]))},
+        terms={"kl": bool(rng.integers(2)), "entropy_coeff": float(rng.choice([0.0, 0.01]))},
         budget=int(rng.choice([100_000, max(longest, rng.integers(20, 120))])),
     )
 
 
 def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
-    """Any model with any options."""
     name = str(rng.choice([name for name in MODELS if ranks > 1 or name not in GATED_DELTA_NET]))
     critic = name in WITH_CRITIC and rng.random() < 0.25
     routed = name in WITH_ROUTES and not critic and rng.random() < 0.5
@@ -239,7 +235,6 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
 
 
 def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
-    """This rank's share of every update of every setup, on trees."""
     found = []
     for setup in setups:
         engine = setup.trees(folder)
@@ -256,7 +251,6 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
 
 
 def rank_main(rank: int, world: int, folder: str, port: int) -> None:
-    """One of several ranks; writes what it has found."""
     join(rank, world, port)
     setups = torch.load(Path(folder) / "setups.pt", weights_only=False)
     torch.save(train_share(setups, Path(folder)), Path(folder) / f"rank_{rank}.pt")
@@ -294,10 +288,10 @@ def rounded_otherwise(engine: Any, train: Callable[[], Found]) -> list[Found]:
     """The same update on weights that moved by one unit in the last place, up or down; another draw each time."""
     weights = [getattr(weight, "_local_tensor", weight).detach() for weight in engine.module.parameters()]
     exact = [weight.clone() for weight in weights]
-    found = []
+    found, draw = [], torch.Generator().manual_seed(0)
     for _ in range(ROUNDINGS):
         for weight, was in zip(weights, exact, strict=True):
-            sign = torch.randint_like(was, 2).mul_(2).sub_(1)
+            sign = torch.randint(2, was.shape, generator=draw) * 2 - 1
             weight.copy_(was * (1 + torch.finfo(was.dtype).eps * sign))
         found.append(train())
     for weight, was in zip(weights, exact, strict=True):

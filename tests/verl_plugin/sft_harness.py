@@ -17,13 +17,11 @@ TOKEN_ROWS = [
 
 
 def sft_config(*overrides: str) -> DictConfig:
-    """Of tree SFT on a CPU."""
     with initialize_config_module("tree_rl.verl_plugin.config", version_base=None):
         return compose("tree_sft_trainer", overrides=[*CPU, *overrides])
 
 
 def write(path: Path, **columns: Any) -> Path:
-    """A parquet file."""
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     return path
 

@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[bool, dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Models with a tied and an untied embedding."""
     return {
         tied: save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(tie_word_embeddings=tied, attention_bias=True))
         for tied in (True, False)
@@ -88,15 +87,6 @@ def test_what_verl_cannot_shard(models: dict[bool, Path], tmp_path: Path, adapte
     model = with_adapter(models[tied], tmp_path, options)
     with pytest.raises(UnsupportedFeatureError, match=rf"{said}.*tie_word_embeddings={tied}\).*; (set|load)"):
         build_engine(models[tied], tree=TreeConfig(mode="tree"), model=model)
-
-
-def test_the_option_without_an_adapter_on_disk(models: dict[bool, Path]) -> None:
-    model = {"lora_rank": 4, "target_modules": ["q_proj", "embed_tokens"]}
-    assert build_engine(models[True], tree=TreeConfig(mode="tree"), model=model)
-    with pytest.raises(UnsupportedFeatureError, match=r"set model\.exclude_modules="):
-        build_engine(models[False], tree=TreeConfig(mode="tree"), model=model)
-    left_out = model | {"exclude_modules": ".*(embed_tokens|lm_head)"}
-    assert build_engine(models[False], tree=TreeConfig(mode="tree"), model=left_out)
 
 
 def test_gemma_3n_whose_layers_have_widths_of_their_own(tmp_path: Path) -> None:

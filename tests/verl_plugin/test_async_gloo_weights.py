@@ -2,8 +2,8 @@
 
 import asyncio
 import pickle
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,9 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def together(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Run the calls at once, as verl does in its processes, and return what they return."""
-    results: list[Any] = [None] * len(calls)
-
-    def run(index: int) -> None:
-        results[index] = calls[index]()
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a process of the synchronisation waits for ever"
-    return results
+    """Run the calls at once, as verl does in its processes; none waits for ever."""
+    pool = ThreadPoolExecutor(len(calls))
+    return [future.result(60) for future in [pool.submit(call) for call in calls]]
 
 
 def synchronise(trainers: list[GlooCheckpointEngine], rollouts: list[GlooCheckpointEngine]) -> list[dict[str, Any]]:
@@ -57,8 +47,8 @@ def synchronise(trainers: list[GlooCheckpointEngine], rollouts: list[GlooCheckpo
     everyone = trainers + rollouts
     metadata = [engine.prepare() for engine in everyone]
     actor_arguments, rollout_arguments = GlooCheckpointEngine.build_topology(len(trainers), len(rollouts), metadata)
-    arguments = [{k: v[i] for k, v in actor_arguments.items()} for i in range(len(trainers))]
-    arguments += [{k: v[i] for k, v in rollout_arguments.items()} for i in range(len(rollouts))]
+    given = ((actor_arguments, trainers), (rollout_arguments, rollouts))
+    arguments = [{k: v[i] for k, v in of_all.items()} for of_all, engines in given for i in range(len(engines))]
     together([lambda e=e, a=a: e.init_process_group(**a) for e, a in zip(everyone, arguments, strict=True)])
     consumed: list[int] = []
 

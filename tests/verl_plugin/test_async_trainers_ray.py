@@ -13,7 +13,22 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPTS, SESSIONS = 4, 3
 STEPS = 4
-SCORE = """
+ENVIRONMENT = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
+
+
+class EagerBuffer(ReplayBufferAsync):
+    def __init__(self, **settings):
+        super().__init__(poll_interval=0.05, **settings)
+
+
+class LengthEnvironment(ShellEnvironment):
+    def __init__(self):
+        super().__init__(SandboxOptions(unconfined=True))
+
     async def score(self, outcome):
         return float(len(outcome.answer) % 3)
 """
@@ -21,8 +36,13 @@ SCORE = """
 
 def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, float]]:
     """Run `main_ppo` on branching sessions and return the metrics of every step, each of so many updates."""
+    (tmp_path / "toy_environment.py").write_text(ENVIRONMENT)
+    prompts = toy_qwen.save_prompts(tmp_path / "prompts.parquet", toy_qwen.PROMPTS, agent_name="tree_tool_agent")
+    model, reward = toy_qwen.save_model(tmp_path / "model"), toy_qwen.save_reward(tmp_path / "reward.py")
     given = [
-        *toy_qwen.branching_overrides(tmp_path, "LengthEnvironment", SCORE),
+        *toy_qwen.ppo_overrides(model, prompts, reward, tmp_path / "out"),
+        toy_qwen.TREE_MANAGER,
+        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.LengthEnvironment",
         "algorithm.rollout_correction.rollout_is=token",
         f"trainer.total_training_steps={STEPS}",
         "trainer.total_epochs=100",

@@ -5,7 +5,6 @@ row also on a token that rows share.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine, nested, ppo_batch
-from equivalence import ALONE, FLAGS, assert_equal_runs, run, wanted_positions
+from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, infer, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.workers.config import FSDPActorConfig
-from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -85,9 +81,7 @@ def tree_engines(model_path: Path) -> dict[str, Any]:
 def current_log_probs(stock: Any) -> list[torch.Tensor]:
     """The trainer's log-probs of every response token, by stock verl."""
     data = ppo_batch(ROWS)
-    with stock.eval_mode(disable_auto_offload=True):
-        output = stock.infer_batch(data)["model_output"]["log_probs"]
-    return list(response_from_nested(output, data["response_mask"]).unbind())
+    return list(response_from_nested(infer(stock, data)["log_probs"], data["response_mask"]).unbind())
 
 
 def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,10 +96,14 @@ def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:
     return drawn
 
 
+def settings_of(correction: Correction) -> RolloutCorrectionConfig:
+    return RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
+
+
 def corrected_batch(current: list[torch.Tensor], correction: Correction, **flags: Any) -> TensorDict:
     """The rows as verl's trainer hands them to `update_actor`: its own rollout correction, then columns per row."""
     data = ppo_batch(ROWS, **flags)
-    settings = RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
+    settings = settings_of(correction)
     drawn = nested(drawn_by_versions(current))
     if settings.bypass_mode:
         data["old_log_probs"] = drawn
@@ -124,18 +122,8 @@ def corrected_batch(current: list[torch.Tensor], correction: Correction, **flags
 
 
 def loss_of(correction: Correction) -> Any:
-    settings = RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=correction.agg_mode,
-        entropy_coeff=0.01,
-        use_kl_loss=True,
-        kl_loss_coef=0.1,
-        policy_loss=PolicyLossConfig(loss_mode=correction.loss_mode, rollout_correction=settings),
-    )
-    return partial(ppo_loss, config=config)
+    policy = {"rollout_correction": settings_of(correction)}
+    return actor_loss(correction.loss_mode, correction.agg_mode, policy=policy)
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)

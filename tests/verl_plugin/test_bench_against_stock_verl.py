@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_harness import nested
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.against_verl import verl_updates
@@ -65,10 +66,7 @@ def test_rows_reach_the_engine_with_their_masks_and_advantages() -> None:
     for each in (batch, untrained):
         data = rows_as_received(each, max_tokens=100)
         lengths = [len(row) for row in each.rows]
-        log_probs = torch.nested.as_nested_tensor(
-            [torch.arange(1.0, length + 1) for length in lengths], layout=torch.jagged
-        )
-        update = rows_to_update(data, each, log_probs)
+        update = rows_to_update(data, each, nested([torch.arange(1.0, length + 1) for length in lengths]))
         for index, (row, trained) in enumerate(zip(each.rows, each.trained, strict=True)):
             prompt, response = update["prompts"][index], update["responses"][index]
             assert torch.cat([prompt, response]).tolist() == row.tolist() and len(prompt) and len(response)

@@ -16,9 +16,7 @@ from transformers import CohereConfig, Gemma2Config, PretrainedConfig
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES: dict[str, Any] = sizes(vocab_size=VOCAB, max_position_embeddings=512, head_dim=None) | {
-    "tie_word_embeddings": False
-}
+SIZES = sizes(vocab_size=VOCAB, max_position_embeddings=512, head_dim=None) | {"tie_word_embeddings": False}
 MODELS: dict[str, PretrainedConfig] = {
     "cohere, logits times a factor": CohereConfig(**SIZES, logit_scale=0.25),
     "granite_4": RECURRENT["granite_4"],

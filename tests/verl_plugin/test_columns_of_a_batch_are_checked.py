@@ -5,13 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import ppo_batch
-from hostile_rows import row, tokens
-from layouts_of_four_ranks import whole_batch, whole_rows
-from tensordict import TensorDict
+from engine_harness import nested, ppo_batch
+from hostile_rows import row, tokens, whole_batch
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.cost.balance.batch import number_groups
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
@@ -57,22 +54,6 @@ def test_verls_least_temperature_holds() -> None:
     assert found.tolist() == np.array([LEAST_TEMPERATURE, 0.4, 1.0], dtype=np.float32).tolist()
 
 
-def batch_with_weights() -> TensorDict:
-    """Hostile groups, with the columns of weights that the trainer adds."""
-    data, rows = whole_batch(), whole_rows()
-    columns = path_weight_columns(
-        list(PATH_WEIGHT_COLUMNS),
-        number_groups([one.uid for one in rows]),
-        [np.array(one.tokens) for one in rows],
-        [np.array(one.mask) for one in rows],
-        session_of_row=np.arange(len(rows)),
-        custom=[np.ones(len(one.mask)) for one in rows],
-    )
-    for name, column in columns.items():
-        data[name] = column
-    return data
-
-
 @pytest.mark.parametrize(
     "weighting, wrong",
     [
@@ -81,20 +62,18 @@ def batch_with_weights() -> TensorDict:
     ],
 )
 def test_a_weight_that_is_none_names_its_row(weighting: str, wrong: float) -> None:
-    data = batch_with_weights()
-    column = PATH_WEIGHT_COLUMNS[weighting]
-    entries = [entry.clone() for entry in data[column].unbind()]
+    data, column = whole_batch(), PATH_WEIGHT_COLUMNS[weighting]
+    entries = [torch.ones(len(mask), dtype=torch.float64) for mask in data["loss_mask"].unbind()]
     entries[2][-1] = wrong
-    data[column] = torch.nested.as_nested_tensor(entries, layout=torch.jagged)
+    data[column] = nested(entries)
     with pytest.raises(RowError, match=rf"row 2 \(uid branches\): {column} holds {wrong}"):
         read_rows(data, vocab_size=97, max_positions=None, path_weighting=weighting)
     assert read_rows(data, vocab_size=97, max_positions=None).weight_F is None
 
 
 def test_weights_longer_than_their_row_are_refused() -> None:
-    data = batch_with_weights()
-    entries = [torch.ones(200, dtype=torch.float64) for _ in range(len(data))]
-    data["tree_row_weights"] = torch.nested.as_nested_tensor(entries, layout=torch.jagged)
+    data = whole_batch()
+    data["tree_row_weights"] = nested([torch.ones(200, dtype=torch.float64) for _ in range(len(data))])
     with pytest.raises(RowError, match=r"row 0 .*more entries of tree_row_weights than tokens .got 200"):
         read_rows(data, vocab_size=97, max_positions=None, path_weighting="sep_avg")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import save_model, tiny_qwen3
 from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_rows, trainer_config
 from omegaconf import OmegaConf
 
@@ -20,10 +18,9 @@ COLUMNS = ("advantages", "returns", "ref_log_prob")
 
 @pytest.mark.parametrize("has_kl_reward", (False, True))
 def test_advantages_beside_the_references_pass_are_those_behind_it(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_kl_reward: bool
+    queue: LocalQueue, model_path: Path, has_kl_reward: bool
 ) -> None:
-    monkeypatch.setattr(trainer_base, "tq", queue)
-    worker = OneWorker(save_model(tmp_path, tiny_qwen3()), queue)
+    worker = OneWorker(model_path, queue)
     found, metrics_of = [], []
     for is_beside in (False, True):
         trainer = make_trainer(ranks=1, use_kl_in_reward=has_kl_reward)

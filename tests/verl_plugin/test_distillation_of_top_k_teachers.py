@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch
-from equivalence import ALONE, actor_loss, assert_equal_gradients, run
-from hostile_rows import SHAPES, tokens
-from layouts_of_four_ranks import whole_rows
-from rank_engines import join, spawn
+from equivalence import ALONE, actor_loss, answers_of_heads, assert_equal_gradients, run
+from hostile_rows import SHAPES, tokens, whole_rows
 from tensordict import TensorDict
 from verl.trainer.distillation.losses import distillation_ppo_loss
-from verl.utils import tensordict_utils as tu
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
-from tree_rl.models.edge_head import EdgeHead
 from tree_rl.training.loss.edges import plan_edges
 from tree_rl.tree import Forest
 from tree_rl.tree.forest import RowError
@@ -29,7 +25,6 @@ BUDGETS = (None, 16)
 
 
 def distillation(policy_loss: str = "vanilla", **options: Any) -> Any:
-    """verl's loss of the actor."""
     loss = DistillationLossConfig(loss_mode="forward_kl_topk", topk=TOP_K, **{"use_policy_gradient": False, **options})
     actor = actor_loss(policy_loss, "token-mean").keywords["config"]
     return partial(distillation_ppo_loss, config=actor, distillation_config=DistillationConfig(distillation_loss=loss))
@@ -80,15 +75,7 @@ def test_trees_distil_as_rows_alone(
     model_path: Path, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, budget: int | None
 ) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="auto", max_tokens=budget))
-    answers: list[type] = []
-    answer = EdgeHead.forward
-
-    def noted(head: EdgeHead, hidden: torch.Tensor) -> Any:
-        found = answer(head, hidden)
-        answers.append(type(found))
-        return found
-
-    monkeypatch.setattr(EdgeHead, "forward", noted)
+    answers = answers_of_heads(monkeypatch)
     got = run(engine, distilled_batch(), LOSSES[name])
     assert sum(got["loss"]) == pytest.approx(sum(expected[name]["loss"]), rel=1e-5)
     assert_equal_gradients(expected[name]["gradients"], got["gradients"])
@@ -100,7 +87,7 @@ def test_trees_distil_as_rows_alone(
     else:
         assert got["metrics"]["tree/partitions"].aggregate() > 10
     # Behind the self-check, whose row alone has logits, no forward computed any.
-    assert len(answers) > 2 and torch.Tensor not in answers[2:]
+    assert len(answers) > 2 and "Tensor" not in answers[2:]
 
 
 def test_a_candidate_of_several_rows_is_computed_once() -> None:
@@ -111,27 +98,6 @@ def test_a_candidate_of_several_rows_is_computed_once() -> None:
     plan = plan_edges(forest, wanted, np.ones(2, dtype=np.float32), candidates_FK=candidates)
     # 13 edges to the rows' tokens start at 12 sources (the branch has two children), with four candidates each.
     assert (len(plan.source_R), len(plan.target_E)) == (12, 13 + 12 * 4)
-
-
-ON_TWO_RANKS = [("supervised", 16), ("with a loss of sequences", None)]
-
-
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's rows, every second one."""
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
-    data = tu.index_select_tensor_dict(distilled_batch(), list(range(rank, len(distilled_rows()), world)))
-    for name, budget in ON_TWO_RANKS:
-        engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
-        torch.save(run(engine, data, LOSSES[name])["gradients"], f"{out}/{name}_{budget}_{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks_distil_as_one(model_path: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(rank_main, 2, tmp_path)
-    for name, budget in ON_TWO_RANKS:
-        assert_equal_gradients(expected[name]["gradients"], torch.load(tmp_path / f"{name}_{budget}_0.pt"))
 
 
 def test_padding_rows_that_are_alone_change_nothing(model_path: Path) -> None:

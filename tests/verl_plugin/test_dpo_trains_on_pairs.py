@@ -111,29 +111,6 @@ def test_the_command_trains_on_two_ranks(toy: Path, pairs: Path, tmp_path: Path)
     assert steps[-2]["rewards/accuracies"] == 1.0 and steps[-2]["rewards/margins"] > 0.05
 
 
-WRONG = [
-    ("dpo.beta=0", ("dpo.beta=0: expected a finite number above 0",)),
-    ("dpo.loss_type=hinge", ("dpo.loss_type=hinge:", "sigmoid, ipo")),
-    ("dpo.label_smoothing=0.5", ("dpo.label_smoothing=0.5: expected a number from 0 to below 0.5",)),
-    ("dpo.label_smoothing=0.1 dpo.loss_type=ipo", ("dpo.label_smoothing: ipo has none",)),
-    ("dpo.bet=1", ("dpo.bet=1:", "did you mean dpo.beta?")),
-    ("tree.mode=flat", ("engine.tree.mode=flat: pairs train on trees alone",)),
-    ("tree.path_weighting=session", ("engine.tree.path_weighting=session: pairs train",)),
-    ("model.model_type=language_model", ("model.model_type",)),
-]
-
-
-@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[wrong for wrong, _ in WRONG])
-def test_one_line_names_the_key(
-    wrong: str, said: tuple[str, ...], toy: Path, pairs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        checked([*SMALL, f"data.train_files={pairs}", f"model.path={toy}/model", *wrong.split()])
-    line = capsys.readouterr().err
-    assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1
-    assert all(part in line for part in said), line
-
-
 @pytest.mark.usefixtures("one_rank")
 def test_a_mistake_in_the_data_takes_no_device(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeDPOTrainer, "_build_engine", lambda self: pytest.fail("took a device"))

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
 from equivalence import (
     AGG_MODES,
     ALONE,
@@ -22,7 +22,6 @@ from equivalence import (
     wanted_positions,
 )
 from hostile_rows import SHAPES
-from layouts_of_four_ranks import with_whole_masks
 from tensordict import TensorDict
 from verl.workers.utils.losses import sft_loss
 
@@ -38,7 +37,6 @@ Engines = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """Stock verl's and ours on the same weights."""
     path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
     trees = {name: build_engine(path, tree=tree) for name, tree in TREES.items()}
     return {"stock": build_engine(path, tree=None), **trees}
@@ -46,7 +44,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 @pytest.fixture(scope="module")
 def critics(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """Critics on the same weights."""
     path = save_model(tmp_path_factory.mktemp("critic"), tiny_qwen3(tie_word_embeddings=False), value=True)
     trees = {name: build_engine(path, tree=TREES[name], value=True) for name in ("whole", "cut")}
     return {"stock": build_engine(path, tree=None, value=True), **trees}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model
-from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, run
+from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, infer, run
 from hostile_rows import SHAPES
 from tiny_families import COEF, CONFIGS, auxiliary_gradients
 
@@ -44,14 +44,12 @@ def test_load_is_remembered_until_the_weights_move(path: Path) -> None:
 
     anew, more_forwards, expected = update("two_groups")
     assert anew == 1
-    with engine.eval_mode(disable_auto_offload=True):
-        engine.infer_batch(ppo_batch(SHAPES["two_groups"], **FLAGS))
+    infer(engine, ppo_batch(SHAPES["two_groups"], **FLAGS))
     anew, fewer_forwards, got = update("two_groups")
     assert anew == 0 and fewer_forwards < more_forwards
     assert_equal_gradients(expected, got)
     assert update("comb")[0] == 1
-    with engine.eval_mode(disable_auto_offload=True):
-        engine.infer_batch(ppo_batch(SHAPES["two_groups"], **FLAGS))
+    infer(engine, ppo_batch(SHAPES["two_groups"], **FLAGS))
     engine.optimizer_step()
     assert update("two_groups")[0] == 1
 

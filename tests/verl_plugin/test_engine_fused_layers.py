@@ -1,26 +1,22 @@
-"""`model.use_liger` in verl's engines, Liger's kernels in Triton's interpreter: actor, reference and critic on trees
-run them and equal rows alone through stock layers; a CPU is refused by name.
-"""
+"""`model.use_liger` in verl's engines, Liger's kernels in Triton's interpreter: actor and critic on trees run them and
+equal rows alone through stock layers."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, run, wanted_positions
+from engine_harness import build_engine, save_model, tiny_qwen3
+from equivalence import alone, assert_trains_as
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.verl_plugin.options import TreeConfig
 
 TRUNK = tokens(1, 4)
-ROWS: list[Row] = [
-    row(TRUNK + tokens(2, 2)), row(TRUNK + tokens(3, 1), advantage=-1.0), row(TRUNK[:3]), row(tokens(4, 3))
-]  # fmt: skip
-FUSED = {"use_liger": True, "enable_gradient_checkpointing": True}
-KEEP = {"return_model_output": True}
+BRANCHES = [row(TRUNK + tokens(2, 2)), row(TRUNK + tokens(3, 1), advantage=-1.0)]
+ROWS = [*BRANCHES, row(TRUNK[:3]), row(tokens(4, 3))]
+AUTO = {"use_liger": "auto"}
 
 
 def tiny(**more: Any) -> Any:
@@ -32,28 +28,16 @@ def fused_layers(engine: Any) -> int:
 
 
 def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
-    path, loss = save_model(tmp_path, tiny()), actor_loss("vanilla", "token-mean")
-    stock = run(build_engine(path, tree=None), ppo_batch(ROWS, **FLAGS, **ALONE), loss)
-    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), model=FUSED)
+    path = save_model(tmp_path, tiny())
+    expected = alone(build_engine(path, tree=None), ROWS)
+    fused = {"use_liger": True, "enable_gradient_checkpointing": True}
+    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=4), model=fused)
     # Four norms in the layer, the last one, and the MLP.
     assert fused_layers(engine) == 6
-    got = run(engine, ppo_batch(ROWS, calculate_entropy=True, **KEEP), loss)
+    got = assert_trains_as(expected, engine, ROWS)
     assert got["metrics"]["tree/partitions"].aggregate() > 1
-    assert_equal_runs(stock, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
     # The engine's own rows, and another engine of the process, which has no such layers.
     assert fused_layers(build_engine(path, tree=None)) == 0
-
-
-def test_a_cpu_is_refused_before_the_model_is_loaded(tmp_path: Path, liger: None) -> None:
-    path = save_model(tmp_path, tiny())
-    (path / "model.safetensors").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET")
-        with pytest.raises(UnsupportedModelError, match=r"^model\.use_liger=true: Liger's kernels need a CUDA device"):
-            build_engine(path, tree=TreeConfig(), model=FUSED)
-
-
-AUTO = {"use_liger": "auto"}
 
 
 def test_a_default_that_a_model_cannot_have_is_off_with_a_notice(

@@ -32,10 +32,7 @@ from hostile_rows import Row, row
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 VOCAB = 1000
 BFLOAT16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
@@ -71,7 +68,6 @@ def agent_rows(seed: int = 0) -> list[Row]:
 
 
 def gradient_error(run_: dict[str, Any], truth: dict[str, Any]) -> float:
-    """Relative norm of the difference of all gradients together."""
     names = truth["gradients"]
     off = sum(float((run_["gradients"][n].float() - truth["gradients"][n]).square().sum()) for n in names)
     return (off / sum(float(truth["gradients"][n].square().sum()) for n in names)) ** 0.5
@@ -114,12 +110,12 @@ def test_weights_in_host_memory_train_as_on_rows_alone(model_path: Path, options
 
 
 def test_a_reference_policy_in_host_memory_sees_what_rows_alone_see(model_path: Path) -> None:
-    rows = agent_rows()
-    wanted, outputs = wanted_positions(ppo_batch(rows)), []
+    data = ppo_batch(agent_rows())
+    wanted, outputs = wanted_positions(data), []
     for tree, options in ((None, {}), (TreeConfig(mode="tree"), {"forward_only": True})):
         engine = build_engine(model_path, tree=tree, engine=options)
         with engine.eval_mode():
-            outputs.append(engine.infer_batch(ppo_batch(rows))["model_output"]["log_probs"].values().cpu()[wanted])
+            outputs.append(engine.infer_batch(data)["model_output"]["log_probs"].values().cpu()[wanted])
     torch.testing.assert_close(outputs[1], outputs[0], rtol=2e-5, atol=2e-5)
 
 
@@ -144,11 +140,11 @@ def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Pat
 
 @pytest.mark.parametrize("max_tokens", (None, 700), ids=("whole", "partitioned"))
 def test_an_update_finds_its_old_log_probs_up_to_bfloat16_rounding(model_path: Path, max_tokens: int | None) -> None:
-    loss, rows, flags = actor_loss("vanilla", "token-mean"), agent_rows(), {"calculate_entropy": True}
-    truth = run_after_pass(build_engine(model_path, tree=None), rows, loss, **flags)
+    rows, flags = agent_rows(), {"calculate_entropy": True}
+    truth = run_after_pass(build_engine(model_path, tree=None), rows, LOSS, **flags)
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), engine=BFLOAT16)
-    after_pass = run_after_pass(engine, rows, loss, **flags)
-    got = run(engine, without_pass(rows, **flags), loss)
+    after_pass = run_after_pass(engine, rows, LOSS, **flags)
+    got = run(engine, without_pass(rows, **flags), LOSS)
     assert gradient_error(got, after_pass) <= gradient_error(after_pass, truth)
     assert sum(got["loss"]) == pytest.approx(sum(after_pass["loss"]), rel=2e-2, abs=1e-3)
 
@@ -174,17 +170,14 @@ def at_most(num_bytes: float, how: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("how", ("limit", "full_device"))
 def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path, how: str) -> None:
-    loss = actor_loss("vanilla", "token-mean")
-    rows = [row for seed in range(12) for row in agent_rows(seed)]
+    data = ppo_batch([row for seed in range(12) for row in agent_rows(seed)], calculate_entropy=True)
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
-    expected = run(
-        build_engine(model_path, tree=TreeConfig(mode="tree")), ppo_batch(rows, calculate_entropy=True), loss
-    )
+    expected = run(build_engine(model_path, tree=TreeConfig(mode="tree")), data, LOSS)
     peak = torch.cuda.max_memory_allocated()
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
     with at_most(0.85 * peak, how):
-        got = run(engine, ppo_batch(rows, calculate_entropy=True), loss)
+        got = run(engine, data, LOSS)
     assert engine.step.out_of_memory == 1
     assert got["metrics"]["tree/out_of_memory"].aggregate() == 1
     assert gradient_error(got, expected) < 1e-5
@@ -196,16 +189,16 @@ def starving_main(rank: int, world: int, model: str, out: str, port: int) -> Non
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world)
-    loss = actor_loss("vanilla", "token-mean")
     rows = [row for seed in range(12) for row in agent_rows(seed + 100 * rank)]
+    data = ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows))
     engine = build_engine(Path(model), tree=TreeConfig(mode="tree", self_check=False))
-    expected = run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows)), loss)
+    expected = run(engine, data, LOSS)
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.empty_cache()
     if rank == 1:
         total = torch.cuda.get_device_properties(rank).total_memory
         torch.cuda.set_per_process_memory_fraction(0.8 * peak / total, rank)
-    got = run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows)), loss)
+    got = run(engine, data, LOSS)
     assert engine.step.out_of_memory == 1
     assert gradient_error(got, expected) < 1e-5
     Path(f"{out}/survived_{rank}").write_text(
@@ -224,8 +217,8 @@ def test_two_gpus_repeat_a_step_together_when_one_runs_out_of_memory(model_path:
 
 def test_auto_budget_follows_from_the_first_update(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens="auto"))
-    run(engine, ppo_batch(agent_rows(), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    run(engine, ppo_batch(agent_rows(), calculate_entropy=True), LOSS)
     learnt = engine.step.learner.budget.tokens
     assert learnt is not None and learnt >= 1024
-    run(engine, ppo_batch(agent_rows(1), calculate_entropy=True), actor_loss("vanilla", "token-mean"))
+    run(engine, ppo_batch(agent_rows(1), calculate_entropy=True), LOSS)
     assert engine.step.learner.budget.tokens == learnt

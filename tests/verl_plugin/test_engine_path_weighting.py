@@ -1,5 +1,5 @@
 """Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once,
-session and custom weigh rows as they say: whole, in partitions, on two ranks."""
+session and custom weigh rows as they say: whole and in partitions."""
 
 from functools import partial
 from pathlib import Path
@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, gradients, nested, ppo_batch
-from equivalence import actor_loss, assert_equal_gradients, run
-from hostile_rows import SHAPES, row, tokens
-from layouts_of_four_ranks import whole_batch, whole_rows, with_whole_masks
-from rank_engines import join, spawn
+from engine_harness import build_engine, gradients, nested, ppo_batch, with_whole_masks
+from equivalence import LOSS, actor_loss, assert_equal_gradients, infer, run
+from hostile_rows import SHAPES, row, tokens, whole_batch, whole_rows
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
@@ -22,10 +20,11 @@ from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.path_weights import path_weight_columns
 
+SFT = partial(sft_loss, config=None)
 
-def weighted_run(path: Path, weighting: str, rows: list[Any], loss: Any, **tree: Any) -> dict[str, Any]:
-    engine = build_engine(path, tree=TreeConfig(mode="tree", path_weighting=weighting, **tree))
-    return run(engine, ppo_batch(rows, calculate_entropy=True), loss)
+
+def weighted_run(path: Path, weighting: str, data: TensorDict, loss: Any) -> dict[str, Any]:
+    return run(build_engine(path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
 
 
 def separate_runs(path: Path, rows: list[Any], loss: Any) -> list[tuple[float, dict[str, torch.Tensor]]]:
@@ -49,7 +48,7 @@ def separate_runs(path: Path, rows: list[Any], loss: Any) -> list[tuple[float, d
 def test_sep_avg_is_the_mean_of_independent_branch_losses(model_path: Path, loss_mode: str, agg_mode: str) -> None:
     rows = SHAPES["comb"]
     loss = actor_loss(loss_mode, agg_mode)
-    got = weighted_run(model_path, "sep_avg", rows, loss)
+    got = weighted_run(model_path, "sep_avg", ppo_batch(rows, calculate_entropy=True), loss)
     alone = separate_runs(model_path, rows, loss)
     assert sum(got["loss"]) == pytest.approx(sum(value for value, _ in alone) / len(rows), rel=1e-4)
     mean = {name: sum(g[name] for _, g in alone) / len(rows) for name in alone[0][1]}
@@ -57,44 +56,29 @@ def test_sep_avg_is_the_mean_of_independent_branch_losses(model_path: Path, loss
 
 
 def test_token_unique_trains_a_shared_token_once(model_path: Path) -> None:
-    trunk = tokens(1, 8)
-    loss = partial(sft_loss, config=None)
-
-    def batch(rows: list[Any]) -> Any:
-        return with_whole_masks(ppo_batch(rows, calculate_entropy=False))
-
-    branches = [trunk + tokens(2, 3), trunk + tokens(3, 4)]
+    branches = [tokens(1, 8) + tokens(2, 3), tokens(1, 8) + tokens(3, 4)]
     shared = [row(ids) for ids in branches]
     # The same unique tokens, each trained in exactly one row.
     once = [row(branches[0]), row(branches[1], mask=[0] * 6 + [1] * 4)]
-    weighted = run(
-        build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="token_unique")), batch(shared), loss
+    weighted, plain = (
+        weighted_run(model_path, weighting, with_whole_masks(ppo_batch(rows)), SFT)
+        for weighting, rows in (("token_unique", shared), ("verl", once))
     )
-    plain = run(build_engine(model_path, tree=TreeConfig(mode="tree")), batch(once), loss)
     # verl divides by the trained tokens of all rows, repeated ones included: 9 + 10 against 9 + 4.
     scaled = {name: g * (9 + 4) / (9 + 10) for name, g in plain["gradients"].items()}
     assert_equal_gradients(scaled, weighted["gradients"])
 
 
 def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: Path) -> None:
-    trunk = tokens(1, 8)
-    rows = [row(trunk + tokens(2, 3)), row(trunk + tokens(3, 4))]
+    rows = [row(tokens(1, 8) + tokens(2, 3)), row(tokens(1, 8) + tokens(3, 4))]
     data = ppo_batch(rows, calculate_entropy=True)
     kept, removed = data["response_mask"].unbind()
-    data["response_mask"] = torch.nested.as_nested_tensor([kept, torch.zeros_like(removed)], layout=torch.jagged)
+    data["response_mask"] = nested([kept, torch.zeros_like(removed)])
     loss = actor_loss("vanilla", "token-sum")
-    runs = [
-        run(build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
-        for weighting in ("token_unique", "verl")
-    ]
+    runs = [weighted_run(model_path, weighting, data, loss) for weighting in ("token_unique", "verl")]
     # One row is left, so every one of its tokens weighs 1.
     assert_equal_gradients(runs[1]["gradients"], runs[0]["gradients"])
     assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0
-
-
-WEIGHED = (("session", None), ("custom", 16))
-"""Weighting, and budget."""
-POLICY_LOSS = actor_loss("vanilla", "token-mean")
 
 
 def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
@@ -115,91 +99,27 @@ def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
     return data, own if weighting == "custom" else 1 / np.bincount(session_of_row)[session_of_row]
 
 
-@pytest.fixture(scope="module")
-def rows_alone(model_path: Path) -> list[dict[str, torch.Tensor]]:
-    """Gradients of each hostile row alone."""
-    return [gradient for _, gradient in separate_runs(model_path, whole_rows(), POLICY_LOSS)]
-
-
-def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
-    pairs = list(zip(alone, weights.tolist(), strict=True))
-    return {name: sum(weight * gradient[name] for gradient, weight in pairs) for name in alone[0]}
-
-
-@pytest.mark.parametrize(("weighting", "budget"), WEIGHED)
-def test_rows_weigh_what_their_column_says(
-    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], weighting: str, budget: int | None
-) -> None:
+@pytest.mark.parametrize(("weighting", "budget"), (("session", None), ("custom", 16)))
+def test_rows_weigh_what_their_column_says(model_path: Path, weighting: str, budget: int | None) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget))
     data, weights = hostile_batch(weighting)
-    got = run(engine, data, POLICY_LOSS)
-    assert_equal_gradients(weighted_sum(rows_alone, weights), got["gradients"])
+    got = run(engine, data, LOSS)
+    expected: dict[str, torch.Tensor] = {}
+    for (_, gradient), weight in zip(separate_runs(model_path, whole_rows(), LOSS), weights.tolist(), strict=True):
+        expected = {name: expected.get(name, 0) + weight * value for name, value in gradient.items()}
+    assert_equal_gradients(expected, got["gradients"])
     # A pass before the update has no weights, and no use for them.
     del data[PATH_WEIGHT_COLUMNS[weighting]]
-    with engine.eval_mode(disable_auto_offload=True):
-        engine.infer_batch(data)
+    infer(engine, data)
     with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
-        run(engine, data, POLICY_LOSS)
-
-
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's rows, every second one."""
-    join(rank, world, port)
-    for weighting, budget in WEIGHED:
-        tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
-        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
-        got = run(build_engine(Path(model), tree=tree), data, POLICY_LOSS)
-        torch.save(got["gradients"], f"{out}/{weighting}_{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_rows_weigh_the_same_on_two_ranks(
-    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], tmp_path: Path
-) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(rank_main, 2, tmp_path)
-    for weighting, _ in WEIGHED:
-        expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
-        assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_0.pt"))
-
-
-def weighted_sft_loss(model_output: Any, data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
-    """verl's SFT loss with a weight per token."""
-    mask = torch.roll(data["loss_mask"].values() * data["weight"].values(), shifts=-1, dims=0)
-    return -(model_output["log_probs"].values() * mask).sum() / data["batch_num_tokens"], {}
-
-
-def test_custom_weights_differ_from_token_to_token(model_path: Path, stock: Any) -> None:
-    data = with_whole_masks(whole_batch())
-    generator = np.random.default_rng(3)
-    weights = nested([torch.from_numpy(generator.uniform(0, 2, len(ids))) for ids in data["input_ids"].unbind()])
-    data["weight"] = data[PATH_WEIGHT_COLUMNS["custom"]] = weights
-    flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
-    tu.assign_non_tensor(data, **flags)
-    expected = run(stock, data, weighted_sft_loss)
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom", max_tokens=16))
-    assert_equal_gradients(expected["gradients"], run(engine, data, partial(sft_loss, config=None))["gradients"])
+        run(engine, data, LOSS)
 
 
 def test_in_sft_a_conversation_is_a_session(model_path: Path) -> None:
     rows = [row(tokens(seed, 8), uid=uid) for seed, uid in enumerate("aab")]
     data = with_whole_masks(ppo_batch(rows, calculate_entropy=False))
-    loss = partial(sft_loss, config=None)
-    one = run(
-        build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="session")), without_policy(data), loss
-    )
+    # SFT's rows come without a response mask.
+    one = weighted_run(model_path, "session", data.exclude("response_mask"), SFT)
     data[PATH_WEIGHT_COLUMNS["custom"]] = nested([torch.full((8,), weight).double() for weight in (0.5, 0.5, 1.0)])
-    custom = run(build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting="custom")), data, loss)
+    custom = weighted_run(model_path, "custom", data, SFT)
     assert_equal_gradients(custom["gradients"], one["gradients"])
-
-
-def without_policy(data: TensorDict) -> TensorDict:
-    """As SFT's rows come: without a response mask."""
-    kept = data.copy()
-    del kept["response_mask"]
-    return kept
-
-
-def test_weights_that_flat_rows_would_ignore_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"tree\.path_weighting=session with tree\.mode=flat"):
-        TreeConfig(mode="flat", path_weighting="session")

@@ -1,7 +1,6 @@
-"""2 and 4 FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
+"""Two FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +8,13 @@ import pytest
 import torch
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss
-from rank_engines import BRANCHES, assert_trains_as_one, empty_batch, join, share_of, spawn, update
+from equivalence import LOSS, run
+from rank_engines import BRANCHES, assert_trains_as_one, join, share_of, spawn
 from verl.utils.metric import Metric
 
-from tree_rl.verl_plugin.engine.rows_in import read_rows
 from tree_rl.verl_plugin.options import TreeConfig
 
-TWO = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
-FOUR = [("four_unequal", 30), ("four_two_empty", 5)]
+DEALT = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
 LAYERS_APART = {"transformer_layer_cls_to_wrap": ["Qwen3Attention", "Qwen3MLP"]}
 SHARDINGS: dict[str, dict[str, Any]] = {
     "forward_prefetch and wrap_policy": {
@@ -32,39 +29,30 @@ SHARDINGS: dict[str, dict[str, Any]] = {
 """verl's options, by which two ranks run unequal trees."""
 
 
-def test_a_share_without_rows_has_no_positions() -> None:
-    rows = read_rows(empty_batch(), vocab_size=10, max_positions=None)
-    assert rows.num_rows == 0
-    assert len(rows.token_ids_F) == len(rows.wanted_F) == len(rows.counted_F) == 0
-
-
 def run_share(engine: Any, deal: str, rank: int, out: str) -> None:
-    """A rank's share of a deal; loss, gradients and the shape of the metrics are written."""
-    got = update(engine, share_of(deal, rank), actor_loss("vanilla", "token-mean"))
-    torch.save({"gradients": got["gradients"], "loss": sum(got["output"]["loss"])}, f"{out}_{rank}.pt")
+    got = run(engine, share_of(deal, rank), LOSS)
+    torch.save({"gradients": got["gradients"], "loss": sum(got["loss"])}, f"{out}_{rank}.pt")
     # verl joins Metric objects value by value, so ranks need equally many; plain lists are chained.
-    metrics = got["output"]["metrics"]
-    keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in metrics.items()}
+    keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in got["metrics"].items()}
     Path(f"{out}_{rank}.json").write_text(json.dumps(keys))
 
 
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """Run this rank's share of every deal of that many ranks; imports cost more than the runs."""
+    """Run this rank's share of every deal; imports cost more than the runs."""
     join(rank, world, port)
     engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
-    for deal, budget in TWO if world == 2 else FOUR:
+    for deal, budget in DEALT:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
         run_share(engine, deal, rank, f"{out}/{deal}_{budget}")
-    if world == 2:
-        for name, options in SHARDINGS.items():
-            sharded = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=30), **options)
-            run_share(sharded, "unequal_trees", rank, f"{out}/{name}")
-        data = share_of("one_rank_empty", rank)
-        data["input_ids"].values().fill_(10_000)
-        try:
-            update(engine, data, actor_loss("vanilla", "token-mean"))
-        except (RuntimeError, ValueError) as error:
-            Path(f"{out}/error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+    for name, options in SHARDINGS.items():
+        sharded = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=30), **options)
+        run_share(sharded, "unequal_trees", rank, f"{out}/{name}")
+    data = share_of("one_rank_empty", rank)
+    data["input_ids"].values().fill_(10_000)
+    try:
+        run(engine, data, LOSS)
+    except (RuntimeError, ValueError) as error:
+        Path(f"{out}/error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
     torch.distributed.destroy_process_group()
 
 
@@ -76,8 +64,7 @@ def failing_main(rank: int, world: int, model: str, out: str, port: int) -> None
     def failing(**kwargs: Any) -> Any:
         raise ArithmeticError("the reward model returned nonsense")
 
-    loss: Callable[..., Any] = failing if rank == world - 1 else actor_loss("vanilla", "token-mean")
-    update(engine, ppo_batch(BRANCHES, calculate_entropy=True), loss)
+    run(engine, ppo_batch(BRANCHES, calculate_entropy=True), failing if rank == world - 1 else LOSS)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +81,7 @@ def two_ranks(out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("deal", "budget"), TWO)
+@pytest.mark.parametrize(("deal", "budget"), DEALT)
 def test_two_ranks_train_as_one(two_ranks: Path, deal: str, budget: int) -> None:
     assert_trains_as_one(two_ranks, deal, f"{deal}_{budget}")
 
@@ -102,13 +89,6 @@ def test_two_ranks_train_as_one(two_ranks: Path, deal: str, budget: int) -> None
 @pytest.mark.parametrize("options", SHARDINGS)
 def test_options_of_sharding_train_as_one_rank(two_ranks: Path, options: str) -> None:
     assert_trains_as_one(two_ranks, "unequal_trees", options)
-
-
-@pytest.mark.slow
-def test_four_ranks_train_as_one(out: Path) -> None:
-    spawn(rank_main, 4, out)
-    for deal, budget in FOUR:
-        assert_trains_as_one(out, deal, f"{deal}_{budget}")
 
 
 def test_a_rank_that_refuses_its_rows_takes_the_job_down_with_its_own_error(two_ranks: Path) -> None:

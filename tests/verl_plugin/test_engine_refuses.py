@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import VOCAB, build_engine, nested, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss
+from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
+from equivalence import LOSS
 from hostile_rows import row, tokens
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
@@ -27,65 +27,67 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def refused(engine: Any, data: TensorDict, match: str, error: type[Exception] = RowError) -> None:
     with engine.train_mode(disable_auto_offload=True), pytest.raises(error, match=match):
-        engine.forward_backward_batch(data, actor_loss("vanilla", "token-mean"))
+        engine.forward_backward_batch(data, LOSS)
 
 
-def good_rows() -> list[Any]:
-    return [row(tokens(0, 8), uid="a"), row(tokens(1, 9), uid="b")]
-
-
-def with_column(name: str, tensors: list[torch.Tensor]) -> TensorDict:
-    data = ppo_batch(good_rows())
-    data[name] = nested(tensors)
+def batch(*more: Row, **columns: list[torch.Tensor]) -> TensorDict:
+    """Two good rows and perhaps others, with columns replaced."""
+    data = ppo_batch([row(tokens(0, 8), uid="a"), row(tokens(1, 9), uid="b"), *more])
+    for name, column in columns.items():
+        data[name] = nested(column)
     return data
 
 
-def test_an_id_outside_the_vocabulary(engine: Any) -> None:
-    rows = [*good_rows(), row([1, 2, VOCAB, 3], uid="c")]
-    refused(engine, ppo_batch(rows), rf"row 2 \(uid c\): token id {VOCAB} is outside the vocabulary of {VOCAB}")
+def ones(*lengths: int) -> list[torch.Tensor]:
+    return [torch.ones(length, dtype=torch.long) for length in lengths]
 
 
-def test_a_row_longer_than_the_models_positions(engine: Any) -> None:
-    rows = [*good_rows(), row(tokens(2, 33), uid="c")]
-    refused(engine, ppo_batch(rows), r"row 2 \(uid c\): is longer than the model's 32 positions \(got 33\)")
-
-
-def test_an_empty_row(engine: Any) -> None:
-    offsets = torch.tensor([0, 8, 8])
-    data = ppo_batch(good_rows())
-    data["input_ids"] = torch.nested.nested_tensor_from_jagged(torch.arange(8), offsets)
-    refused(engine, data, r"row 1 \(uid b\): has no tokens")
-
-
-def test_a_mask_longer_than_its_row(engine: Any) -> None:
-    data = with_column("loss_mask", [torch.ones(6, dtype=torch.long), torch.ones(10, dtype=torch.long)])
-    refused(engine, data, r"row 1 \(uid b\): has a loss mask longer than the row \(got 10\)")
-
-
-def test_a_trained_first_token(engine: Any) -> None:
-    data = with_column("loss_mask", [torch.ones(8, dtype=torch.long), torch.ones(7, dtype=torch.long)])
-    refused(engine, data, r"row 0 \(uid a\): trains its first token")
-
-
-@pytest.mark.parametrize(
-    "positions, token, got, expected",
-    (
-        ([0, 1, 2, 3, 0, 1, 2, 3, 4], 4, 0, 4),  # two texts packed into one row
-        ([0, 1, 2, 5, 6, 7, 8, 9, 10], 3, 5, 3),  # a gap
-        ([3, 4, 5, 5, 6, 7, 8, 9, 10], 3, 5, 6),  # an offset that changes on the way
-        ([0, 0, 0, 1, 2, 3, 4, 5, 6], 1, 0, 1),  # padding in front that stayed in the row
+FIRST, HOLE = torch.arange(8), torch.tensor([0.0, float("nan"), 0, 0, 0, 0, 0])
+EMPTY = torch.nested.nested_tensor_from_jagged(torch.arange(8), torch.tensor([0, 8, 8]))
+REFUSED: dict[str, tuple[TensorDict, str]] = {
+    "an id outside the vocabulary": (
+        batch(row([1, 2, VOCAB, 3], uid="c")),
+        rf"row 2 \(uid c\): token id {VOCAB} is outside the vocabulary of {VOCAB}",
     ),
-)
-def test_positions_that_do_not_count_the_tokens(
-    engine: Any, positions: list[int], token: int, got: int, expected: int
-) -> None:
-    data = with_column("position_ids", [torch.arange(8), torch.tensor(positions)])
-    refused(engine, data, rf"row 1 \(uid b\): position_ids holds {got} for token {token}; expected {expected}: ")
+    "longer than the model's positions": (
+        batch(row(tokens(2, 33), uid="c")),
+        r"row 2 \(uid c\): is longer than the model's 32 positions \(got 33\)",
+    ),
+    "an empty row": (batch().update({"input_ids": EMPTY}), r"row 1 \(uid b\): has no tokens"),
+    "a mask longer than its row": (
+        batch(loss_mask=ones(6, 10)),
+        r"row 1 \(uid b\): has a loss mask longer than the row \(got 10\)",
+    ),
+    "a trained first token": (batch(loss_mask=ones(8, 7)), r"row 0 \(uid a\): trains its first token"),
+    "positions of another number": (
+        batch(position_ids=[FIRST, torch.arange(7)]),
+        r"row 1 \(uid b\): has another number of position_ids than tokens \(got 7\)",
+    ),
+    **{
+        f"{column} that is not finite": (
+            batch(**{column: [torch.zeros(6), HOLE]}),
+            rf"row 1 \(uid b\): {column} holds nan",
+        )
+        for column in ("advantages", "old_log_probs", "returns")
+    },
+    **{
+        name: (
+            batch(position_ids=[FIRST, torch.tensor(positions)]),
+            rf"row 1 \(uid b\): position_ids holds {got} for token {token}; expected {expected}: ",
+        )
+        for name, positions, token, got, expected in (
+            ("two texts packed into one row", [0, 1, 2, 3, 0, 1, 2, 3, 4], 4, 0, 4),
+            ("a gap in positions", [0, 1, 2, 5, 6, 7, 8, 9, 10], 3, 5, 3),
+            ("an offset that changes on the way", [3, 4, 5, 5, 6, 7, 8, 9, 10], 3, 5, 6),
+            ("padding in front that stayed in the row", [0, 0, 0, 1, 2, 3, 4, 5, 6], 1, 0, 1),
+        )
+    },
+}
 
 
-def test_positions_of_another_number_than_the_tokens(engine: Any) -> None:
-    data = with_column("position_ids", [torch.arange(8), torch.arange(7)])
-    refused(engine, data, r"row 1 \(uid b\): has another number of position_ids than tokens \(got 7\)")
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_rows_are_named(engine: Any, case: str) -> None:
+    refused(engine, *REFUSED[case])
 
 
 def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
@@ -94,26 +96,14 @@ def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
     rope["original_max_position_embeddings"] = 4
     config = Ministral3Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=VOCAB, rope_parameters=rope)
     engine = build_engine(save_model(tmp_path, config), tree=TreeConfig(mode="tree"))
-    data = with_column("position_ids", [torch.arange(8), torch.arange(9) + 2])
+    data = batch(position_ids=[FIRST, torch.arange(9) + 2])
     refused(engine, data, r"row 1 \(uid b\): has position_ids that do not begin at 0.* absolute \(got 2\)")
 
 
-@pytest.mark.parametrize("column", ("advantages", "old_log_probs", "returns"))
-def test_a_number_that_is_not_finite(engine: Any, column: str) -> None:
-    data = with_column(column, [torch.zeros(6), torch.tensor([0.0, float("nan"), 0, 0, 0, 0, 0])])
-    refused(engine, data, rf"row 1 \(uid b\): {column} holds nan")
-
-
 def test_a_batch_that_asks_for_routes(engine: Any) -> None:
-    refused(
-        engine, ppo_batch(good_rows(), enable_routing_replay=True), "enable_routing_replay", UnsupportedFeatureError
-    )
-
-
-def test_multimodal_rows(engine: Any) -> None:
-    data = ppo_batch(good_rows())
-    tu.assign_non_tensor_stack(data, "multi_modal_inputs", [{}, {"pixel_values": 1}])
-    refused(engine, data, "row 1 carries multimodal inputs", UnsupportedFeatureError)
+    data = batch()
+    tu.assign_non_tensor(data, enable_routing_replay=True)
+    refused(engine, data, "enable_routing_replay", UnsupportedFeatureError)
 
 
 def test_fsdp1_is_refused_with_the_key_to_change() -> None:
@@ -122,15 +112,14 @@ def test_fsdp1_is_refused_with_the_key_to_change() -> None:
             EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
 
 
-def test_dropout_of_a_loaded_adapter(tmp_path: Path) -> None:
-    path, adapter = save_model(tmp_path / "model", tiny_qwen3()), tmp_path / "adapter"
+def test_dropout_of_a_loaded_adapter(model_path: Path, tmp_path: Path) -> None:
     lora = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora).save_pretrained(adapter)
-    loaded = {"lora_rank": 2, "lora_adapter_path": str(adapter)}
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model_path), lora).save_pretrained(tmp_path)
+    loaded = {"lora_rank": 2, "lora_adapter_path": str(tmp_path)}
     with pytest.raises(
         UnsupportedFeatureError, match=r"lora_adapter_path=.*adapter_config\.json has lora_dropout=0\.1"
     ):
-        build_engine(path, tree=TreeConfig(), model=loaded)
+        build_engine(model_path, tree=TreeConfig(), model=loaded)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +127,11 @@ def test_dropout_of_a_loaded_adapter(tmp_path: Path) -> None:
     (
         ({"scope": "group"}, r"tree\.scope='group'"),
         ({"path_weighting": "mean"}, r"tree\.path_weighting='mean'"),
+        ({"mode": "flat", "path_weighting": "session"}, r"tree\.path_weighting=session with tree\.mode=flat"),
+        *(
+            ({"reuse_log_probs": value}, r"reuse_log_probs=.*: expected auto, true or false")
+            for value in ("yes", 1, None)
+        ),
         ({"router_aux_loss_coef": -1.0}, r"tree\.router_aux_loss_coef=-1\.0 with tree\.mode=auto"),
         ({"router_aux_loss_coef": 0.1, "mode": "flat"}, r"tree\.router_aux_loss_coef=0\.1 with tree\.mode=flat"),
     ),
@@ -147,14 +141,12 @@ def test_unknown_options_name_the_key(tree: dict[str, Any], message: str) -> Non
         TreeFSDPEngineConfig(tree=tree)
 
 
-def test_an_attention_that_cannot_run_here_is_refused_with_its_key(tmp_path: Path) -> None:
-    model_path = save_model(tmp_path, tiny_qwen3())
+def test_an_attention_that_cannot_run_here_is_refused_with_its_key(model_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tree\.attention=flex cannot run here: .*CUDA"):
         build_engine(model_path, tree=TreeConfig(attention="flex"))
 
 
-def test_engines_of_one_process_keep_their_own_attention(tmp_path: Path) -> None:
-    model_path = save_model(tmp_path, tiny_qwen3())
+def test_engines_of_one_process_keep_their_own_attention(model_path: Path) -> None:
     engines = [build_engine(model_path, tree=TreeConfig(attention=impl)) for impl in ("reference", "sdpa", "auto")]
     names = [engine.module.config._attn_implementation for engine in engines]
     assert names == ["tree_rl_over_sdpa_by_reference", "tree_rl_over_sdpa_by_sdpa", "tree_rl_over_sdpa"]

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import ALONE, FLAGS, LOSS, actor_loss, run
+from equivalence import ALONE, FLAGS, LOSS, infer, run
 from hostile_rows import SHAPES
-from local_trainer import build_worker
 from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
-from tensordict import TensorDict
 from tiny_families import CONFIGS, EXPERTS
-from verl.workers.config.engine import EngineRouterReplayConfig
 
-from tree_rl.training.context import StepCall
 from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -29,8 +25,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen3_moe"])
 
 
-@pytest.mark.parametrize(("name", "capacity"), (("strict_prefix", 9), ("branches", 1000)))
-@pytest.mark.parametrize("family", ("qwen3_moe", "deepseek_v3"))
+@pytest.mark.parametrize(
+    ("family", "name", "capacity"), (("qwen3_moe", "strict_prefix", 9), ("deepseek_v3", "branches", 1000))
+)
 def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: str, name: str, capacity: int) -> None:
     path = save_model(tmp_path, CONFIGS[family])
     stock = build_engine(path, tree=None)
@@ -57,16 +54,11 @@ def native_routes(stock: Any, rows: Sequence[Row]) -> Routes:
     return [np.stack(heard[at : at + LAYERS], axis=1) for at in range(0, len(heard), LAYERS)]
 
 
-def infer(engine: Any, data: TensorDict) -> dict[str, Any]:
-    with engine.eval_mode(disable_auto_offload=True):
-        return engine.infer_batch(data)
-
-
 def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
     rows = [*SHAPES["comb"], *SHAPES["identical"], *SHAPES["strict_prefix"]]
     stock = build_engine(path, tree=None)
     tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
-    recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
+    recorded = infer(tree, ppo_batch(rows, **FLAGS))["routed_experts"]
     routes = [row.numpy() for row in recorded.unbind()]
     for got_TLK, native_TLK in zip(routes, native_routes(stock, rows), strict=True):
         assert got_TLK.dtype == np.int16 and np.array_equal(np.sort(got_TLK), np.sort(native_TLK))
@@ -79,55 +71,13 @@ def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
     assert "routed_experts" not in got["model_output"]
 
 
-def test_a_worker_hands_recorded_routes_from_inference_to_update(path: Path) -> None:
-    settings = {"router_replay": EngineRouterReplayConfig(mode="R2"), "infer_max_token_len_per_gpu": 4096}
-    worker = build_worker(path, **settings)
-    rows = SHAPES["two_groups"]
-    recorded = worker.infer_batch(ppo_batch(rows, calculate_entropy=True, compute_loss=False))
-    routes = recorded["routed_experts"]
-    assert routes.dtype == torch.int16 and [len(one) for one in routes.unbind()] == [len(row.tokens) for row in rows]
-    seen: list[np.ndarray] = []
-    replayed = worker.engine.replay.in_call
-
-    def listening(data: TensorDict, given: StepCall) -> StepCall:
-        told: StepCall = replayed(data, given)
-        seen.append(told.rows.routes_FLK)
-        return told
-
-    data = ppo_batch(rows, num_mini_batch=2, global_batch_size=2, epochs=2)
-    data["routed_experts"] = routes
-    with patch.object(worker.engine.replay, "in_call", listening):
-        worker.train_mini_batch(data)
-    flat = routes.values().numpy()
-    half = sum(len(row.tokens) for row in rows[:2])
-    for told, expected in zip(seen, [flat[:half], flat[half:]] * 2, strict=True):
-        assert np.array_equal(told, expected)
-
-
-def test_an_update_with_unmoved_weights_knows_load_and_log_probs_of_recorded_rows(path: Path) -> None:
-    rows = SHAPES["two_groups"]
-    tree = build_engine(path, tree=TreeConfig(max_tokens=9, router_aux_loss_coef=0.1), **replaying("R2"))
-    forwards: list[int] = []
-    tree.module.register_forward_pre_hook(lambda *_: forwards.append(1))
-    recorded = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]["routed_experts"]
-    routes = [row.numpy() for row in recorded.unbind()]
-    of_inference = len(forwards) - 2  # the self-check ran before
-    for expected in (0, 1):
-        forwards.clear()
-        got = run(tree, batch_with(routes, rows), actor_loss("geo_mean", "token-mean"))
-        assert got["metrics"]["moe/counted_anew"].aggregate() == expected
-        # Afterwards both the load and the log-probs that the loss couples take a pass of their own.
-        assert len(forwards) == of_inference * (1 + 2 * expected)
-        tree.forget()
-
-
 def test_the_reference_inside_an_actor_routes_itself(path: Path) -> None:
     lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
     tree = build_engine(path, tree=TreeConfig(), model=lora, **replaying("R2"))
     rows = SHAPES["branches"]
-    actor = infer(tree, ppo_batch(rows, **FLAGS))["model_output"]
+    actor = infer(tree, ppo_batch(rows, **FLAGS))
     with tree.disable_adapter():
-        reference = infer(tree, batch_with(recorded_routes(rows), rows))["model_output"]
+        reference = infer(tree, batch_with(recorded_routes(rows), rows))
     assert "routed_experts" in actor and "routed_experts" not in reference
 
 
@@ -137,7 +87,7 @@ def test_a_call_may_be_told_not_to_repeat(path: Path) -> None:
     plain = infer(build_engine(path, tree=TreeConfig(mode="tree")), ppo_batch(rows, **FLAGS))
     told = infer(tree, batch_with(routes, rows, enable_routing_replay=False))
     repeated = infer(tree, batch_with(routes, rows, enable_routing_replay=True))
-    values = [one["model_output"]["log_probs"].values() for one in (plain, told, repeated)]
+    values = [one["log_probs"].values() for one in (plain, told, repeated)]
     assert torch.equal(values[0], values[1]) and not torch.allclose(values[0], values[2], atol=1e-3)
 
 
@@ -191,4 +141,4 @@ def test_critics_and_references_pass_over_routes_of_the_actor(path: Path, tmp_pa
     reference = build_engine(path, tree=TreeConfig(), engine={"forward_only": True})
     for engine, key in ((critic, "values"), (reference, "log_probs")):
         with_routes, without = (infer(engine, data) for data in (batch_with(routes, rows), ppo_batch(rows, **FLAGS)))
-        assert torch.equal(with_routes["model_output"][key].values(), without["model_output"][key].values())
+        assert torch.equal(with_routes[key].values(), without[key].values())

@@ -2,21 +2,16 @@
 alone: `*ForConditionalGeneration`, loaded by verl's own way, whole and cut."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch
-from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, assert_trains_as, run, wanted_positions
+from engine_harness import build_engine, nested, ppo_batch
+from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, assert_trains_as, run
 from hostile_rows import SHAPES
 from tensordict import TensorDict
-from transformers import AutoModelForImageTextToText
 from verl.utils import tensordict_utils as tu
 from wrapped_models import wrapped_config, wrapped_model
 
-from tree_rl.models.own_forwards import restore_own_forwards
-from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -25,7 +20,6 @@ SLOW = ("qwen3_vl_moe", "gemma3", "mistral3", "qwen3_vl", "glm46v", "gemma4", "i
 
 
 def save(path: Path, family: str) -> Path:
-    """A tiny checkpoint as published ones are."""
     wrapped_model(wrapped_config(family)).save_pretrained(path)
     return path
 
@@ -33,7 +27,7 @@ def save(path: Path, family: str) -> Path:
 def with_axes(data: TensorDict) -> TensorDict:
     """Positions as verl's agent loop gives them to models with rotary axes: of text, and of an image's three."""
     rows = [torch.arange(len(ids)).expand(4, -1).contiguous() for ids in data["input_ids"].unbind()]
-    data["position_ids"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    data["position_ids"] = nested(rows)
     return data
 
 
@@ -46,35 +40,13 @@ def with_type_ids(data: TensorDict, key: str, row_with_image: int | None = None)
     return data
 
 
-def compare(path: Path, **settings: Any) -> dict[str, Any]:
-    """Both engines on the same rows, whole and cut; what stock verl found."""
-    expected = alone(build_engine(path, tree=None, **settings), SHAPES["branches"])
-    for budget in (16, 1000):
-        tree = build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget), **settings)
-        assert_trains_as(expected, tree, SHAPES["branches"])
-    return expected
-
-
 @pytest.mark.parametrize("family", ("qwen3_5", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)))
 def test_an_update_whole_and_in_partitions(tmp_path: Path, family: str) -> None:
-    compare(save(tmp_path, family))
-
-
-@pytest.mark.parametrize("family", ("qwen2_5_vl", pytest.param("glm4v", marks=pytest.mark.slow)))
-def test_families_whose_attention_verl_replaces_by_flash_attention(tmp_path: Path, family: str) -> None:
-    # Stock verl's own text rows of these families need flash attention, and fail in transformers 5: the yardstick is
-    # the model without the forwards by which engines replace those of its classes.
     path = save(tmp_path, family)
-    rows = [np.array(one.tokens) for one in SHAPES["branches"]]
-    model = AutoModelForImageTextToText.from_pretrained(path)
-    restore_own_forwards(model)
-    expected = branch_log_probs(model, rows)
+    expected = alone(build_engine(path, tree=None), SHAPES["branches"])
     for budget in (16, 1000):
-        data = with_axes(ppo_batch(SHAPES["branches"], **FLAGS))
-        got = run(build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget)), data, LOSS)
-        wanted = wanted_positions(data)
-        found = got["model_output"]["log_probs"].values()[wanted]
-        torch.testing.assert_close(found, expected[wanted].to(found.dtype), rtol=2e-5, atol=2e-5)
+        tree = build_engine(path, tree=TreeConfig(mode="auto", max_tokens=budget))
+        assert_trains_as(expected, tree, SHAPES["branches"])
 
 
 @pytest.mark.parametrize(("family", "key"), (("gemma3", "token_type_ids"), ("qwen3_5", "mm_token_type_ids")))

@@ -1,16 +1,20 @@
 """What users switch on around the engine changes nothing: checkpointing, LoRA, untied heads, budgets, modes."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, alone, assert_trains_as, wanted_positions
+from equivalence import LOSS, alone, answers_of_heads, assert_trains_as, infer, run, wanted_positions
 from hostile_rows import SHAPES
 
-from tree_rl.models.edge_head import EdgeHead
+from tree_rl.cost.cost_fit import LEAST_EQUATIONS
+from tree_rl.cost.cost_model import CostModel
+from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.trainer.step_metrics import fitted_cost
 
 
 def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **build: Any) -> dict[str, Any]:
@@ -23,15 +27,7 @@ def compare_built(path: Path, name: str, *, tree: TreeConfig | None = None, **bu
 def test_an_untied_head_answers_every_forward_with_log_probs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int, forwards: int, reshard: bool
 ) -> None:
-    answers: list[str] = []
-    forward = EdgeHead.forward
-
-    def watching(head: EdgeHead, hidden: torch.Tensor) -> Any:
-        answer = forward(head, hidden)
-        answers.append(type(answer).__name__)
-        return answer
-
-    monkeypatch.setattr(EdgeHead, "forward", watching)
+    answers = answers_of_heads(monkeypatch)
     path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False))
     tree = TreeConfig(mode="tree", max_tokens=max_tokens, self_check=False)
     got = compare_built(path, "branches", tree=tree, engine={"reshard_after_forward": reshard})
@@ -39,71 +35,46 @@ def test_an_untied_head_answers_every_forward_with_log_probs(
     assert got["metrics"]["tree/partitions"].aggregate() == forwards and answers == ["EdgeValues"] * forwards
 
 
-@pytest.mark.parametrize("sync_every_micro_batch, max_tokens, partitions", ((True, 17, 4), (False, 3, 14)))
-def test_gradient_accumulation_over_small_budgets(
-    model_path: Path, sync_every_micro_batch: bool, max_tokens: int, partitions: int
+@pytest.mark.parametrize(
+    "name, tree, unique, flat",
+    (
+        ("two_groups", TreeConfig(mode="tree", scope="uid"), 12 + 12 + 4 * 4, 4 * 16),
+        ("two_groups", TreeConfig(mode="tree", scope="rank"), 12 + 4 * 4, 4 * 16),
+        ("no_common_root", TreeConfig(mode="auto"), 3 * 6, 3 * 6),
+    ),
+)
+def test_scope_and_mode_decide_who_may_share(
+    model_path: Path, name: str, tree: TreeConfig, unique: int, flat: int
 ) -> None:
-    got = compare_built(
-        model_path,
-        "two_groups",
-        tree=TreeConfig(mode="tree", max_tokens=max_tokens),
-        engine={"use_no_sync_for_gradient_accumulation": not sync_every_micro_batch},
-    )
-    # Two groups of two rows with a trunk of 12 tokens and 4 more each: 20 unique tokens a group, none computed twice.
-    assert len(got["loss"]) == 2
-    assert got["metrics"]["tree/unique_tokens"].aggregate() == 40
-    assert got["metrics"]["tree/partitions"].aggregate() == partitions
-
-
-def test_rows_without_trees_train_the_same(model_path: Path) -> None:
-    compare_built(model_path, "branches", tree=TreeConfig(mode="flat"))
-
-
-def test_auto_runs_groups_without_sharing_flat(model_path: Path) -> None:
-    got = compare_built(model_path, "no_common_root", tree=TreeConfig(mode="auto"))
-    metrics = got["metrics"]
-    assert metrics["tree/unique_tokens"].aggregate() == metrics["tree/flat_tokens"].aggregate()
-
-
-@pytest.mark.parametrize("scope, unique", (("uid", 12 + 12 + 4 * 4), ("rank", 12 + 4 * 4)))
-def test_scope_decides_who_may_share(model_path: Path, scope: str, unique: int) -> None:
-    got = compare_built(model_path, "two_groups", tree=TreeConfig(mode="tree", scope=scope))
-    assert got["metrics"]["tree/unique_tokens"].aggregate() == unique
-    assert got["metrics"]["tree/flat_tokens"].aggregate() == 4 * 16
+    metrics = compare_built(model_path, name, tree=tree)["metrics"]
+    assert [metrics[f"tree/{kind}_tokens"].aggregate() for kind in ("unique", "flat")] == [unique, flat]
 
 
 def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
     rows = [*SHAPES["two_groups"][::-1], *SHAPES["strict_prefix"]]
     wanted = wanted_positions(ppo_batch(rows))
     flags = {"calculate_entropy": True, "calculate_sum_pi_squared": True}
-    outputs = []
-    for tree in (None, TreeConfig(mode="tree", max_tokens=17), TreeConfig(mode="auto", max_tokens=40)):
-        engine = build_engine(model_path, tree=tree)
-        with engine.eval_mode(disable_auto_offload=True):
-            outputs.append(engine.infer_batch(ppo_batch(rows, **flags))["model_output"])
-    for output in outputs[1:]:
+    trees = (None, TreeConfig(mode="tree", max_tokens=17), TreeConfig(mode="auto", max_tokens=40))
+    expected, *outputs = (infer(build_engine(model_path, tree=tree), ppo_batch(rows, **flags)) for tree in trees)
+    for output in outputs:
         for key in ("log_probs", "entropy", "sum_pi_squared"):
-            torch.testing.assert_close(
-                output[key].values()[wanted], outputs[0][key].values()[wanted], rtol=2e-5, atol=2e-5
-            )
-            assert torch.equal(output[key].offsets(), outputs[0][key].offsets())
+            found, alone = output[key], expected[key]
+            torch.testing.assert_close(found.values()[wanted], alone.values()[wanted], rtol=2e-5, atol=2e-5)
+            assert torch.equal(found.offsets(), alone.offsets())
 
 
 def test_reference_policy_on_a_cpu(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True})
-    stock = build_engine(model_path, tree=None)
-    rows = SHAPES["branches"]
-    wanted = wanted_positions(ppo_batch(rows))
-    with engine.eval_mode(disable_auto_offload=True), stock.eval_mode(disable_auto_offload=True):
-        got, expected = (e.infer_batch(ppo_batch(rows))["model_output"]["log_probs"] for e in (engine, stock))
-    torch.testing.assert_close(got.values()[wanted], expected.values()[wanted], rtol=2e-5, atol=2e-5)
+    data = ppo_batch(SHAPES["branches"])
+    got, expected = (infer(one, data)["log_probs"].values() for one in (engine, build_engine(model_path, tree=None)))
+    wanted = wanted_positions(data)
+    torch.testing.assert_close(got[wanted], expected[wanted], rtol=2e-5, atol=2e-5)
 
 
 def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    loss = actor_loss("vanilla", "token-mean")
     with engine.train_mode(disable_auto_offload=True):
-        engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), loss)
+        engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
     engine.step.learner.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
     engine.save_checkpoint(str(tmp_path), global_step=1)
     configs = list(tmp_path.rglob("config.json"))
@@ -115,3 +86,21 @@ def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path
         assert torch.equal(got, expected), name
     budget = again.step.learner.budget
     assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)
+
+
+def test_updates_teach_what_work_costs_and_checkpoints_keep_it(model_path: Path, tmp_path: Path) -> None:
+    tree = TreeConfig(mode="tree", max_tokens=20)
+    engine = build_engine(model_path, tree=tree)
+    batches = [ppo_batch(rows, calculate_entropy=True) for rows in list(SHAPES.values())[:4]]
+    # An update is counted when the next one is planned.
+    *early, last = [run(engine, batches[number % 4], LOSS)["metrics"] for number in range(LEAST_EQUATIONS + 2)]
+    for metrics in early[:LEAST_EQUATIONS]:
+        assert not any(name.startswith(COST) for name in metrics) and "tree/cost_error" not in metrics
+    assert {f"{COST}{field.name}" for field in dataclasses.fields(CostModel)} <= set(last)
+    assert last["tree/cost_error"].aggregate() >= 0
+    reported = {f"actor/{name}": value.aggregate() for name, value in last.items() if name.startswith(COST)}
+    assert fitted_cost(reported, "actor") == engine.step.learner.calls.fitted and fitted_cost({}, "actor") is None
+    engine.save_checkpoint(str(tmp_path))
+    other = build_engine(model_path, tree=tree)
+    other.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    assert other.step.learner.calls.fitted == engine.step.learner.calls.fitted is not None

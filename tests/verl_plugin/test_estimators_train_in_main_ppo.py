@@ -7,8 +7,7 @@ another, so processes start once.
 import json
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +63,11 @@ def against_the_group(tree, *, scale=1.0):
 
 
 def branching_job(folder: Path) -> list[str]:
-    """Overrides of a job of eight prompts whose sessions can branch."""
     (folder / "writing.py").write_text(AGENTS)
     agent, key = "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "rollout.custom.gateway_agent"
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
-    prompts = [f"say {number}" for number in range(8)]
-    toy_qwen.save_prompts(folder / "prompts.parquet", prompts, {"check": CHECK}, agent_name="tree_gateway_agent")
+    task = {"check": CHECK}
+    toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS, task, agent_name="tree_gateway_agent")
     return [
         *overrides,
         f"+actor_rollout_ref.{key}.seed=1",
@@ -80,7 +78,6 @@ def branching_job(folder: Path) -> list[str]:
 
 
 def branching(policy: str, *, copies: bool) -> str:
-    """The override that makes sessions branch."""
     block = json.dumps({"policy": policy, "copies": copies, **POLICIES[policy]}).replace('"', "")
     return f"+actor_rollout_ref.rollout.custom.gateway_agent.branching={block}"
 
@@ -121,75 +118,38 @@ def check_rates(step: Mapping[str, float]) -> None:
     assert step["tree/reward_per_1000_trained_tokens"] == pytest.approx(reward / step["tree/unique_tokens"])
 
 
-def pairs() -> list[tuple[str, str, bool]]:
-    """Every estimator with a policy, and every policy with copies and with replay."""
-    ways = [(policy, copies) for policy in POLICIES for copies in (True, False)]
-    return [(estimator, *ways[number % len(ways)]) for number, estimator in enumerate(ESTIMATORS)]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the metrics and the rows of every pair."""
-    folder = tmp_path_factory.mktemp("runs")
-    overrides = [one for one in branching_job(folder) if "tree_dump_dir" not in one and "trainer.logger" not in one]
-    listed = []
-    for estimator, policy, copies in pairs():
-        own = folder / estimator
-        own.mkdir()
-        arguments = [
-            *overrides,
-            branching(policy, copies=copies),
-            f"+actor_rollout_ref.rollout.custom.tree_dump_dir={own / 'rows'}",
-            "trainer.logger=[console,file]",
-            f"algorithm.adv_estimator={estimator}",
-        ]
-        listed.append({"folder": str(own), "arguments": arguments, "made_by": {}})
-    (folder / "runs.json").write_text(json.dumps(listed))
-    ended = subprocess.run(
-        [sys.executable, "-m", "learning_seeds_job", str(folder / "runs.json")],
-        env=toy_qwen.job_environment(folder, Path(__file__).parents[2] / "benchmarks"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
-    return folder
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("estimator", "policy", "copies"), pairs())
-def test_every_estimator_and_every_policy_by_copy_and_by_replay(
-    runs: Path, estimator: str, policy: str, copies: bool
-) -> None:
-    steps = read_steps(runs / estimator / "steps.jsonl")
-    assert [number for number, _ in steps] == [1, 2]
-    for number, step in steps:
-        (file,) = (runs / estimator / "rows").glob(f"train-step{number:06d}-*")
-        check_generated(step, [json.loads(line) for line in file.read_text().splitlines()])
-        check_rates(step)
-        assert step["actor/grad_norm"] > 0 and step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
-        branches = FIRST * step["tree/branches_per_session"]
-        assert step["tree/sessions"] == pytest.approx(FIRST + branches)
-        assert branches == pytest.approx({"turns": FIRST, "fixed": 2 * FIRST}.get(policy, branches)) and branches > 0
-        assert step["rollout/unforked_sessions"] == 0
-        repeated = step["rollout/replayed_calls"]
-        if copies and not UNCONFINED:
-            assert repeated == 0
-        else:
-            assert repeated == (FIRST * (1 + 2) if policy == "fixed" else repeated) and repeated > 0
-
-
-def check_generated(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-    """What a branch shares with its parent is generated once; two sessions may draw equal tokens by chance."""
-    drawn, places = 0, defaultdict[str, set[tuple[int, ...]]](set)
-    for row in rows:
-        tokens = (*row["prompt_ids"], *row["response_ids"])
-        for at, mask in enumerate(row["response_mask"], len(row["prompt_ids"])):
-            if mask:
-                drawn += 1
-                places[row["uid"]].add(tokens[: at + 1])
-    assert sum(map(len, places.values())) <= step["rollout/generated_tokens"] < drawn
+def test_every_estimator_and_every_policy_by_copy_and_by_replay(tmp_path: Path) -> None:
+    base = [one for one in branching_job(tmp_path) if "tree_dump_dir" not in one and "trainer.logger" not in one]
+    ways = [(policy, copies) for policy in POLICIES for copies in (True, False)]
+    runs = {estimator: ways[number % len(ways)] for number, estimator in enumerate(ESTIMATORS)}
+    listed = []
+    for estimator, (policy, copies) in runs.items():
+        (tmp_path / estimator).mkdir()
+        chosen = [branching(policy, copies=copies), f"algorithm.adv_estimator={estimator}"]
+        arguments = [*base, *chosen, "trainer.logger=[console,file]"]
+        listed.append({"folder": str(tmp_path / estimator), "arguments": arguments, "made_by": {}})
+    (tmp_path / "runs.json").write_text(json.dumps(listed))
+    command = [sys.executable, "-m", "learning_seeds_job", str(tmp_path / "runs.json")]
+    environment = toy_qwen.job_environment(tmp_path, Path(__file__).parents[2] / "benchmarks")
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=1700)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
+    for estimator, (policy, copies) in runs.items():
+        steps = read_steps(tmp_path / estimator / "steps.jsonl")
+        assert [number for number, _ in steps] == [1, 2]
+        for _, step in steps:
+            check_rates(step)
+            assert step["actor/grad_norm"] > 0 and step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
+            branches = FIRST * step["tree/branches_per_session"]
+            assert step["tree/sessions"] == pytest.approx(FIRST + branches)
+            assert (
+                branches == pytest.approx({"turns": FIRST, "fixed": 2 * FIRST}.get(policy, branches)) and branches > 0
+            )
+            assert step["rollout/unforked_sessions"] == 0
+            repeated = step["rollout/replayed_calls"]
+            if copies and not UNCONFINED:
+                assert repeated == 0
+            else:
+                assert repeated == (FIRST * (1 + 2) if policy == "fixed" else repeated) and repeated > 0

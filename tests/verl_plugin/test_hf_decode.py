@@ -1,19 +1,14 @@
 """The embedded engine against `transformers.generate` and against a full forward."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from latent_models import latent_configs
 from tiny_sizes import sizes
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GptOssConfig,
-    MistralConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, MistralConfig, Qwen3Config
 
 from tree_rl.verl_plugin.embedded_rollout.decode import DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
@@ -24,13 +19,6 @@ SIZES = sizes(vocab_size=97, intermediate_size=48, eos_token_id=1, bos_token_id=
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZES),
     "mistral_window": MistralConfig(**SIZES, sliding_window=7),
-    "qwen3_mixed_window": Qwen3Config(
-        **SIZES,
-        sliding_window=5,
-        use_sliding_window=True,
-        max_window_layers=1,
-        layer_types=["full_attention", "sliding_attention"],
-    ),
     "gemma2_softcap": Gemma2Config(**SIZES, sliding_window=6, query_pre_attn_scalar=8),
     "gpt_oss_sinks": GptOssConfig(**SIZES, sliding_window=6, num_local_experts=4, num_experts_per_tok=2),
     "latent_attention": latent_configs(vocab_size=97, eos_token_id=1, bos_token_id=2)["deepseek_v3"],
@@ -62,6 +50,10 @@ def reference_of(model: torch.nn.Module) -> torch.nn.Module:
     return reference
 
 
+def qwen3_engine() -> DecodeEngine:
+    return DecodeEngine(build("qwen3"), capacity_tokens=96)
+
+
 def run_to_end(engine: DecodeEngine) -> None:
     for _ in range(1000):
         if engine.is_idle:
@@ -70,29 +62,30 @@ def run_to_end(engine: DecodeEngine) -> None:
     raise AssertionError("engine did not finish")
 
 
+def played(engine: DecodeEngine, ids: list[list[int]], **sampling: Any) -> list[Request]:
+    requests = [engine.request(one, Sampling(**{"temperature": 1.0, **sampling})) for one in ids]
+    run_to_end(engine)
+    return requests
+
+
 def assert_log_probs_of_a_full_forward(model: torch.nn.Module, request: Request, temperature: float = 1.0) -> None:
-    expected = full_forward_log_probs(model, request, temperature)
-    torch.testing.assert_close(torch.tensor(request.log_probs), expected, atol=1e-5, rtol=1e-5)
-
-
-def full_forward_log_probs(model: torch.nn.Module, request: Request, temperature: float = 1.0) -> torch.Tensor:
     ids = torch.tensor([request.prompt_ids + request.token_ids])
     with torch.no_grad():
         logits = reference_of(model)(input_ids=ids).logits[0].float() / temperature
     first = len(request.prompt_ids)
-    return torch.log_softmax(logits[first - 1 : -1], -1).gather(1, ids[0, first:, None]).squeeze(1)
+    expected = torch.log_softmax(logits[first - 1 : -1], -1).gather(1, ids[0, first:, None]).squeeze(1)
+    torch.testing.assert_close(torch.tensor(request.log_probs), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_greedy_equals_generate_and_log_probs_equal_a_full_forward(name: str) -> None:
     model = build(name)
     engine = DecodeEngine(model, capacity_tokens=96)
-    greedy = Sampling(max_tokens=20, temperature=0.0, stop_token_ids=frozenset({1}))
-    requests = [engine.request(ids, greedy) for ids in prompts([1, 17, 5, 33, 2])]
+    greedy = {"max_tokens": 20, "temperature": 0.0, "stop_token_ids": frozenset({1})}
+    requests = [engine.request(ids, Sampling(**greedy)) for ids in prompts([1, 17, 5, 33, 2])]
     for _ in range(4):
         engine.step()
-    requests += [engine.request(ids, greedy) for ids in prompts([9, 40], seed=2)]
-    run_to_end(engine)
+    requests += played(engine, prompts([9, 40], seed=2), **greedy)
     reference = reference_of(model)
     for request in requests:
         expected = reference.generate(
@@ -108,41 +101,29 @@ def test_greedy_equals_generate_and_log_probs_equal_a_full_forward(name: str) ->
 
 
 def test_log_probs_are_those_of_the_distribution_at_the_rollout_temperature() -> None:
-    model = build("qwen3")
-    engine = DecodeEngine(model, capacity_tokens=96)
+    engine = qwen3_engine()
     for temperature in (0.7, 1.3):
-        sampling = Sampling(max_tokens=15, temperature=temperature)
-        requests = [engine.request(ids, sampling) for ids in prompts([3, 30, 11])]
-        run_to_end(engine)
-        for request in requests:
-            assert_log_probs_of_a_full_forward(model, request, temperature)
+        for request in played(engine, prompts([3, 30, 11]), max_tokens=15, temperature=temperature):
+            assert_log_probs_of_a_full_forward(engine.model, request, temperature)
             assert request.finish_reason == "length" and len(request.token_ids) == 15
 
 
 def test_a_prompt_that_continues_a_finished_session_reuses_its_keys_and_values() -> None:
-    model = build("qwen3")
-    sampling = Sampling(max_tokens=10, temperature=1.0)
-    engine = DecodeEngine(model, capacity_tokens=96)
-    history = prompts([20])[0]
+    engine, history = qwen3_engine(), prompts([20])[0]
     for turn in range(4):
-        request = engine.request(history, sampling)
-        run_to_end(engine)
-        if turn:
-            # All but the observation and the last sampled token, which has not been run before.
-            assert request.cached_tokens == len(history) - 4
-        assert_log_probs_of_a_full_forward(model, request)
+        (request,) = played(engine, [history], max_tokens=10)
+        # All but the observation and the last sampled token, which has not been run before.
+        assert request.cached_tokens == (len(history) - 4 if turn else 0)
+        assert_log_probs_of_a_full_forward(engine.model, request)
         history = history + request.token_ids + prompts([3], seed=turn)[0]
 
 
 def test_simultaneous_requests_of_one_prompt_prefill_it_once() -> None:
-    model = build("qwen3")
-    engine = DecodeEngine(model, capacity_tokens=96)
-    prompt = prompts([50])[0]
-    requests = [engine.request(prompt, Sampling(max_tokens=8, temperature=1.0)) for _ in range(6)]
-    run_to_end(engine)
+    engine = qwen3_engine()
+    requests = played(engine, prompts([50]) * 6, max_tokens=8)
     assert sorted(request.cached_tokens for request in requests) == [0, 49, 49, 49, 49, 49]
     for request in requests:
-        assert_log_probs_of_a_full_forward(model, request)
+        assert_log_probs_of_a_full_forward(engine.model, request)
     assert len({tuple(request.token_ids) for request in requests}) > 1
 
 
@@ -162,42 +143,38 @@ def test_results_do_not_depend_on_how_few_slots_there_are() -> None:
 
 
 def test_new_weights_invalidate_reusable_prefixes() -> None:
-    model = build("qwen3")
-    engine = DecodeEngine(model, capacity_tokens=96)
-    prompt = prompts([20])[0]
-    engine.request(prompt, Sampling(max_tokens=4, temperature=0.0))
-    run_to_end(engine)
+    engine, ids = qwen3_engine(), prompts([20])
+    played(engine, ids, max_tokens=4)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in engine.model.parameters():
             parameter.mul_(1.1)
     engine.forget_prefixes()
-    request = engine.request(prompt, Sampling(max_tokens=8, temperature=1.0))
-    run_to_end(engine)
+    (request,) = played(engine, ids, max_tokens=8)
     assert request.cached_tokens == 0
-    assert_log_probs_of_a_full_forward(model, request)
+    assert_log_probs_of_a_full_forward(engine.model, request)
 
 
 def test_abort_returns_the_tokens_so_far_and_the_engine_goes_on() -> None:
-    model = build("qwen3")
-    engine = DecodeEngine(model, capacity_tokens=96)
-    running = engine.request(prompts([4])[0], Sampling(max_tokens=50, temperature=1.0))
+    engine, endless = qwen3_engine(), Sampling(max_tokens=50, temperature=1.0)
+    running = engine.request(prompts([4])[0], endless)
     for _ in range(3):
         engine.step()
-    waiting = engine.request(prompts([4])[0], Sampling(max_tokens=50, temperature=1.0))
+    waiting = engine.request(prompts([4])[0], endless)
     assert engine.abort_all() == [running, waiting]
     assert (running.finish_reason, len(running.token_ids), waiting.token_ids) == ("abort", 4, [])
-    again = engine.request(running.prompt_ids + running.token_ids, Sampling(max_tokens=5, temperature=1.0))
-    run_to_end(engine)
+    (again,) = played(engine, [running.prompt_ids + running.token_ids], max_tokens=5)
     assert again.cached_tokens == len(running.prompt_ids) + 3
-    assert_log_probs_of_a_full_forward(model, again)
+    assert_log_probs_of_a_full_forward(engine.model, again)
 
 
-def test_bad_prompts_are_refused_by_name() -> None:
-    engine = DecodeEngine(build("qwen3"), capacity_tokens=20)
-    sampling = Sampling(max_tokens=4)
-    with pytest.raises(ValueError, match="empty prompt"):
-        engine.request([], sampling)
-    with pytest.raises(ValueError, match=r"token id 97: expected ids in \[0, 97\)"):
-        engine.request([3, 97], sampling)
-    with pytest.raises(ValueError, match="prompt of 20 tokens leaves no room in a context of 20"):
-        engine.request([3] * 20, sampling)
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([], "empty prompt"),
+        ([3, 97], r"token id 97: expected ids in \[0, 97\)"),
+        ([3] * 96, "prompt of 96 tokens leaves no room in a context of 96"),
+    ],
+)
+def test_bad_prompts_are_refused_by_name(ids: list[int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        qwen3_engine().request(ids, Sampling(max_tokens=4))

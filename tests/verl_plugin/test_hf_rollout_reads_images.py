@@ -3,12 +3,12 @@ apart."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine
+from equivalence import infer
 from image_batches import picture_batch
 from image_rows import IMAGE_TOKEN, SHAPES, Picture, PictureRow, row, text
 from transformers import AutoModelForImageTextToText
@@ -35,15 +35,15 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in root.iterdir()}
 
 
-def decode_engine(path: Path, **settings: Any) -> DecodeEngine:
+def decode_engine(path: Path) -> DecodeEngine:
     model = AutoModelForImageTextToText.from_pretrained(path, attn_implementation=ATTENTION)
     use_language_model(model)
-    return DecodeEngine(model, capacity_tokens=64, **settings)
+    return DecodeEngine(model, capacity_tokens=64)
 
 
-def ask(engine: DecodeEngine, one: PictureRow, seed: int = 0, **sampling: Any) -> Request:
+def ask(engine: DecodeEngine, one: PictureRow, seed: int = 0) -> Request:
     images = PromptImages.of(engine.model, one.tokens, one.pixel_values, one.grid_thw) if one.pictures else None
-    return engine.request(one.tokens, Sampling(max_tokens=6, seed=seed, **sampling), images)
+    return engine.request(one.tokens, Sampling(max_tokens=6, seed=seed), images)
 
 
 def finish(engine: DecodeEngine) -> None:
@@ -51,12 +51,15 @@ def finish(engine: DecodeEngine) -> None:
         engine.step()
 
 
+def answered(engine: DecodeEngine, one: PictureRow) -> Request:
+    request = ask(engine, one)
+    finish(engine)
+    return request
+
+
 def log_probs_of_trainer(path: Path, rows: list[PictureRow]) -> list[torch.Tensor]:
-    model = AutoModelForImageTextToText.from_pretrained(path)
-    data = picture_batch(model, rows)
-    engine = build_engine(path, tree=TreeConfig(mode="tree"))
-    with engine.eval_mode(disable_auto_offload=True):
-        return list(engine.infer_batch(data)["model_output"]["log_probs"].unbind())
+    data = picture_batch(AutoModelForImageTextToText.from_pretrained(path), rows)
+    return list(infer(build_engine(path, tree=TreeConfig(mode="tree")), data)["log_probs"].unbind())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -70,8 +73,7 @@ def test_log_probs_are_those_of_the_trainers_engine(paths: dict[str, Path], fami
     longer = []
     for one, request in zip(PROMPTS, together, strict=True):
         next_turn = replace(one, pieces=(*one.pieces, request.token_ids, [92], Picture(seed=9), [93, 5]))
-        longer.append((next_turn, ask(engine, next_turn)))
-        finish(engine)
+        longer.append((next_turn, answered(engine, next_turn)))
     assert sum(request.cached_tokens for request in again) > sum(request.cached_tokens for request in together)
     cases = [*zip(PROMPTS, together, strict=True), *zip(PROMPTS, again, strict=True), *longer]
     rows = [replace(one, pieces=(*one.pieces, request.token_ids)) for one, request in cases]
@@ -86,41 +88,28 @@ def test_prompts_with_equal_ids_share_only_tokens_before_another_image(paths: di
     engine = decode_engine(paths["qwen3_vl"])
     trunk, end = text(1, 5), text(2, 4)
     rows = [row(trunk, Picture(seed=seed), end) for seed in (1, 2, 1)]
-    cached = []
-    for one in rows:
-        request = ask(engine, one)
-        finish(engine)
-        cached.append(request.cached_tokens)
     assert rows[0].tokens == rows[1].tokens
+    cached = [answered(engine, one).cached_tokens for one in rows]
     assert cached == [0, len(trunk), len(rows[0].tokens) - 1]
-    other_grid = ask(engine, row(trunk, Picture(seed=1, width=8, height=2), end))
-    finish(engine)
-    assert other_grid.cached_tokens == len(trunk)
+    assert answered(engine, row(trunk, Picture(seed=1, width=8, height=2), end)).cached_tokens == len(trunk)
 
 
-def test_features_are_computed_once_per_image_until_the_weights_change(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = decode_engine(paths["qwen3_vl"])
-    seen = []
-    tower = engine.model.base_model.visual
-    tower.register_forward_pre_hook(lambda *_: seen.append(1))
+def test_features_are_computed_once_per_image_until_the_weights_change(paths: dict[str, Path]) -> None:
+    engine, seen = decode_engine(paths["qwen3_vl"]), []
+    engine.model.base_model.visual.register_forward_pre_hook(lambda *_: seen.append(1))
     one = row(text(1, 5), Picture(seed=1), text(2, 4), Picture(seed=2), text(3, 2), Picture(seed=1), text(4, 2))
     for number in range(3):
-        ask(engine, replace(one, pieces=(text(20 + number, 3), *one.pieces)))
-        finish(engine)
+        answered(engine, replace(one, pieces=(text(20 + number, 3), *one.pieces)))
     assert len(seen) == 2
     engine.forget_prefixes()
-    ask(engine, one)
-    finish(engine)
+    answered(engine, one)
     assert len(seen) == 4
 
 
 def test_tokens_of_images_are_never_drawn_and_log_probs_count_them(paths: dict[str, Path]) -> None:
     engine = decode_engine(paths["qwen3_vl"])
     with torch.no_grad():
-        head = engine.model.get_output_embeddings()
-        head.weight.zero_()
+        engine.model.get_output_embeddings().weight.zero_()
     requests = [ask(engine, row(text(seed, 5)), seed) for seed in range(200)]
     finish(engine)
     drawn = np.concatenate([request.token_ids for request in requests])

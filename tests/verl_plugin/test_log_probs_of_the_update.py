@@ -3,7 +3,6 @@
 Partitions preview log-probs only where a loss needs them and no inference has found them.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from engine_harness import Row, build_engine, ppo_batch, save_model
 from equivalence import (
     AGG_MODES,
     FLAGS,
+    LOSS,
     POLICY_LOSSES,
     actor_loss,
     alone,
@@ -26,18 +26,16 @@ from equivalence import (
     without_pass,
 )
 from hostile_rows import SHAPES, row, tokens
+from local_trainer import build_worker
+from omegaconf import OmegaConf
 from rank_engines import empty_batch
 from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.engine.verl_loss import (
-    REUSE_LOG_PROBS,
-    SEPARABLE_POLICY_LOSSES,
-    OnPolicyLoss,
-    is_token_separable,
-)
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
+from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
 
 ROWS = SHAPES["masks_differ_on_shared_prefix"]
 TREES = {
@@ -82,7 +80,7 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
     # `auto` runs rows that share nothing without a tree, beside a tree; temperatures differ row by row.
     alone = [row(tokens(20 + at, 65), prompt=1, uid=f"alone {at}", temperature=0.8) for at in range(3)]
     rows = [*SHAPES["temperatures_differ"], *alone]
-    loss = actor_loss("vanilla", "token-mean", entropy=0.0)
+    loss = actor_loss("vanilla", "token-mean", entropy_coeff=0.0)
     engine = build_engine(model_path, tree=TreeConfig(mode=mode, self_check=mode == "auto"))
     settings = {"use_remove_padding": remove_padding}
     expected = run_after_pass(stock, rows, loss, return_model_output=True, **settings)
@@ -90,7 +88,7 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
     wanted = wanted_positions(ppo_batch(rows))
     assert_equal_runs(expected, got, wanted, ("log_probs",))
     assert "actor/entropy_loss" not in got["metrics"]
-    found, of_pass = engine.take_outputs_of_update(), infer(stock, rows, **settings)
+    found, of_pass = engine.take_outputs_of_update(), infer(stock, ppo_batch(rows, calculate_entropy=True, **settings))
     for name, values in found.items():
         torch.testing.assert_close(values.values()[wanted], of_pass[name].values()[wanted], rtol=2e-5, atol=2e-5)
     if mode == "auto":
@@ -101,17 +99,16 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
 
 
 def engine_plan(engine: Any, rows: list[Row]) -> Any:
-    """The micro-batches in which an engine runs rows."""
     seen: list[Any] = []
     original = engine.step.run_call
     engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
-    infer(engine, rows)
+    infer(engine, ppo_batch(rows))
     return seen[0].micro_batches
 
 
 def test_with_the_auxiliary_loss_the_update_counts_experts_itself(tmp_path: Path) -> None:
     path, rows = save_model(tmp_path, CONFIGS["qwen3_moe"]), SHAPES["two_groups"]
-    loss = actor_loss("vanilla", "token-mean")
+    loss = LOSS
     engine = build_engine(path, tree=TreeConfig(max_tokens=5, router_aux_loss_coef=COEF))
     expected = run_after_pass(engine, rows, loss, **FLAGS)
     engine.forget()
@@ -133,26 +130,9 @@ def test_path_weights_scale_the_same_gradient(model_path: Path, weighting: str) 
 def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
     data = empty_batch()
     tu.assign_non_tensor(data, **{REUSE_LOG_PROBS: True})
-    got = run(engines["partitioned"], data, actor_loss("vanilla", "token-mean"))
+    got = run(engines["partitioned"], data, LOSS)
     assert not any(gradient.any() for gradient in got["gradients"].values())
     assert engines["partitioned"].take_outputs_of_update() == {}
-
-
-@pytest.mark.parametrize("loss_mode", POLICY_LOSSES)
-def test_losses_that_couple_tokens_are_known(loss_mode: str) -> None:
-    loss = actor_loss(loss_mode, "token-mean")
-    assert is_token_separable(loss) == (loss_mode in SEPARABLE_POLICY_LOSSES)
-    assert is_token_separable(OnPolicyLoss(loss, True)) == (loss_mode != "clip_cov")
-
-
-def test_an_unknown_loss_is_taken_for_coupled() -> None:
-    for unknown in (lambda **_: None, partial(max, 1), OnPolicyLoss(lambda **_: None, True)):
-        assert not is_token_separable(unknown)
-
-
-@pytest.fixture
-def tree(engines: dict[str, Any]) -> Any:
-    return engines["partitioned"]
 
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
@@ -174,8 +154,9 @@ def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, d
 @pytest.mark.parametrize("is_reused", (False, True))
 @pytest.mark.parametrize("loss_mode", ("vanilla", "gspo", "clip_cov"))
 def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
-    tree: Any, loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Any], loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tree = engines["partitioned"]
     tree.forget()
     data = (without_pass if is_reused else ppo_batch)(SHAPES["branches"], **FLAGS)
     ops = ops_of_one_update(tree, actor_loss(loss_mode, "token-mean"), monkeypatch, data)
@@ -185,13 +166,13 @@ def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
 
 
 def test_on_policy_updates_reuse_the_log_probs_of_the_inference(
-    stock: Any, tree: Any, monkeypatch: pytest.MonkeyPatch
+    stock: Any, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = actor_loss("gspo", "seq-mean-token-mean")
-    infer(tree, SHAPES["branches"])
+    loss, tree = actor_loss("gspo", "seq-mean-token-mean"), engines["partitioned"]
+    infer(tree, ppo_batch(SHAPES["branches"]))
     ops = ops_of_one_update(tree, loss, monkeypatch)
     assert ops.count("F") == ops.count("B")
-    infer(tree, SHAPES["branches"])
+    infer(tree, ppo_batch(SHAPES["branches"]))
     assert_trains_as(alone(stock, SHAPES["branches"], loss), tree, SHAPES["branches"], loss)
 
 
@@ -200,23 +181,41 @@ def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
 ) -> None:
     engine, loss = build_engine(model_path, tree=TREES["partitioned"]), actor_loss("gspo", "token-mean")
     for name in ("branches", "comb"):
-        infer(engine, SHAPES[name])
+        infer(engine, ppo_batch(SHAPES[name]))
     ops = ops_of_one_update(engine, loss, monkeypatch)
     assert ops.count("F") == 2 * ops.count("B")
-    infer(engine, SHAPES["branches"])
+    infer(engine, ppo_batch(SHAPES["branches"]))
     with engine.train_mode(disable_auto_offload=True):
         engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
     ops = ops_of_one_update(engine, loss, monkeypatch)
     assert ops.count("F") == 2 * ops.count("B")
 
 
+def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # verl's worker around a real actor, without the Ray processes that would call it.
+    worker = TreeDetachActorWorker.__new__(TreeDetachActorWorker)
+    worker.config = OmegaConf.create({"actor": {"strategy": "fsdp2"}})
+    worker.actor, worker._strategy_handlers = build_worker(model_path), None
+    data, loss = ppo_batch(SHAPES["branches"], max_tokens=7, **FLAGS), actor_loss("gspo", "token-mean")
+    # The second update of a step, as verl's trainer runs it: old log-probs with the step's first weights.
+    worker.save_model_to_cpu(0)
+    worker.save_model_to_cpu(1)
+    worker.restore_model_from_cpu(0)
+    infer(worker.actor.engine, data)
+    worker.restore_model_from_cpu(1)
+    ops = ops_of_one_update(worker.actor.engine, loss, monkeypatch, data)
+    assert ops.count("F") == 2 * ops.count("B") > 2
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    engine = build_engine(model_path, tree=TREES["partitioned"], model=lora)
+    with engine.disable_adapter():
+        infer(engine, data)
+    ops = ops_of_one_update(engine, loss, monkeypatch, data)
+    assert ops.count("F") == 2 * ops.count("B") > 2
+
+
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", reuse_log_probs=True))
     with pytest.raises(UnsupportedFeatureError, match=r"tree\.reuse_log_probs=True, but the trainer .*tree_sync"):
-        run(engine, ppo_batch(ROWS), actor_loss("vanilla", "token-mean"))
-
-
-@pytest.mark.parametrize("value", ("yes", 1, None))
-def test_only_three_values_are_choices(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"tree\.reuse_log_probs=.*: expected auto, true or false"):
-        TreeConfig(reuse_log_probs=value)
+        run(engine, ppo_batch(ROWS), LOSS)

@@ -91,11 +91,9 @@ def step_of(sent: dict[str, Any], step: int, ranks: int) -> list[str]:
     return [sent["keys"][place] for place in places if sent["real"][place]]
 
 
-def policy_loss_of(loss_mode: str, agg_mode: str) -> Any:
+def loss_of(role: str, loss_mode: str, agg_mode: str) -> Any:
     """With verl's default scale: null divides by the longest response."""
-    loss = actor_loss(loss_mode, agg_mode)
-    vars(loss.keywords["config"])["loss_scale_factor"] = None
-    return loss
+    return actor_loss(loss_mode, agg_mode, loss_scale_factor=None) if role == "actor" else critic_loss(agg_mode)
 
 
 def steps_of(worker: Any, loss: Any, data: TensorDict) -> tuple[list[Any], dict[str, Any]]:
@@ -122,28 +120,24 @@ def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
 
 
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's share under every loss."""
     join(rank, world, port)
     sent = pickle.loads(Path(out, "sent.pkl").read_bytes())
     workers = both_roles(Path(out))
     share = np.array(sent["keys"]).reshape(world, -1)[rank].tolist()
     results = {}
     for role, loss_mode, agg_mode in cases():
-        loss = policy_loss_of(loss_mode, agg_mode) if role == "actor" else critic_loss(agg_mode)
         data = columns(sent["rows"], share, **sent["flags"][role])
-        results[role, loss_mode, agg_mode] = steps_of(workers[role], loss, data)
+        results[role, loss_mode, agg_mode] = steps_of(workers[role], loss_of(role, loss_mode, agg_mode), data)
     torch.save(results, f"{out}/rank_{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Role, policy loss and aggregation."""
     return [("actor", *case) for case in ACTOR_CASES] + [("critic", "", mode) for mode in AGG_MODES[2:]]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An actor and a critic."""
     root = tmp_path_factory.mktemp("step")
     save_model(root / "actor", tiny_qwen3())
     save_model(root / "critic", tiny_qwen3(), value=True)
@@ -152,7 +146,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
-    """What the trainer sent, and what each of two ranks found."""
     with pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(0)
         sent = prepared(local_queue(patch), ranks=2)
@@ -163,7 +156,6 @@ def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
 
 @pytest.fixture(scope="module")
 def stock(root: Path) -> dict[str, Any]:
-    """Stock verl's engines, one rank."""
     return {role: build_engine(root / role, tree=None, value=role == "critic") for role in ("actor", "critic")}
 
 
@@ -172,13 +164,12 @@ def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
     two_ranks: Any, stock: dict[str, Any], role: str, loss_mode: str, agg_mode: str
 ) -> None:
     sent, found = two_ranks
-    loss = policy_loss_of(loss_mode, agg_mode) if role == "actor" else critic_loss(agg_mode)
     sizes = set()
     for step in range(2):
         keys = step_of(sent, step, ranks=2)
         sizes.add(len(keys))
         flags = {**sent["flags"][role], "global_batch_size": len(keys), "calculate_entropy": role == "actor"}
-        expected = run(stock[role], columns(sent["rows"], keys, **flags), loss)
+        expected = run(stock[role], columns(sent["rows"], keys, **flags), loss_of(role, loss_mode, agg_mode))
         assert_equal_gradients(expected["gradients"], found[0][role, loss_mode, agg_mode][0][step])
         reported = found[0][role, loss_mode, agg_mode][1], found[1][role, loss_mode, agg_mode][1]
         for name in [name for name in expected["metrics"] if name.endswith("loss")]:
@@ -201,10 +192,9 @@ def test_path_weights_of_a_step_make_a_weighted_average(
     torch.manual_seed(0)
     sent = prepared(queue, ranks=1, weighting=weighting)
     tree = replace(TREE, path_weighting=weighting)
-    loss = policy_loss_of("vanilla", agg_mode)
+    loss, of_sums = loss_of("actor", "vanilla", agg_mode), actor_loss("vanilla", agg_mode, loss_scale_factor=1)
     worker = both_roles(root, tree)["actor"]
     found, metrics = steps_of(worker, loss, columns(sent["rows"], sent["keys"], **sent["flags"]["actor"]))
-    vars(loss.keywords["config"])["loss_scale_factor"] = 1
     for step in range(2):
         keys = step_of(sent, step, ranks=1)
         longest = max(len(sent["rows"][key]["response_mask"]) for key in keys)
@@ -216,13 +206,13 @@ def test_path_weights_of_a_step_make_a_weighted_average(
             total += float(weights[mask.bool()].mean()) if mask.any() else float(weights.max())
             # A loss is linear in what multiplies its tokens, one at a time.
             for weight in weights[mask.bool()].unique().tolist():
-                part = gradient_of_tokens(stock["actor"], sent, key, loss, mask.bool() & (weights == weight))
+                part = gradient_of_tokens(stock["actor"], sent, key, of_sums, mask.bool() & (weights == weight))
                 for name, gradient in part.items():
                     expected[name] = expected.get(name, 0) + weight / scale * gradient
         assert_equal_gradients({name: value / total for name, value in expected.items()}, found[step])
         # What is reported is the average of rows, as without path weights.
         flags = {**sent["flags"]["actor"], "global_batch_size": len(keys)}
-        plain = run(stock["actor"], columns(sent["rows"], keys, **flags), policy_loss_of("vanilla", agg_mode))
+        plain = run(stock["actor"], columns(sent["rows"], keys, **flags), loss)
         for name in ("actor/pg_loss", "actor/entropy_loss"):
             got = float(np.sum(_number(metrics[name][step])))
             assert got == pytest.approx(float(_number(plain["metrics"][name])), rel=1e-4, abs=1e-6)

@@ -13,15 +13,34 @@ from transformers import AutoConfig, PretrainedConfig
 from tree_rl.models.fused_layers import has_liger
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job
 
-SMALL = sizes(
-    vocab_size=64,
-    intermediate_size=32,
-    bos_token_id=1,
-    eos_token_id=2,
-    max_position_embeddings=None,
-    initializer_range=None,
-)
+TOKENS = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = sizes(**TOKENS, intermediate_size=32, max_position_embeddings=None, initializer_range=None)
 KEY, ENGINE = "actor_rollout_ref.model", "actor_rollout_ref.actor.fsdp_config"
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+ONE_OF_FOUR = {"num_experts_per_tok": 1, "num_local_experts": 4}
+UNTIED, REPLAY = {"tie_word_embeddings": False}, {"router_replay": {"mode": "R3"}}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    # (family, its settings, what a job asks of it, reason)
+    ("mamba", {}, {}, r"^actor_rollout_ref\.model\.path=.*state is not followed"),
+    ("qwen3", DYNAMIC, {}, r"^actor_rollout_ref\.model\.path=.*rope_type=dynamic"),
+    ("qwen3_next", {}, {"engine": {"tree": {"mode": "flat"}}}, r"tree\.mode=flat packs rows"),
+    (
+        "qwen3",
+        {},
+        {"engine": {"ulysses_sequence_parallel_size": 8}},
+        r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4",
+    ),
+    ("qwen3", {}, {"engine": REPLAY}, r"no experts .*router_replay\.mode"),
+    (
+        "qwen3",
+        {},
+        {"engine": {"tree": {"router_aux_loss_coef": 0.01}}},
+        r"no experts .*unset tree\.router_aux_loss_coef",
+    ),
+    ("mixtral", ONE_OF_FOUR, {"engine": REPLAY}, r"router_replay\.mode=R3"),
+    ("qwen3", UNTIED, {"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
+    ("qwen3", UNTIED, {"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
+]
 
 
 def saved(folder: Path, family: str, **settings: Any) -> str:
@@ -43,61 +62,18 @@ def test_trained_families_pass(tmp_path: Path, family: str) -> None:
         check(saved(tmp_path, family), is_value=is_value)
 
 
-@pytest.mark.parametrize(
-    ("family", "settings", "reason"),
-    (
-        ("mamba", {}, "state is not followed"),
-        ("qwen3", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rope_type=dynamic"),
-    ),
-)
-def test_others_are_refused_with_key_and_reason(
-    tmp_path: Path, family: str, settings: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"^actor_rollout_ref\.model\.path=.*{reason}"):
-        check(saved(tmp_path, family, **settings))
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "engine", "reason"),
-    (
-        ("qwen3_next", {}, {"tree": {"mode": "flat"}}, r"tree\.mode=flat packs rows"),
-        (
-            "qwen3",
-            {},
-            {"ulysses_sequence_parallel_size": 8},
-            r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4",
-        ),
-        ("qwen3", {}, {"router_replay": {"mode": "R3"}}, r"no experts .*router_replay\.mode"),
-        ("qwen3", {}, {"tree": {"router_aux_loss_coef": 0.01}}, r"no experts .*unset tree\.router_aux_loss_coef"),
-        (
-            "mixtral",
-            {"num_experts_per_tok": 1, "num_local_experts": 4},
-            {"router_replay": {"mode": "R3"}},
-            r"router_replay\.mode=R3",
-        ),
-    ),
-)
-def test_what_an_engine_cannot_do_with_a_model_is_refused(
-    tmp_path: Path, family: str, settings: dict[str, Any], engine: dict[str, Any], reason: str
+@pytest.mark.parametrize(("family", "settings", "asked", "reason"), REFUSED)
+def test_what_trees_or_an_engine_cannot_do_with_a_model_is_refused(
+    tmp_path: Path, family: str, settings: dict[str, Any], asked: dict[str, Any], reason: str
 ) -> None:
     path = saved(tmp_path, family, **settings)
-    check(path)
+    if asked:
+        check(path)
+    adapter = {"lora_rank": 4} if "target_modules" in asked else {}
+    if adapter:
+        check(path, **adapter, target_modules="all-linear")
     with pytest.raises(ValueError, match=reason):
-        check(path, engine)
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    (
-        ({"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
-        ({"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
-    ),
-)
-def test_adapters_are_tried_on_the_model(tmp_path: Path, model: dict[str, Any], reason: str) -> None:
-    path = saved(tmp_path, "qwen3", tie_word_embeddings=False)
-    check(path, lora_rank=4, target_modules="all-linear")
-    with pytest.raises(ValueError, match=reason):
-        check(path, lora_rank=4, **model)
+        check(path, **adapter, **asked)
 
 
 def test_an_adapters_folder_is_tried_on_the_model(tmp_path: Path) -> None:

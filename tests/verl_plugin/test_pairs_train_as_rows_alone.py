@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import Row, build_engine, ppo_batch
+from engine_harness import Row, build_engine, ppo_batch, with_whole_masks
 from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES
-from layouts_of_four_ranks import with_whole_masks
 from rank_engines import join, spawn
 from tensordict import TensorDict
 from torch.nn.functional import logsigmoid
@@ -103,7 +102,6 @@ def test_a_tree_of_pairs_is_its_pairs(
 
 
 def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    """This rank's pairs, every second one."""
     join(rank, world, port)
     engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
     for name in ("dpo", "ipo"):

@@ -17,7 +17,6 @@ def forest(branches: int, seed: int = 0, trunk: int = 10) -> Forest:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Budgets of the plans that were made."""
     calls: list[int] = []
 
     def counting(forest: Forest, max_tokens: int) -> object:

@@ -35,10 +35,12 @@ def rows_of(found: PreferenceRows) -> list[list[tuple[list[int], list[int]]]]:
     return [[(row.token_ids.tolist(), row.trained.astype(int).tolist()) for row in pair] for pair in found.pairs]
 
 
-def test_messages_with_the_prompt_apart_or_not(read: Read, tokenizer: Any) -> None:
+def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer: Any) -> None:
     apart = read(prompt=[[ASKED]], chosen=[[DIGITS]], rejected=[[WORDS]])
     together = read(chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
-    assert rows_of(apart) == rows_of(together)
+    text = '[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "%s"}]'
+    as_json = read(chosen=[text % "123"], rejected=[text % "no"])
+    assert rows_of(apart) == rows_of(together) == rows_of(as_json)
     start = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=False)
     for answer, (ids, mask) in zip((DIGITS, WORDS), rows_of(apart)[0], strict=True):
         assert ids == tokenizer.apply_chat_template([ASKED, answer], return_dict=False)
@@ -50,12 +52,6 @@ def test_only_turns_of_the_assistant_are_trained(read: Read, tokenizer: Any) -> 
     ids, mask = rows_of(found)[0][0]
     trained = tokenizer.decode([token for token, is_trained in zip(ids, mask, strict=True) if is_trained])
     assert "look" in trained and "123" in trained and "result" not in trained and "Count" not in trained
-
-
-def test_messages_as_json_text(read: Read) -> None:
-    text = '[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "%s"}]'
-    plain = read(chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
-    assert rows_of(read(chosen=[text % "123"], rejected=[text % "no"])) == rows_of(plain)
 
 
 def test_texts_end_with_the_end_of_a_text(read: Read, tokenizer: Any) -> None:

@@ -6,11 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_harness import save_model, tiny_qwen3
 from local_trainer import config_of_mode
 from omegaconf import OmegaConf
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout import router as verls_router
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
@@ -43,14 +40,11 @@ class Handle:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> list[HFServer]:
-    path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(vocab_size=64, eos_token_id=1))
-    backend = Tokenizer(models.WordLevel({f"t{i}": i for i in range(64)}, unk_token="t0"))
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t1", pad_token="t0").save_pretrained(path)
+def servers(word_model: str) -> list[HFServer]:
     rollout = RolloutConfig(
         name="hf", tensor_model_parallel_size=1, prompt_length=60, response_length=20, dtype="float32"
     )
-    model = HFModelConfig(path=str(path), override_config={"attn_implementation": "sdpa"})
+    model = HFModelConfig(path=word_model, override_config={"attn_implementation": "sdpa"})
     return [HFServer(rollout, model, replica_rank=rank, num_threads=1, weights_follow=False) for rank in range(3)]
 
 

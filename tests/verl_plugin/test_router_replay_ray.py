@@ -26,7 +26,7 @@ def steps_of(folder: Path, *more: str, **variables: str) -> list[dict[str, float
     folder.mkdir()
     overrides = toy_qwen.ppo_overrides(
         toy_qwen.save_model(folder / "model", Qwen3MoeConfig, **EXPERTS),
-        toy_qwen.save_prompts(folder / "prompts.parquet", [f"say {i}" for i in range(8)]),
+        toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS),
         toy_qwen.save_reward(folder / "reward.py"),
         folder / "out",
     )

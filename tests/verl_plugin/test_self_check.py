@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import LOSS, run
+from equivalence import LOSS, infer, run
 from hostile_rows import SHAPES
 
 from tree_rl.training.self_check import TreeMismatchError
@@ -29,29 +29,23 @@ def test_the_check_keeps_to_the_budget(model_path: Path, max_tokens: int, checke
     assert sum(lengths) <= max_tokens
 
 
-def leaky(layer: torch.nn.Module) -> Any:
-    """A layer that mixes in its left neighbour in DFS order, as any recurrent layer does that ignores the tree."""
+def leaky_engine(path: Path, *, only_in_training: bool = False, **build: Any) -> Any:
+    """A layer mixes in its left neighbour in DFS order, as any recurrent layer does that ignores the tree."""
+    engine = build_engine(path, **{"tree": TreeConfig(mode="tree"), **build})
+    layer = engine.module.model.layers[0].mlp
     forward = layer.forward
 
-    def mixing(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        out = forward(hidden, *args, **kwargs)
-        return out + 0.5 * torch.cat([out[:, :1] * 0, out[:, :-1]], dim=1)
+    def mixing(hidden: torch.Tensor) -> torch.Tensor:
+        out = forward(hidden)
+        leaks = layer.training or not only_in_training
+        return out + 0.5 * torch.cat([out[:, :1] * 0, out[:, :-1]], dim=1) if leaks else out
 
-    return mixing
-
-
-def test_a_model_that_mixes_siblings_is_stopped(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=True))
-    layer = engine.module.model.layers[0].mlp
-    layer.forward = leaky(layer)
-    with engine.train_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: log_probs"):
-        engine.forward_backward_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
+    layer.forward = mixing
+    return engine
 
 
 def test_it_can_be_switched_off(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=False))
-    layer = engine.module.model.layers[0].mlp
-    layer.forward = leaky(layer)
+    engine = leaky_engine(model_path, tree=TreeConfig(mode="tree", self_check=False))
     run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
 
 
@@ -61,38 +55,26 @@ def test_it_can_be_switched_off(model_path: Path) -> None:
         *(("no_common_root", TreeConfig(mode="auto")), ("strict_prefix", TreeConfig(mode="auto"))),
         ("no_common_root", TreeConfig(mode="tree", max_tokens=5, scope="uid")),
         *((name, TreeConfig(mode="tree")) for name in ("identical", "one_row_untrained", "single_response_token")),
+        ("branches", TreeConfig(mode="tree", self_check=True)),
     ),
 )
-def test_something_is_compared_whatever_the_first_rows_are(model_path: Path, name: str, tree: TreeConfig) -> None:
+def test_a_model_that_mixes_siblings_is_stopped_whatever_the_first_rows_are(
+    model_path: Path, name: str, tree: TreeConfig
+) -> None:
     """Rows that share nothing stand beside a made-up sibling."""
-    engine = build_engine(model_path, tree=tree)
-    layer = engine.module.model.layers[0].mlp
-    layer.forward = leaky(layer)
-    with engine.train_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: log_probs"):
-        engine.forward_backward_batch(ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)
-
-
-def test_the_error_is_a_metric(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    got = run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
-    assert 0 < engine.step.self_check.error == got["metrics"]["tree/self_check_error"].aggregate() < 2e-5
+    with pytest.raises(TreeMismatchError, match="self-check: log_probs"):
+        run(leaky_engine(model_path, tree=tree), ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)
 
 
 def test_an_inference_first_is_checked_as_training_computes(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    layer = engine.module.model.layers[0].mlp
-    forward, mixing = layer.forward, leaky(layer)
-    layer.forward = lambda hidden: (mixing if layer.training else forward)(hidden)
-    with engine.eval_mode(disable_auto_offload=True):
-        with pytest.raises(TreeMismatchError, match="self-check: log_probs"):
-            engine.infer_batch(ppo_batch(SHAPES["branches"]))
-        assert not any(module.training for module in engine.module.modules())
+    engine = leaky_engine(model_path, only_in_training=True)
+    with pytest.raises(TreeMismatchError, match="self-check: log_probs"):
+        infer(engine, ppo_batch(SHAPES["branches"]))
+    assert not any(module.training for module in engine.module.modules())
 
 
 def test_a_critic_whose_rows_share_nothing_is_checked(tmp_path: Path) -> None:
     path = save_model(tmp_path, tiny_qwen3(tie_word_embeddings=False), value=True)
-    engine = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=5), value=True)
-    layer = engine.module.model.layers[0].mlp
-    layer.forward = leaky(layer)
-    with engine.eval_mode(disable_auto_offload=True), pytest.raises(TreeMismatchError, match="self-check: values"):
-        engine.infer_batch(ppo_batch(SHAPES["no_common_root"]))
+    engine = leaky_engine(path, tree=TreeConfig(mode="tree", max_tokens=5), value=True)
+    with pytest.raises(TreeMismatchError, match="self-check: values"):
+        infer(engine, ppo_batch(SHAPES["no_common_root"]))

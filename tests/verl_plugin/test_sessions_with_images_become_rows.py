@@ -1,5 +1,5 @@
 """Sessions with a window of screenshots: one row per window with the images it saw, and the log-probs that the
-trainer's engine computes from verl's inputs of the row."""
+trainer's engine computes from verl's inputs of the row. Its trees merge rows only where their images are the same."""
 
 import asyncio
 import sys
@@ -7,10 +7,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_harness import Row, build_engine, nested, ppo_batch
+from equivalence import infer
+from image_rows import IMAGE_TOKEN, Picture, PictureRow, text
+from image_rows import row as picture_row
+from local_trainer import LocalQueue
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -18,11 +24,12 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
 from tree_rl.tree.forest import Forest
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
-from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
+from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, spans_of_images, with_image_keys
 from tree_rl.verl_plugin.agent_loops.prompt_forests import TreeAgentLoopWorker
 from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 from gui_window.agent import CLICKS
@@ -43,9 +50,8 @@ class Client:
     """verl's client of a server in this process."""
 
     def __init__(self, model: HFModelConfig) -> None:
-        rollout = RolloutConfig(
-            name="hf", tensor_model_parallel_size=1, prompt_length=64, response_length=64, dtype="float32"
-        )
+        sizes = {"tensor_model_parallel_size": 1, "prompt_length": 64, "response_length": 64}
+        rollout = RolloutConfig(name="hf", **sizes, dtype="float32")
         self.server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
 
     async def generate(self, request_id: str, **request: Any) -> Any:
@@ -85,7 +91,7 @@ def stored(model: HFModelConfig, output: AgentLoopOutput) -> tuple[torch.Tensor,
     return ids, positions[0], inputs
 
 
-def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> None:
+def test_rows_of_a_window_have_the_trainers_log_probs_and_share_screens(model: HFModelConfig) -> None:
     sessions = play(model, Client(model), 1, 1, 2)
     rows = [row for session in sessions for row in session]
     for session in sessions:
@@ -96,21 +102,13 @@ def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> N
     inputs = [stored(model, row) for row in rows]
     data = ppo_batch(
         [
-            Row(
-                tokens=ids.tolist(),
-                prompt=len(row.prompt_ids),
-                mask=list(row.response_mask),
-                advantage=1.0,
-                uid=str(number),
-            )
+            Row(tokens=ids.tolist(), prompt=len(row.prompt_ids), mask=list(row.response_mask), uid=str(number))
             for number, (row, (ids, _, _)) in enumerate(zip(rows, inputs, strict=True))
         ]
     )
     data["position_ids"] = nested([positions for _, positions, _ in inputs])
     tu.assign_non_tensor_stack(data, "multi_modal_inputs", [given for _, _, given in inputs])
-    engine = build_engine(Path(model.path), tree=TreeConfig(mode="tree"))
-    with engine.eval_mode(disable_auto_offload=True):
-        found = engine.infer_batch(data)["model_output"]["log_probs"].unbind()
+    found = infer(build_engine(Path(model.path), tree=TreeConfig(mode="tree")), data)["log_probs"].unbind()
     compared = 0
     for row, log_probs in zip(rows, found, strict=True):
         first = len(row.prompt_ids)
@@ -118,22 +116,13 @@ def test_rows_of_a_window_have_the_trainers_log_probs(model: HFModelConfig) -> N
             assert not mask or abs(float(log_probs[first + place - 1]) - recorded) < 2e-5
             compared += mask
     assert compared >= 3 * CLICKS
-
-
-def test_the_trainers_trees_share_the_screens_that_sessions_have_in_common(model: HFModelConfig) -> None:
-    client = Client(model)
-    for seed, shared in ((1, True), (2, False)):
-        prompts = []
-        for session in play(model, client, 1, seed):
-            for row in session:
-                stored(model, row)
-                assert len(row.extra_fields[IMAGE_SPANS]) == len(row.multi_modal_data["images"])
-            # What follows the first prompt is sampled: how much of it two sessions share is chance.
-            first = session[0]
-            row_tokens = torch.tensor(first.prompt_ids + first.response_ids).numpy()
-            prompts.append(with_image_keys(row_tokens, first.extra_fields[IMAGE_SPANS])[: len(first.prompt_ids)])
-        assert len(prompts[0]) == len(prompts[1])
-        assert (Forest.from_rows(prompts).num_unique == len(prompts[0])) == shared
+    # The trainer's trees share the screens that sessions have in common. What follows the first prompt is sampled.
+    assert all(len(row.extra_fields[IMAGE_SPANS]) == len(row.multi_modal_data["images"]) for row in rows)
+    first_rows = [(session[0], torch.tensor(session[0].prompt_ids + session[0].response_ids)) for session in sessions]
+    keyed = [with_image_keys(ids.numpy(), row.extra_fields[IMAGE_SPANS]) for row, ids in first_rows]
+    prompts = [ids[: len(row.prompt_ids)] for ids, (row, _) in zip(keyed, first_rows, strict=True)]
+    assert len(prompts[0]) == len(prompts[1]) == len(prompts[2])
+    assert Forest.from_rows(prompts[:2]).num_unique == len(prompts[0]) < Forest.from_rows(prompts[1:]).num_unique
 
 
 def test_images_are_numbered_by_content(model: HFModelConfig) -> None:
@@ -149,3 +138,32 @@ def test_images_are_numbered_by_content(model: HFModelConfig) -> None:
     assert images.split(images.encode("text", [])) == (images.encode("text", []), [])
     with pytest.raises(ValueError, match=r"has 0 image tokens, but its 1 images need 4"):
         images.encode("no place", [screens[0]])
+
+
+def spans(one: PictureRow, **changes: Any) -> list[tuple[int, int, int]]:
+    inputs = {"pixel_values": one.pixel_values, "image_grid_thw": one.grid_thw, **changes}
+    return spans_of_images(one.tokens, inputs, image_token=IMAGE_TOKEN, merge_size=2)
+
+
+def test_spans_name_the_content_of_images() -> None:
+    first, wide, tall = Picture(seed=1), Picture(seed=4, width=8), Picture(seed=4, height=8)
+    one = picture_row(text(1, 3), first, text(2, 2), wide, first)
+    (a, b, c) = spans(one)
+    assert [(span[0], span[1]) for span in (a, b, c)] == [(3, 7), (9, 17), (17, 21)]
+    assert a[2] == c[2] != b[2]
+    assert spans(picture_row(text(1, 3), wide))[0][2] != spans(picture_row(text(1, 3), tall))[0][2]
+    assert spans(picture_row(text(1, 3))) == []
+    assert spans(one, pixel_values=None) == []
+    assert spans(picture_row(text(1, 3), [IMAGE_TOKEN], first)) == []
+
+
+def test_the_trainer_reads_rows_with_the_keys_of_their_images(queue: LocalQueue) -> None:
+    rows = [picture_row(text(1, 3), Picture(seed=seed), text(2, 2)) for seed in (1, 2, 1)]
+    keys = [f"u_{number}_0" for number in range(3)]
+    fields = TensorDict({"input_ids": nested([torch.tensor(one.tokens) for one in rows])}, batch_size=3)
+    tags: list[dict[str, Any]] = [{IMAGE_SPANS: spans(one)} for one in rows]
+    found = fetch_row_tokens(queue.kv_batch_put(keys, "train", fields, tags))
+    assert Forest.from_rows([found[key] for key in keys]).num_unique == 9 + 6
+    of_text = fetch_row_tokens(queue.kv_batch_put(keys, "train", fields, [{IMAGE_SPANS: ()}] * 3))
+    assert Forest.from_rows([of_text[key] for key in keys]).num_unique == 9
+    assert np.array_equal(with_image_keys(of_text[keys[0]], ()), rows[0].tokens)

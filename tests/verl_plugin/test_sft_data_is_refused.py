@@ -109,15 +109,12 @@ def test_mistakes_are_told_before_an_engine_is_built(
 @pytest.mark.slow
 def test_the_command_ends_with_one_line_and_status_2(toy: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows\x1b[31m.parquet", **(GOOD | {"input_ids": [[1.0, 1.9], [3.0, 4.0]]}))
-    command = [sys.executable, "-m", "tree_rl.sft", *CPU, *TOKEN_ROWS]
-    arguments = [f"model.path={toy}/model", f"data.train_files='{path}'"]
-    arguments += [f"trainer.default_local_dir={tmp_path}/checkpoints"]
+    files = [f"model.path={toy}/model", f"data.train_files='{path}'", f"trainer.default_local_dir={tmp_path}/saved"]
+    command = [sys.executable, "-m", "tree_rl.sft", *CPU, *TOKEN_ROWS, *files]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    ended = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=240, check=False, env=environment
-    )
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert ended.returncode == 2, ended.stderr
     (line,) = (line for line in ended.stderr.splitlines() if line.startswith("tree SFT: "))
     assert "\\x1b[31m.parquet: row 0, column input_ids: expected a list of integers, received 1.9 at 1" in line
     assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "saved").exists()

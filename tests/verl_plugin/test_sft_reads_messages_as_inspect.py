@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
-from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.sft.checked_data import check_rows
 
 CALLS = [{"name": "look", "arguments": {"path": "a.py"}}, {"name": "run", "arguments": {"file": "b.py"}}]
@@ -66,16 +65,3 @@ def test_spellings_train_what_the_plain_form_trains(spell: Any, tmp_path: Path, 
     expected = [rows(tmp_path / f"{n}.parquet", tokenizer, [chat])[0] for n, chat in enumerate(CHATS)]
     assert found == expected and all(any(mask) for _, mask in found)
     assert "file" not in tokenizer.decode(found[0][0])
-
-
-@pytest.mark.parametrize(
-    ("cell", "said"),
-    [
-        (CHATS[0][:1], "received none; nothing would train"),
-        ([{"role": "policy", "content": "x"}], "row 0, column messages: expected the role"),
-        ("no JSON", "row 0, column messages: expected a list of messages"),
-    ],
-)
-def test_what_would_train_nothing_is_refused(cell: Any, said: str, tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match=f"data.train_files: .*{said}"):
-        rows(tmp_path / "f.parquet", tokenizer, [cell])

@@ -52,13 +52,11 @@ def same(ours: Taken, theirs: Taken) -> bool:
 
 @pytest.fixture(scope="module")
 def whole(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Taken]:
-    """Two epochs without a pause."""
     root = tmp_path_factory.mktemp("whole")
     return root, train(toy, root, BY_CONVERSATION)
 
 
 def after(step: int, taken: Taken) -> Taken:
-    """What is left behind a step."""
     return {later: kept for later, kept in taken.items() if later > step}
 
 

@@ -7,7 +7,6 @@ import pytest
 import rank_processes
 import sft_harness
 import torch
-import torch.multiprocessing
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
@@ -35,28 +34,16 @@ def say(role: str, content: str | None = "12") -> dict[str, Any]:
 
 
 GOOD = [say("user"), say("assistant")]
+LONG = [say("user", "1" * 2000), say("assistant")]
 ASKED_TWICE = [*GOOD, say("user"), say("assistant")]
 ONE_RESULT = [say("user"), say("assistant"), say("tool"), say("assistant")]
 TWO_RESULTS = [say("user"), say("assistant"), say("tool"), say("tool"), say("assistant")]
 BAD: dict[str, tuple[str, list[dict[str, Any]], str]] = {
-    "two tool results in a row": (
-        QWEN.read_text(),
-        TWO_RESULTS,
-        r"data\.ignore_input_ids_mismatch=true",
-    ),
+    "two tool results in a row": (QWEN.read_text(), TWO_RESULTS, r"data\.ignore_input_ids_mismatch=true"),
     "a role that the template refuses": (ALTERNATES, ONE_RESULT, "Only user and assistant roles are supported!"),
     "an empty thought in the last turn": (THINKS_LAST, ASKED_TWICE, r"model\.custom_chat_template"),
-    "longer than a row may be": (
-        ALTERNATES,
-        [say("user", "1" * 2000), say("assistant")],
-        r"data\.max_length; raise it",
-    ),
+    "longer than a row may be": (ALTERNATES, LONG, r"data\.max_length; raise it"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(toy: Path) -> Path:
-    return toy / "model"
 
 
 def write(path: Path, *rows: list[dict[str, Any]]) -> Path:
@@ -75,28 +62,27 @@ def no_engine(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeSFTTrainer, "_build_engine", reached)
 
 
-def begin(model: Path, template: str, *overrides: str) -> None:
-    """Start tree SFT up to its engine."""
-    (model / "chat_template.jinja").write_text(template)
-    TreeSFTTrainer(sft_harness.sft_config("data.train_batch_size=1", f"model.path={model}", *overrides))
+def begin(toy: Path, template: str, *overrides: str) -> None:
+    (toy / "model/chat_template.jinja").write_text(template)
+    TreeSFTTrainer(sft_harness.sft_config("data.train_batch_size=1", f"model.path={toy}/model", *overrides))
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_row_is_named_with_its_file_and_number(case: str, model: Path, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_with_its_file_and_number(case: str, toy: Path, tmp_path: Path) -> None:
     template, bad, complaint = BAD[case]
     good = write(tmp_path / "good.parquet", GOOD, GOOD, GOOD)
     late = write(tmp_path / "late.parquet", GOOD, bad, GOOD, bad)
     # The row counts in its own file, of training and of validation alike.
     named = rf"late\.parquet: row 1: .*{complaint}.*1 more of \d rows: \d"
     with pytest.raises(InputError, match=rf"data\.train_files: \S*{named}"):
-        begin(model, template, f"data.train_files=[{good},{late}]")
+        begin(toy, template, f"data.train_files=[{good},{late}]")
     with pytest.raises(InputError, match=rf"data\.val_files: \S*{named}"):
-        begin(model, template, f"data.train_files={good}", f"data.val_files={late}")
+        begin(toy, template, f"data.train_files={good}", f"data.val_files={late}")
     with pytest.raises(ReachedEngineError):
-        begin(model, template, f"data.train_files={late}", "data.train_max_samples=1")
+        begin(toy, template, f"data.train_files={late}", "data.train_max_samples=1")
 
 
-def test_what_the_config_lets_pass_is_not_refused(model: Path, tmp_path: Path) -> None:
+def test_what_the_config_lets_pass_is_not_refused(toy: Path, tmp_path: Path) -> None:
     long = write(tmp_path / "long.parquet", [say("user"), say("assistant", "1" * 2000)])
     results = write(tmp_path / "results.parquet", TWO_RESULTS, GOOD)
     for template, path, option in (
@@ -106,30 +92,29 @@ def test_what_the_config_lets_pass_is_not_refused(model: Path, tmp_path: Path) -
         (QWEN.read_text(), write(tmp_path / "one.parquet", ONE_RESULT), "data.num_workers=1"),
     ):
         with pytest.raises(ReachedEngineError):
-            begin(model, template, f"data.train_files={path}", option)
+            begin(toy, template, f"data.train_files={path}", option)
 
 
-def test_rows_without_a_trained_token_are_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_a_trained_token_are_told(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = write(tmp_path / "nothing.parquet", [say("user")], [say("user"), say("user")])
     with pytest.raises(InputError, match="nothing would train"):
-        begin(model, ALTERNATES, f"data.train_files={nothing}")
-    cut = write(tmp_path / "cut.parquet", GOOD, [say("user", "1" * 2000), say("assistant")], GOOD)
+        begin(toy, ALTERNATES, f"data.train_files={nothing}")
+    cut = write(tmp_path / "cut.parquet", GOOD, LONG, GOOD)
     with pytest.raises(ReachedEngineError):
-        begin(model, ALTERNATES, f"data.train_files={cut}", "data.truncation=right")
+        begin(toy, ALTERNATES, f"data.train_files={cut}", "data.truncation=right")
     assert "data.train_files: 1 of 3 rows have no token that counts" in capsys.readouterr().out
 
 
-def test_ids_that_the_model_does_not_embed_are_named(model: Path, tmp_path: Path) -> None:
+def test_ids_that_the_model_does_not_embed_are_named(toy: Path, tmp_path: Path) -> None:
     other = tmp_path / "tokenizer"
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(toy / "model")
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(other)
     (other / "chat_template.jinja").write_text(ALTERNATES)
     size = len(tokenizer) - 1
     path = write(tmp_path / "new.parquet", GOOD, [say("user", "<new>"), say("assistant")])
-    data = OmegaConf.create(
-        {"custom_cls": {"path": None}, "train_files": str(path), "num_workers": 0, "max_length": 99}
-    )
+    settings = {"custom_cls": {"path": None}, "train_files": str(path), "num_workers": 0, "max_length": 99}
+    data = OmegaConf.create(settings)
     dataset = create_sft_dataset(data.train_files, data, AutoTokenizer.from_pretrained(other), None)
     with pytest.raises(InputError, match=rf"new\.parquet: row 1: expected ids in \[0, {size}\), received {size}"):
         refuse_unusable_rows(dataset, data, key="train_files", vocab_size=size)
@@ -147,11 +132,8 @@ class Countdown(torch.utils.data.Dataset):
 
 
 def complaint_of(rank: int, world: int, folder: str) -> None:
-    """What a rank says of the data set of the user."""
-    # As under torchrun: from this rank's own server, processes that read would import everything again.
-    torch.multiprocessing.set_start_method("fork", force=True)
     torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)
-    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 1})
+    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     try:
         refuse_unusable_rows(Countdown(), data, key="train_files", vocab_size=10)
     except InputError as error:

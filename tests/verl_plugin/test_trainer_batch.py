@@ -8,7 +8,6 @@ import pytest
 import torch
 from local_trainer import BRANCHES, LocalQueue, make_trainer, put_rows
 from omegaconf import OmegaConf
-from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
@@ -16,18 +15,16 @@ from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
 from tree_rl.verl_plugin.trainer import queue_rows
 from tree_rl.verl_plugin.trainer.step_metrics import (
     explained_layout,
-    first_batch,
     put_tree_metrics_last,
-    reward_rates,
+    staleness_metrics,
     totals_of_updates,
 )
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
     batch = put_rows(queue, BRANCHES)
-    metrics: dict[str, Any] = {}
     trainer = make_trainer(critic=True)
-    balanced = trainer._balance_batch(batch, metrics)
+    balanced = trainer._balance_batch(batch, metrics := {})
     assert trainer._steps == (3, 2)
     # Six cells serve three actor and two critic mini-batches alike.
     assert len(balanced) % (2 * 6) == 0
@@ -48,6 +45,34 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
     assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
 
 
+def test_a_batch_of_rows_that_different_weights_drew_reports_its_lag(queue: LocalQueue) -> None:
+    # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
+    branches, versions = [[1, 3], [2, 1], [1, 1], [4, 1]], [(3, 4), (4, 4), (1, 4), (2, 2)]
+    batch, lags = put_rows(queue, branches), []
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        uid, session, _ = key.rsplit("_", 2)
+        version = versions[int(uid.removeprefix("uid-"))][int(session)]
+        tag |= {"min_global_steps": version, "max_global_steps": version}
+        lags.append(4 - version)
+    # The fifth step trains the weights of the fourth.
+    make_trainer()._balance_batch(batch, metrics := {})
+    assert metrics["tree/staleness/oldest/mean"] == pytest.approx(sum(lags) / len(lags))
+    assert metrics["tree/staleness/oldest/max"] == max(lags) == 3
+    assert (metrics["tree/mixed_version_trees"], metrics["tree/mixed_version_rows"]) == (2 / 4, 0)
+
+
+def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:
+    spans = [(3, 3), (1, 3), (2, 2), (4, 4), (None, None)]
+    tags = [{"min_global_steps": low, "max_global_steps": high} for low, high in spans]
+    figures = staleness_metrics(tags, np.array([0, 0, 1, 2, 2]), trainer_version=4)
+    assert figures["tree/staleness/oldest/mean"] == (1 + 3 + 2 + 0) / 4
+    assert figures["tree/staleness/newest/mean"] == (1 + 1 + 2 + 0) / 4
+    assert (figures["tree/staleness/oldest/max"], figures["tree/staleness/newest/max"]) == (3, 2)
+    # Group 0 has rows of several versions, one of which was continued.
+    assert (figures["tree/mixed_version_rows"], figures["tree/mixed_version_trees"]) == (1 / 4, 1 / 3)
+    assert staleness_metrics([{}, tags[-1]], np.array([0, 0]), trainer_version=4) == {}
+
+
 def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_equal_shares(queue: LocalQueue) -> None:
     trainer = make_trainer()
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 0, 0, 0, 1, 1, 1, 1]})
@@ -62,13 +87,24 @@ def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_e
     assert len(padded) - len(plain) < 24
 
 
+def advantages(trainer: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+    metrics: dict[str, Any] = {}
+    return trainer._compute_advantage(trainer._balance_batch(batch, metrics), metrics), metrics
+
+
+def weighing_trainer(weighting: str, *, ranks: int = 2, **options: Any) -> Any:
+    trainer = make_trainer(ranks=ranks)
+    engine = {"fsdp_config": {"tree": {"path_weighting": weighting, **options}}, "ppo_mini_batch_size": 8}
+    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
+    return trainer
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "gdpo"])
 def test_advantages_pass_through_the_queue(queue: LocalQueue, estimator: str) -> None:
     trainer = make_trainer(estimator, gdpo_reward_keys=["a", "b"])
-    metrics: dict[str, Any] = {}
     rows = put_rows(queue, BRANCHES)
     given = {key: queue.rows[key]["loss_weight"].clone() for key in rows.keys}
-    batch = trainer._compute_advantage(trainer._balance_batch(rows, metrics), metrics)
+    batch, metrics = advantages(trainer, rows)
     assert all(torch.equal(queue.rows[key]["loss_weight"], weight) for key, weight in given.items())
     assert np.isfinite(metrics["tree/session_score/mean"])
     by_session: dict[str, set[float]] = {}
@@ -76,37 +112,19 @@ def test_advantages_pass_through_the_queue(queue: LocalQueue, estimator: str) ->
         row = queue.rows[key]
         assert row["advantages"].shape == row["response_mask"].shape
         if tag.get("is_padding", False):
-            assert not row["advantages"].any()
-            assert not row["returns"].any()
+            assert not row["advantages"].any() and not row["returns"].any()
         elif estimator != "gae":
             trained = row["advantages"][row["response_mask"].bool()]
             by_session.setdefault(key.rsplit("_", 1)[0], set()).update(trained.tolist())
     assert all(len(values) == 1 for values in by_session.values())
 
 
-def test_one_row_per_session_gives_verls_advantages(queue: LocalQueue) -> None:
-    batch = put_rows(queue, [[1, 1], [1, 1], [1, 1]])
-    trainer = make_trainer("gae", ranks=1)
-    ours = trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
-    keys = [key for key, tag in zip(ours.keys, ours.tags, strict=True) if not tag.get("is_padding", False)]
-    data, _, _ = trainer._fetch_for_advantage(keys, "train", "gae")
-    data.batch["token_level_rewards"] = data.batch["token_level_scores"]
-    theirs = compute_advantage_for_multi_trajectories(
-        data, keys, "gae", gamma=1.0, lam=0.95, num_repeat=2, config=trainer.config.algorithm
-    )
-    for row, key in enumerate(keys):
-        length = len(queue.rows[key]["advantages"])
-        assert torch.equal(queue.rows[key]["advantages"], theirs.batch["advantages"][row, :length])
-
-
 def test_padding_does_not_reach_the_kl_controller(queue: LocalQueue) -> None:
     trainer = make_trainer("rloo", use_kl_in_reward=True, ranks=3)
     batch = put_rows(queue, BRANCHES)
     num_rows = len(batch)
-    metrics: dict[str, Any] = {}
-    balanced = trainer._balance_batch(batch, metrics)
+    balanced, metrics = advantages(trainer, batch)
     assert len(balanced) > num_rows
-    trainer._compute_advantage(balanced, metrics)
     assert trainer.kl_steps_seen == [num_rows]
     assert "actor/reward_kl_penalty" in metrics
     assert all("token_level_rewards" in queue.rows[key] for key in balanced.keys)
@@ -114,9 +132,7 @@ def test_padding_does_not_reach_the_kl_controller(queue: LocalQueue) -> None:
 
 def test_rollout_correction_masks_and_weighs_rows(queue: LocalQueue) -> None:
     correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "bypass_mode": False}
-    trainer = make_trainer("grpo", rollout_correction=correction)
-    metrics: dict[str, Any] = {}
-    batch = trainer._compute_advantage(trainer._balance_batch(put_rows(queue, BRANCHES), metrics), metrics)
+    batch, metrics = advantages(make_trainer("grpo", rollout_correction=correction), put_rows(queue, BRANCHES))
     assert any(key.startswith("rollout_corr/") for key in metrics)
     for key in batch.keys:
         assert queue.rows[key]["rollout_is_weights"].shape == queue.rows[key]["response_mask"].shape
@@ -124,19 +140,17 @@ def test_rollout_correction_masks_and_weighs_rows(queue: LocalQueue) -> None:
 
 def test_calls_that_weigh_less_have_smaller_advantages(queue: LocalQueue) -> None:
     first = put_rows(queue, BRANCHES)
-    trainer = make_trainer()
-    trainer._compute_advantage(trainer._balance_batch(first, {}), {})
+    advantages(make_trainer(), first)
     plain = {key: queue.rows[key]["advantages"].clone() for key in first.keys}
     weighed = first.keys[0]
     second = put_rows(queue, BRANCHES)
     weights = [0.25, *[1.0] * (len(queue.rows[weighed]["response_mask"]) - 1)]
     queue.rows[weighed]["extra_fields"]["response_weights"] = weights
     second.tags[second.keys.index(weighed)]["weighs_calls"] = True
-    trainer = make_trainer()
-    trainer._compute_advantage(trainer._balance_batch(second, {}), {})
+    advantages(make_trainer(), second)
     assert plain[weighed][0] != 0
-    for key, advantages in plain.items():
-        expected = advantages * torch.tensor(weights) if key == weighed else advantages
+    for key, values in plain.items():
+        expected = values * torch.tensor(weights) if key == weighed else values
         assert torch.equal(queue.rows[key]["advantages"], expected)
 
 
@@ -152,30 +166,21 @@ def test_calls_of_sub_agents_are_counted_by_name_where_names_are_few(queue: Loca
 
 
 def test_a_missing_reward_component_is_named(queue: LocalQueue) -> None:
-    trainer = make_trainer("gdpo", gdpo_reward_keys=["a", "style"])
-    batch = trainer._balance_batch(put_rows(queue, BRANCHES), {})
     with pytest.raises(ValueError, match=r"row uid-.*gdpo_reward_keys asks for 'style'"):
-        trainer._compute_advantage(batch, {})
+        advantages(make_trainer("gdpo", gdpo_reward_keys=["a", "style"]), put_rows(queue, BRANCHES))
 
 
 @pytest.mark.parametrize("weighting", ["sep_avg", "token_unique"])
 def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, weighting: str) -> None:
-    trainer = make_trainer(ranks=6)
-    engine = {"fsdp_config": {"tree": {"path_weighting": weighting}}, "ppo_mini_batch_size": 8}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
-    metrics: dict[str, Any] = {}
-    batch = trainer._compute_advantage(trainer._balance_batch(put_rows(queue, [[3, 5], [1]]), metrics), metrics)
+    batch, metrics = advantages(weighing_trainer(weighting, ranks=6), put_rows(queue, [[3, 5], [1]]))
     assert metrics["tree/split_groups"] > 0
-    column = PATH_WEIGHT_COLUMNS[weighting]
     rows = [queue.rows[key] for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-    weights = [row[column] for row in rows]
+    weights = [row[PATH_WEIGHT_COLUMNS[weighting]] for row in rows]
     assert [len(one) for one in weights] == [len(row["response_mask"]) for row in rows]
     if weighting == "sep_avg":
         # The prompt of eight rows and that of one.
-        assert {(row["uid"], *one.unique().tolist()) for row, one in zip(rows, weights, strict=True)} == {
-            ("uid-0", 1 / 8),
-            ("uid-1", 1.0),
-        }
+        found = {(row["uid"], *one.unique().tolist()) for row, one in zip(rows, weights, strict=True)}
+        assert found == {("uid-0", 1 / 8), ("uid-1", 1.0)}
         return
     paths = {
         (row["uid"], *row["input_ids"][: len(row["input_ids"]) - len(one) + index + 1].tolist())
@@ -188,13 +193,9 @@ def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, w
 
 @pytest.mark.parametrize("weighting", ["session", "custom"])
 def test_weights_of_sessions_and_of_ones_own_reach_the_rows(queue: LocalQueue, weighting: str) -> None:
-    trainer = make_trainer()
-    tree = {"path_weighting": weighting, "custom_weights": "a"}
-    engine = {"fsdp_config": {"tree": tree}, "ppo_mini_batch_size": 8}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
     first = put_rows(queue, [[3, 5], [1]])
     queue.rows["uid-0_0_1"]["extra_fields"]["a"] = [0.5] * len(queue.rows["uid-0_0_1"]["response_mask"])
-    trainer._compute_advantage(trainer._balance_batch(first, {}), {})
+    advantages(weighing_trainer(weighting, custom_weights="a"), first)
     for key in first.keys:
         row = queue.rows[key]
         (weight,) = row[PATH_WEIGHT_COLUMNS[weighting]].unique().tolist()
@@ -205,7 +206,6 @@ def test_weights_of_sessions_and_of_ones_own_reach_the_rows(queue: LocalQueue, w
 
 
 def depth_weights(tree: CreditTree) -> np.ndarray:
-    """Weight of each token: the number of nodes on its way."""
     depth_V = np.zeros(len(tree.parent_V))
     for node in range(1, len(depth_V)):
         depth_V[node] = depth_V[tree.parent_V[node]] + 1
@@ -213,24 +213,16 @@ def depth_weights(tree: CreditTree) -> np.ndarray:
 
 
 def test_a_function_of_the_tree_weighs_tokens(queue: LocalQueue) -> None:
-    trainer = make_trainer("tree_grpo")
-    name = f"{depth_weights.__module__}.depth_weights"
-    engine = {"fsdp_config": {"tree": {"path_weighting": "custom", "custom_weights": name}}}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
     batch = put_rows(queue, [[1, 1, 1]])
-    trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    advantages(weighing_trainer("custom", custom_weights=f"{depth_weights.__module__}.depth_weights"), batch)
     # Sessions share the prompt alone: all response tokens lie in nodes of depth 1.
     assert all(set(queue.rows[key][PATH_WEIGHT_COLUMNS["custom"]].tolist()) == {1.0} for key in batch.keys)
 
 
 def test_a_row_without_its_weight_is_named(queue: LocalQueue) -> None:
-    trainer = make_trainer()
-    engine = {"fsdp_config": {"tree": {"path_weighting": "custom"}}}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
-    with pytest.raises(
-        ValueError, match=r"row 0: tree\.custom_weights=row_weight: expected a number, .* received none"
-    ):
-        trainer._compute_advantage(trainer._balance_batch(put_rows(queue, BRANCHES), {}), {})
+    trainer, missing = weighing_trainer("custom"), "expected a number, .* received none"
+    with pytest.raises(ValueError, match=rf"row 0: tree\.custom_weights=row_weight: {missing}"):
+        advantages(trainer, put_rows(queue, BRANCHES))
     other = {"critic": {"fsdp": {"tree": {"path_weighting": "custom", "custom_weights": "b"}}}}
     with pytest.raises(ValueError, match=r"actor and critic name \['b', 'row_weight'\]"):
         custom_weights_name(OmegaConf.merge(trainer.config, other))
@@ -244,15 +236,14 @@ def test_every_estimator_of_trees_runs_in_the_trainer(queue: LocalQueue, estimat
     options = {"states": "observation"} if estimator in ("gigpo", "rtmc") else {}
     trainer = make_trainer(estimator, credit=options)
     batch = put_rows(queue, [[1, 3], [2, 1], [1, 1]])
-    trainer._compute_advantage(trainer._balance_batch(batch, {}), {})
+    advantages(trainer, batch)
     found = [queue.rows[key]["advantages"] for key in batch.keys]
-    assert all(torch.isfinite(one).all() for one in found)
-    assert any(one.any() for one in found)
+    assert all(torch.isfinite(one).all() for one in found) and any(one.any() for one in found)
     assert all(not row[4] for row in found), "the fifth response token is an observation"
     if options:
         trainer.config.algorithm.credit = {}
         with pytest.raises(ValueError, match=r"prompt uid-\d: session \d reports no state"):
-            trainer._compute_advantage(trainer._balance_batch(put_rows(queue, [[1, 3]]), {}), {})
+            advantages(trainer, put_rows(queue, [[1, 3]]))
 
 
 def test_one_line_explains_a_step() -> None:
@@ -268,20 +259,6 @@ def test_one_line_explains_a_step() -> None:
     assert explained_layout(whole, ranks=1, sharing=1) == (
         "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
     )
-
-
-def test_the_first_batch_is_told_about_once_it_has_trained() -> None:
-    told = first_batch({"tree/por": 0.861, "tree/token_bound": 7.19, "tree/self_check_error": 1.9e-6})
-    assert told.startswith("first batch: POR 0.86, updates at most 7.2 times as fast by tokens; ")
-    assert "differ by 1.9e-06 at most (normal: below 1e-5 in float32, 0.03 in bf16; a mean above 1e-04 or 5e-02" in told
-    assert first_batch({"tree/por": 0.0, "tree/token_bound": 1.0}).endswith("self-check: nothing was compared")
-
-
-def test_rewards_are_told_by_tokens() -> None:
-    step = {"tree/session_score/mean": 0.25, "tree/sessions": 8.0, "tree/unique_tokens": 500.0}
-    assert reward_rates(step) == {"tree/reward_per_1000_trained_tokens": 4.0}
-    rates = reward_rates({**step, "rollout/generated_tokens": 100.0})
-    assert rates["tree/reward_per_1000_generated_tokens"] == 20.0
 
 
 def test_a_step_of_several_updates_reports_their_totals() -> None:
@@ -300,7 +277,4 @@ def test_a_step_of_several_updates_reports_their_totals() -> None:
 def test_tree_metrics_stand_behind_verls() -> None:
     metrics = {"tree/por": 0.5, "actor/loss": 0.1, "tree/depth": 9.0, "timing_s/step": 2.0}
     put_tree_metrics_last(metrics)
-    assert list(metrics.items()) == [
-        *(("actor/loss", 0.1), ("timing_s/step", 2.0)),
-        *(("tree/por", 0.5), ("tree/depth", 9.0)),
-    ]
+    assert list(metrics) == ["actor/loss", "timing_s/step", "tree/por", "tree/depth"]

@@ -1,6 +1,5 @@
 """The trainers run verl's pass for old log-probs only where the update will not find the same ones itself."""
 
-import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import verl.trainer.ppo.v1.trainer_base as trainer_base
-from engine_harness import save_model, tiny_qwen3
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -35,11 +32,8 @@ CONFLICTS = (
 
 def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float | None = None) -> LogProbReuse:
     """What a trainer makes of verl's config and a `tree:` block."""
-    made = copy.deepcopy(config_of_mode(mode))
-    OmegaConf.set_struct(made, False)
+    made = config_of_mode(mode, *(ONE_STEP if mode == "tree_sync" else []), *overrides)
     made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
-    given = [*(ONE_STEP if mode == "tree_sync" else []), *overrides]
-    made = OmegaConf.merge(made, OmegaConf.from_dotlist(given))
     prepare_config(made, mode.removeprefix("tree_"))
     return LogProbReuse.of(made)
 
@@ -124,15 +118,8 @@ def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
     (("token-mean", None), ("seq-mean-token-sum", {"rollout_is": None, "rollout_rs": None, "bypass_mode": False})),
 )
 def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
-    queue: LocalQueue,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    loss_agg_mode: str,
-    correction: Any,
+    queue: LocalQueue, model_path: Path, capsys: pytest.CaptureFixture[str], loss_agg_mode: str, correction: Any
 ) -> None:
-    monkeypatch.setattr(trainer_base, "tq", queue)
-    path = save_model(tmp_path, tiny_qwen3())
     runs = []
     for setting in (False, "auto"):
         trainer = make_trainer(ranks=1)
@@ -143,7 +130,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         batch = put_rows(queue, BRANCHES)
         for row in queue.rows.values():
             del row["old_log_probs"]
-        trainer.actor_rollout_wg = worker = OneWorker(path, queue)
+        trainer.actor_rollout_wg = worker = OneWorker(model_path, queue)
         metrics: dict[str, Any] = {}
         batch = trainer._balance_batch(batch, metrics)
         batch = trainer._compute_old_log_prob(batch, metrics)

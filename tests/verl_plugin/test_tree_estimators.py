@@ -1,8 +1,7 @@
 """Estimators that know the tree: chosen by name, equal to verl's where nothing branches, refused elsewhere."""
 
-import subprocess
-import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
 from engine_harness import nested
-from omegaconf import OmegaConf
+from local_trainer import make_trainer
 from session_batches import estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -40,7 +39,6 @@ def advantages_of(
     with_penalty: bool = False,
     **options: Any,
 ) -> DataProto:
-    """What the trainer does for an estimator."""
     sessions = Sessions.from_keys(keys)
 
     def weights() -> torch.Tensor:
@@ -58,29 +56,30 @@ def advantages_of(
     return tree_advantages(data, trees, estimator, options, response_lengths=lengths, token_weights=weights)
 
 
-def loo(copies: list[int]) -> torch.Tensor:
-    return advantages_of("tree_loo", *make_batch(copies)).batch["advantages"]
+COPIES = [3, 1, 2, 1, 1, 4]
 
 
-def test_where_nothing_branches_it_is_verls_rloo() -> None:
-    expected, _ = estimate("rloo", make_batch([1] * 6))
-    torch.testing.assert_close(loo([1] * 6), expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(
+    ("name", "options", "verls", "copies", "tolerance"),
+    [
+        ("tree_loo", {}, "rloo", [1] * 6, 1e-6),
+        # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
+        *(("tree_grpo", {}, "grpo", copies, 1e-5) for copies in ([1] * 6, COPIES)),
+        *(("gigpo", {"omega": 0.0, "states": "observation"}, "grpo", copies, 1e-5) for copies in ([1] * 6, COPIES)),
+    ],
+)
+def test_comparison_within_the_prompt_is_verls(
+    name: str, options: dict[str, Any], verls: str, copies: list[int], tolerance: float
+) -> None:
+    expected, _ = estimate(verls, make_batch(copies))
+    got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance)
 
 
-@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
-def test_comparison_within_the_prompt_is_verls_grpo(copies: list[int]) -> None:
-    expected, _ = estimate("grpo", make_batch(copies))
-    # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
-    for name, options in (("tree_grpo", {}), ("gigpo", {"omega": 0.0, "states": "observation"})):
-        got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("copies", [[1] * 6, [3, 1, 2, 1, 1, 4]])
-def test_whitening_counts_each_token_of_a_session_once(copies: list[int]) -> None:
-    batch = make_batch(copies)
+def test_whitening_counts_each_token_of_a_session_once() -> None:
+    batch = make_batch(COPIES)
     got = advantages_of("treepo", *batch).batch["advantages"]
-    mask = make_batch(copies)[0].batch["response_mask"].bool()
+    mask = make_batch(COPIES)[0].batch["response_mask"].bool()
     _, keys, ids, lengths = batch
     share = trained_token_weights(Sessions.from_keys(keys), ids, mask.long(), lengths)
     total = share.sum()
@@ -149,58 +148,21 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
             )
 
 
-def hand_worked(tokens: list[list[int]], masks: list[list[int]], rewards: list[float], keys: list[str]) -> DataProto:
-    """Rows whose prompt is their first token."""
-    width = max(map(len, masks))
-    mask_BT = torch.tensor([mask + [0] * (width - len(mask)) for mask in masks])
-    scores_BT = torch.zeros(len(masks), width)
-    for row, (mask, reward) in enumerate(zip(masks, rewards, strict=True)):
-        scores_BT[row, len(mask) - 1] = reward
-    uids = np.array([key.rsplit("_", 2)[0] for key in keys], dtype=object)
-    data = DataProto.from_dict(
-        tensors={"response_mask": mask_BT, "token_level_scores": scores_BT, "token_level_rewards": scores_BT.clone()},
-        non_tensors={"uid": uids},
-    )
-    return advantages_of(
-        "tree_loo", data, keys, [np.array(row) for row in tokens], np.array([len(mask) for mask in masks])
-    )
-
-
-def test_each_branching_segment_has_its_own_advantage() -> None:
-    tokens = [[1, 2, 2, 3], [1, 2, 2, 4, 4], [1, 5], [1, 2]]
-    data = hand_worked(
-        tokens, [[1, 0, 1], [1, 0, 1, 1], [1], [1]], [1.0, 0.0, 0.0, 3.0], ["u_0_0", "u_1_0", "u_2_0", "w_0_0"]
-    )
-    # Group u. The first 2 is shared by sessions 0 and 1: 0.5 - 0. Behind the fork: +1 and -1. Session 2: 0 - 0.5.
-    # The second 2 is an observation. Group w has one session: its outcome, as in verl's rloo.
-    expected = torch.tensor([[0.5, 0, 1, 0], [0.5, 0, -1, -1], [-0.5, 0, 0, 0], [3, 0, 0, 0]])
-    torch.testing.assert_close(data.batch["advantages"], expected)
-    assert torch.equal(data.batch["returns"], data.batch["advantages"])
-
-
 def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
-    copies = [3, 1, 2, 1, 1, 4]
     results = []
-    for times in ([1] * 6, copies):
+    for times in ([1] * 6, COPIES):
         data, keys, ids, lengths = make_batch(times)
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
         advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True)
         results.append(data.batch["advantages"])
-    mask = make_batch(copies)[0].batch["response_mask"].bool()
-    torch.testing.assert_close(
-        results[1][mask], results[0][np.repeat(np.arange(6), copies)][mask], rtol=1e-5, atol=1e-6
-    )
-    assert not torch.allclose(results[0], loo([1] * 6))
+    mask, row_of_single = make_batch(COPIES)[0].batch["response_mask"].bool(), np.repeat(np.arange(6), COPIES)
+    torch.testing.assert_close(results[1][mask], results[0][row_of_single][mask], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(results[0], advantages_of("tree_loo", *make_batch([1] * 6)).batch["advantages"])
 
 
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
     sessions = Sessions.from_keys(["u_0_0", "u_0_1", "u_1_0", "u_1_1", "w_0_0"])
     assert longest_paths(sessions, [5, 4, 7, 7, 1]) == [0, 3, 4]
-
-
-@pytest.mark.slow
-def test_they_load_before_verls_agent_loop() -> None:
-    subprocess.run([sys.executable, "-c", "import tree_rl.verl_plugin.trainer.tree_estimators"], check=True)
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *ON_PATHS])
@@ -212,25 +174,12 @@ def test_verls_own_trainers_refuse_them_with_the_key(name: str) -> None:
 @pytest.mark.parametrize("name", ["full_tree", "longest_path"])
 def test_rows_that_do_not_train_leave_the_batch_and_the_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[str] = []
-
-    class Store:
-        @staticmethod
-        def kv_clear(keys: list[str], partition_id: str) -> None:
-            assert partition_id == "train"
-            cleared.extend(keys)
-
-    class Trainer(trainer_module.TreeTrainerMixin):
-        def __init__(self) -> None:
-            self.config = OmegaConf.create({"algorithm": {"adv_estimator": name}})
-
-        on_sample_end = on_step_end = lambda self: None
-
-    monkeypatch.setattr(trainer_module, "tq", Store)
+    store = SimpleNamespace(kv_clear=lambda keys, partition_id: cleared.extend(keys))
+    monkeypatch.setattr(trainer_module, "tq", store)
     keys = ["u_0_0", "u_0_1", "u_0_2", "u_1_0", "w_0_0", "w_0_1"]
-    lengths = [5, 9, 3, 4, 2, 8]
-    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": n} for n in lengths], partition_id="train")
+    tags = [{"seq_len": length} for length in (5, 9, 3, 4, 2, 8)]
     metrics: dict[str, float] = {}
-    kept = Trainer()._keep_trained_paths(batch, metrics)
+    kept = make_trainer(name)._keep_trained_paths(KVBatchMeta(keys, tags, "train"), metrics)
     if name == "longest_path":
         assert kept.keys == ["u_0_1", "u_1_0", "w_0_1"] and sorted(cleared) == ["u_0_0", "u_0_2", "w_0_0"]
         assert metrics == {"tree/untrained_rows": 3, "tree/untrained_row_tokens": 10}

@@ -22,42 +22,33 @@ SIZE = "ulysses_sequence_parallel_size"
 WORKERS, REWARD = "ray_kwargs.ray_init.runtime_env.py_executable", "reward.custom_reward_function"
 ON_GPUS = f"trainer.device=cuda ray_kwargs.ray_init.num_gpus=null {ROLLOUT}.name=hf"
 RESUME = "trainer.resume_mode=resume_path trainer.resume_from_path"
-WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
+WRONG: list[tuple[str, tuple[str, ...]]] = [
     # Packages and devices that this machine lacks.
-    "vllm": (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
-    "sglang": (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
-    "no such gpus": (
+    (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
+    (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
+    (
         f"{ON_GPUS} trainer.n_gpus_per_node=4",
         ("trainer.n_gpus_per_node=4, but this machine shows 2 GPUs", "machine=cpu"),
     ),
-    "gpus that ray is not told of": (
+    (
         "ray_kwargs.ray_init.num_gpus=1 trainer.n_gpus_per_node=2",
         ("trainer.n_gpus_per_node=2, but ray_kwargs.ray_init.num_gpus=1", "correct one"),
     ),
-    "too few processors": (
+    (
         "ray_kwargs.ray_init.num_cpus=4",
         ("ray_kwargs.ray_init.num_cpus=4: verl would wait for 5 processors, but Ray has 4", "raise it"),
     ),
-    "attention of trees": (
-        "tree.attention=fa4",
-        ("fsdp_config.tree.attention=fa4 cannot run here: flash-attn-4", "auto"),
-    ),
-    "attention of rows": (
+    ("tree.attention=fa4", ("fsdp_config.tree.attention=fa4 cannot run here: flash-attn-4", "auto")),
+    (
         f"++{MODEL}.override_config.attn_implementation=flash_attention_4",
         (f"{MODEL}.override_config.attn_implementation=flash_attention_4: flash-attn-4 does not", "leave it out"),
     ),
-    "logger": ("trainer.logger=[swanlab]", ("trainer.logger=swanlab: swanlab is not installed", "pip install swanlab")),
-    "wandb without an account": (
-        "trainer.logger=[wandb]",
-        ("trainer.logger=wandb: this machine is not logged in", "wandb login"),
-    ),
+    ("trainer.logger=[swanlab]", ("trainer.logger=swanlab: swanlab is not installed", "pip install swanlab")),
+    ("trainer.logger=[wandb]", ("trainer.logger=wandb: this machine is not logged in", "wandb login")),
     # Environments of workers.
-    "no such python": (f"{WORKERS}=/no/python", (f"{WORKERS}=/no/python: no program /no/python", "leave the key out")),
-    "python without tree_rl": (
-        f"{WORKERS}={{folder}}/bare/bin/python",
-        ("/bare has no tree_rl", "-m pip install tree_rl"),
-    ),
-    "uv without tree_rl": (
+    (f"{WORKERS}=/no/python", (f"{WORKERS}=/no/python: no program /no/python", "leave the key out")),
+    (f"{WORKERS}={{folder}}/bare/bin/python", ("/bare has no tree_rl", "-m pip install tree_rl")),
+    (
         f"'{WORKERS}=uv run --frozen --extra vllm --project {{folder}}'",
         (
             "neither {folder}/uv.lock nor {folder}/.venv has tree_rl",
@@ -65,68 +56,32 @@ WRONG: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     # Sizes that do not divide.
-    "ranks": (f"{ACTOR}.{SIZE}=3", (f"{ACTOR}.{SIZE}=3 on 1 ranks", "divisor")),
-    "heads": (
+    (f"{ACTOR}.{SIZE}=3", (f"{ACTOR}.{SIZE}=3 on 1 ranks", "divisor")),
+    (
         f"{ACTOR}.{SIZE}=3 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=3",
         (f"{ACTOR}.{SIZE}=3 does not divide num_attention_heads=32", "set"),
     ),
-    "gpus of an engine": (
-        f"{ROLLOUT}.tensor_model_parallel_size=2",
-        (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides"),
-    ),
-    "a batch of all prompts": (
-        "data.train_batch_size=2048",
-        ("data.train_batch_size=2048, but", "1024 rows; lower it"),
-    ),
+    (f"{ROLLOUT}.tensor_model_parallel_size=2", (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides")),
+    ("data.train_batch_size=2048", ("data.train_batch_size=2048, but", "1024 rows; lower it")),
     # Files.
-    "column": ("data.prompt_key=question", ("data.prompt_key=question is none of its columns, prompt", "correct")),
-    "no rows": (
-        "data.val_files={folder}/none.parquet",
-        ("data.val_files={folder}/none.parquet: expected at least one row",),
-    ),
-    "half a file": (
-        "data.train_files={folder}/half.parquet",
-        ("half.parquet: expected a whole parquet file", "correct"),
-    ),
-    "format": (
-        "data.train_files={folder}/rows.csv",
-        ("rows.csv: verl reads files that end in .parquet, .json", "correct"),
-    ),
-    "model without a tokenizer": (
-        f"{MODEL}.path={{folder}}/bare",
-        (f"{MODEL}.path={{folder}}/bare: the folder has no config", "save"),
-    ),
-    "tokenizer": (
-        f"{MODEL}.tokenizer_path={{folder}}/bare",
-        ("bare: the folder has no tokenizer", "save the tokenizer"),
-    ),
-    "reward": (f"{REWARD}.path={{folder}}/reward.py", ("reward.py: it defines no compute_score", f"{REWARD}.name")),
-    "reward that is no python": (
-        f"{REWARD}.path={{folder}}/rows.csv",
-        ("rows.csv: Python cannot read it", "correct it"),
-    ),
-    "checkpoint": (
-        f"{RESUME}={{folder}}/global_step_9",
-        ("global_step_9: expected an existing folder", "resume_mode=auto"),
-    ),
-    "folder of results": (
-        "trainer.default_local_dir={folder}/rows.csv/a",
-        ("{folder}/rows.csv is no folder", "another"),
-    ),
+    ("data.prompt_key=question", ("data.prompt_key=question is none of its columns, prompt", "correct")),
+    ("data.val_files={folder}/none.parquet", ("data.val_files={folder}/none.parquet: expected at least one row",)),
+    ("data.train_files={folder}/half.parquet", ("half.parquet: expected a whole parquet file", "correct")),
+    ("data.train_files={folder}/rows.csv", ("rows.csv: verl reads files that end in .parquet, .json", "correct")),
+    (f"{MODEL}.path={{folder}}/bare", (f"{MODEL}.path={{folder}}/bare: the folder has no config", "save")),
+    (f"{MODEL}.tokenizer_path={{folder}}/bare", ("bare: the folder has no tokenizer", "save the tokenizer")),
+    (f"{REWARD}.path={{folder}}/reward.py", ("reward.py: it defines no compute_score", f"{REWARD}.name")),
+    (f"{REWARD}.path={{folder}}/rows.csv", ("rows.csv: Python cannot read it", "correct it")),
+    (f"{RESUME}={{folder}}/global_step_9", ("global_step_9: expected an existing folder", "resume_mode=auto")),
+    ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
     # What ends every session.
-    "loop": (
-        f"{ROLLOUT}.agent.default_agent_loop=mine",
-        ("default_agent_loop=mine: no such agent loop", "expected one of"),
-    ),
-    "loop of a prompt": (
-        "data.train_files={folder}/loops.parquet",
-        ("agent_name mine is none of", "single_turn_agent"),
-    ),
-    "loop without a module": (
+    (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
+    ("data.train_files={folder}/loops.parquet", ("agent_name mine is none of", "single_turn_agent")),
+    (
         f"{ROLLOUT}.agent.agent_loop_config_path={{folder}}/loops.yaml",
         ("loops.yaml: no module of absent.Loop here", "PYTHONPATH"),
     ),
-}
+]
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +134,10 @@ def words(argument: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize(("argument", "said"), WRONG, ids=[argument for argument, _ in WRONG])
 def test_a_wrong_job_ends_in_one_line(
-    case: str, folder: Path, good: list[str], capsys: pytest.CaptureFixture[str]
+    argument: str, said: tuple[str, ...], folder: Path, good: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argument, said = WRONG[case]
     job = read_job([*good, *words(argument, folder)], PROGRAM)
     with pytest.raises(SystemExit) as ended:
         make_ready(job.config, job.given)

@@ -1,13 +1,12 @@
 """`docs/verl_options.md` has a line for every option of verl, and what a line claims is so."""
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
-from engine_harness import save_model, tiny_qwen3
 from local_trainer import stock_config
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.config import CheckpointConfig
@@ -51,15 +50,13 @@ NESTED = {
 OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptionRow:
-    """One line of the page's lists."""
+class OptionRow(NamedTuple):
+    """One line of the page's lists; `quoted` follows the options: tests, or a message."""
 
     section: str
     options: tuple[str, ...]
     result: str
     quoted: tuple[str, ...]
-    """What follows the options: tests, or a message."""
     alone: bool
     """Whether the line names options without a condition."""
 
@@ -75,27 +72,14 @@ def rows() -> tuple[OptionRow, ...]:
         if line.startswith("* `"):
             named, _, evidence = line.removeprefix("* ").partition(": ")
             conditional = re.sub(r"`[^`]+`,?", "", named).strip()
-            options = tuple(re.findall(r"`([^`]+)`", named))
-            found.append(
-                OptionRow(
-                    section=section,
-                    options=options[:1] if conditional else options,
-                    result=result,
-                    quoted=tuple(re.findall(r"`([^`]+)`", evidence)),
-                    alone=not conditional,
-                )
-            )
+            options, quoted = (tuple(re.findall(r"`([^`]+)`", text)) for text in (named, evidence))
+            found.append(OptionRow(section, options[:1] if conditional else options, result, quoted, not conditional))
     return tuple(found)
 
 
-def config_with(**changes: Any) -> DictConfig:
-    """verl's whole config, with keys changed or added."""
-    config = OmegaConf.merge(
-        stock_config(), {"critic": {"enable": True}, "actor_rollout_ref": {"actor": {"use_kl_loss": True}}}
-    )
-    for key, value in changes.items():
-        OmegaConf.update(config, key, value, force_add=True)
-    return config
+def config_with(*overrides: str) -> DictConfig:
+    uses_all = ["critic.enable=true", f"{ACTOR}.use_kl_loss=true"]
+    return OmegaConf.merge(stock_config(), OmegaConf.from_dotlist([*uses_all, *overrides]))
 
 
 def verls_options(section: str) -> set[str]:
@@ -141,55 +125,50 @@ def test_a_named_test_exists(named: str) -> None:
 
 SEQUENCE_PARALLEL = "ulysses_sequence_parallel_size"
 MODEL, ENGINE = "actor_rollout_ref.model", f"{ACTOR}.fsdp_config"
-ASKED: dict[str, dict[str, Any]] = {
-    "model.enable_activation_offload=True": {f"{MODEL}.enable_activation_offload": True},
-    "critic.model.lora_rank=4 on a critic": {"critic.model.lora_rank": 4},
-    "with actor_rollout_ref.model.lora_rank=0: verl's FSDP engine then loads no adapter": {
-        f"{MODEL}.lora_adapter_path": "adapter"
-    },
-    "model.lora.rank=4: only Megatron reads it": {f"{MODEL}.lora.rank": 4},
-    "model.use_fused_kernels=True": {f"{MODEL}.use_fused_kernels": True},
+ASKED: dict[str, str] = {
+    "model.enable_activation_offload=True": f"{MODEL}.enable_activation_offload=true",
+    "critic.model.lora_rank=4 on a critic": "critic.model.lora_rank=4",
+    "with actor_rollout_ref.model.lora_rank=0: verl's FSDP engine then loads no adapter": (
+        f"{MODEL}.lora_adapter_path=adapter"
+    ),
+    "model.lora.rank=4: only Megatron reads it": f"{MODEL}.lora.rank=4",
+    "model.use_fused_kernels=True": f"{MODEL}.use_fused_kernels=true",
+    **{f"model.mtp.{name}=True": f"{MODEL}.mtp.{name}=true" for name in ("enable", "enable_train", "enable_rollout")},
+    "fsdp_config.dtype=float16: verl's FSDP engine computes in mixed_precision.param_dtype=bf16": (
+        f"{ENGINE}.dtype=float16"
+    ),
+    "critic.fsdp.router_replay.mode=R2 on a critic": "critic.fsdp.router_replay.mode=R2",
     **{
-        f"model.mtp.{name}=True": {f"{MODEL}.mtp.{name}": True} for name in ("enable", "enable_train", "enable_rollout")
-    },
-    "fsdp_config.dtype=float16: verl's FSDP engine computes in mixed_precision.param_dtype=bf16": {
-        f"{ENGINE}.dtype": "float16"
-    },
-    "critic.fsdp.router_replay.mode=R2 on a critic": {"critic.fsdp.router_replay": {"mode": "R2"}},
-    **{
-        f"fsdp_config.router_replay.{name}=routes.pt: verl reads and writes no such file": {
-            f"{ENGINE}.router_replay": {name: "routes.pt"}
-        }
+        f"fsdp_config.router_replay.{name}=routes.pt: verl reads and writes no such file": (
+            f"{ENGINE}.router_replay.{name}=routes.pt"
+        )
         for name in ("record_file", "replay_file")
     },
-    "fsdp_config.wrap_policy.min_num_params=100: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.min_num_params": 100},
-    "fsdp_config.wrap_policy.disable=True: FSDP2 shards by layer": {f"{ENGINE}.wrap_policy.disable": True},
-    "fsdp_config.ulysses_sequence_parallel_size=2 with actor_rollout_ref.actor.fsdp_config.tree.mode=flat": {
-        f"{ENGINE}.{SEQUENCE_PARALLEL}": 2,
-        f"{ENGINE}.tree": {"mode": "flat"},
-    },
-    "critic.fsdp.ulysses_sequence_parallel_size=2 beside an actor's 1": {f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
-    "fsdp_config.pad_to_length=True": {f"{ENGINE}.pad_to_length": True},
-    "fsdp_config.qat.enable=True": {f"{ENGINE}.qat.enable": True},
-    "actor_rollout_ref.actor.strategy=fsdp: trees run on FSDP2": {f"{ACTOR}.strategy": "fsdp"},
-    "actor.clip_ratio=0.05: verl reads clip_ratio_low=0.2 and clip_ratio_high=0.2 instead": {
-        f"{ACTOR}.clip_ratio": 0.05
-    },
-    "actor.use_prefix_grouper=True": {f"{ACTOR}.use_prefix_grouper": True},
-    "actor.use_fused_kernels=True": {f"{ACTOR}.use_fused_kernels": True},
-    "actor.use_rollout_log_probs=True": {f"{ACTOR}.use_rollout_log_probs": True},
-    "actor.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {f"{ACTOR}.grad_clip": 0.5},
-    "actor.pad_to_length=True": {f"{ACTOR}.pad_to_length": True},
-    "actor.qat.enable=True": {f"{ACTOR}.qat.enable": True},
-    "actor_rollout_ref.ref.strategy=fsdp: trees run on FSDP2": {f"{REF}.strategy": "fsdp"},
-    "ref.pad_to_length=True": {f"{REF}.pad_to_length": True},
-    "critic.strategy=fsdp: trees run on FSDP2": {"critic.strategy": "fsdp"},
-    "critic.ppo_infer_max_token_len_per_gpu=100: verl's V1 trainers train with it too": {
-        "critic.ppo_infer_max_token_len_per_gpu": 100
-    },
-    "critic.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": {"critic.grad_clip": 0.5},
-    "critic.ulysses_sequence_parallel_size=2: verl's critic does not read it": {f"critic.{SEQUENCE_PARALLEL}": 2},
-    "checkpoint.async_save=True: only Megatron saves in the background": {f"{ACTOR}.checkpoint.async_save": True},
+    "fsdp_config.wrap_policy.min_num_params=100: FSDP2 shards by layer": f"{ENGINE}.wrap_policy.min_num_params=100",
+    "fsdp_config.wrap_policy.disable=True: FSDP2 shards by layer": f"{ENGINE}.wrap_policy.disable=true",
+    "fsdp_config.ulysses_sequence_parallel_size=2 with actor_rollout_ref.actor.fsdp_config.tree.mode=flat": (
+        f"{ENGINE}.{SEQUENCE_PARALLEL}=2 {ENGINE}.tree.mode=flat"
+    ),
+    "critic.fsdp.ulysses_sequence_parallel_size=2 beside an actor's 1": f"critic.fsdp.{SEQUENCE_PARALLEL}=2",
+    "fsdp_config.pad_to_length=True": f"{ENGINE}.pad_to_length=true",
+    "fsdp_config.qat.enable=True": f"{ENGINE}.qat.enable=true",
+    "actor_rollout_ref.actor.strategy=fsdp: trees run on FSDP2": f"{ACTOR}.strategy=fsdp",
+    "actor.clip_ratio=0.05: verl reads clip_ratio_low=0.2 and clip_ratio_high=0.2 instead": f"{ACTOR}.clip_ratio=0.05",
+    "actor.use_prefix_grouper=True": f"{ACTOR}.use_prefix_grouper=true",
+    "actor.use_fused_kernels=True": f"{ACTOR}.use_fused_kernels=true",
+    "actor.use_rollout_log_probs=True": f"{ACTOR}.use_rollout_log_probs=true",
+    "actor.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": f"{ACTOR}.grad_clip=0.5",
+    "actor.pad_to_length=True": f"{ACTOR}.pad_to_length=true",
+    "actor.qat.enable=True": f"{ACTOR}.qat.enable=true",
+    "actor_rollout_ref.ref.strategy=fsdp: trees run on FSDP2": f"{REF}.strategy=fsdp",
+    "ref.pad_to_length=True": f"{REF}.pad_to_length=true",
+    "critic.strategy=fsdp: trees run on FSDP2": "critic.strategy=fsdp",
+    "critic.ppo_infer_max_token_len_per_gpu=100: verl's V1 trainers train with it too": (
+        "critic.ppo_infer_max_token_len_per_gpu=100"
+    ),
+    "critic.grad_clip=0.5: verl's FSDP engine clips at optim.clip_grad=1.0": "critic.grad_clip=0.5",
+    "critic.ulysses_sequence_parallel_size=2: verl's critic does not read it": f"critic.{SEQUENCE_PARALLEL}=2",
+    "checkpoint.async_save=True: only Megatron saves in the background": f"{ACTOR}.checkpoint.async_save=true",
 }
 """Message of a refused line -> what a config sets to get it."""
 
@@ -201,57 +180,46 @@ def test_every_refusal_is_tried() -> None:
 @pytest.mark.parametrize("message", ASKED)
 def test_a_refusal_is_what_the_trainer_raises(message: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=re.escape(message)):
-        prepare_config(config_with(**ASKED[message]), "sync")
+        prepare_config(config_with(*ASKED[message].split()), "sync")
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "overrides",
     (
-        {},
-        {f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 0.5},
-        {f"{ACTOR}.optim.clip_grad": 0.5},
-        {f"{ACTOR}.clip_ratio_low": 0.0003, f"{ACTOR}.clip_ratio_high": 0.0004},
-        {f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_high": None},
-        {f"{ENGINE}.dtype": "float16", f"{ENGINE}.mixed_precision": {"param_dtype": "fp16"}},
-        {f"{MODEL}.lora_adapter_path": "adapter", f"{MODEL}.lora_rank": 8},
-        {f"{MODEL}.lora.merge": True, f"{MODEL}.lora_rank": 8},
+        "",
+        f"{ACTOR}.grad_clip=0.5 {ACTOR}.optim.clip_grad=0.5",
+        f"{ACTOR}.optim.clip_grad=0.5",
+        f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+        f"{ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null",
+        f"{ENGINE}.dtype=float16 {ENGINE}.mixed_precision.param_dtype=fp16",
+        f"{MODEL}.lora_adapter_path=adapter {MODEL}.lora_rank=8",
+        f"{MODEL}.lora.merge=true {MODEL}.lora_rank=8",
         # What is refused on a tree engine is the user's choice on verl's own.
-        {"critic.model.lora_rank": 4, "critic.model.model_type": "value_model"},
-        {f"{ACTOR}.use_prefix_grouper": True, f"{MODEL}.model_type": "language_model"},
-        {f"{ENGINE}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
-        {f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2},
+        "critic.model.lora_rank=4 critic.model.model_type=value_model",
+        f"{ACTOR}.use_prefix_grouper=true {MODEL}.model_type=language_model",
+        f"{ENGINE}.{SEQUENCE_PARALLEL}=2 critic.fsdp.{SEQUENCE_PARALLEL}=2",
+        f"{ACTOR}.{SEQUENCE_PARALLEL}=2 critic.fsdp.{SEQUENCE_PARALLEL}=2",
         # A reference policy trains nothing, so its forests may lie on ranks otherwise.
-        {f"{REF}.fsdp_config.{SEQUENCE_PARALLEL}": 2},
+        f"{REF}.fsdp_config.{SEQUENCE_PARALLEL}=2",
     ),
-    ids=lambda changes: " ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in changes.items()) or "defaults",
 )
-def test_what_does_as_it_says_passes(changes: dict[str, Any]) -> None:
-    prepare_config(config_with(**changes), "sync")
+def test_what_does_as_it_says_passes(overrides: str) -> None:
+    prepare_config(config_with(*overrides.split()), "sync")
 
 
 @pytest.mark.parametrize("role", (ACTOR, REF))
 def test_a_roles_own_key_of_sequence_parallelism_reaches_its_engine(role: str) -> None:
-    config = config_with(**{f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1})
-    prepare_config(config_with(**{f"{ACTOR}.{SEQUENCE_PARALLEL}": 2, f"critic.fsdp.{SEQUENCE_PARALLEL}": 2}), "sync")
+    config = config_with(f"{ACTOR}.{SEQUENCE_PARALLEL}=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
     # verl builds a reference policy of the actor's class, after it has renamed some keys.
-    node = OmegaConf.merge(
-        OmegaConf.select(config, ACTOR), {SEQUENCE_PARALLEL: OmegaConf.select(config, role)[SEQUENCE_PARALLEL]}
-    )
+    own = {SEQUENCE_PARALLEL: OmegaConf.select(config, role)[SEQUENCE_PARALLEL]}
+    node = OmegaConf.merge(OmegaConf.select(config, ACTOR), own)
     assert omega_conf_to_dataclass(node).engine.ulysses_sequence_parallel_size == 2
 
 
-def test_a_tree_critic_gets_the_budget_that_its_options_name(tmp_path: Path) -> None:
-    path = str(save_model(tmp_path, tiny_qwen3()))
-    config = config_with(
-        **{
-            "critic.model.path": path,
-            "critic.model.load_tokenizer": False,
-            "critic.ppo_max_token_len_per_gpu": 777,
-            "critic.use_dynamic_bsz": False,
-            "critic.ppo_micro_batch_size_per_gpu": 3,
-            "critic.ppo_infer_micro_batch_size_per_gpu": 5,
-        }
-    )
+def test_a_tree_critic_gets_the_budget_that_its_options_name(model_path: Path) -> None:
+    sizes = ("ppo_max_token_len_per_gpu=777", "ppo_micro_batch_size_per_gpu=3", "ppo_infer_micro_batch_size_per_gpu=5")
+    given = (f"model.path={model_path}", "model.load_tokenizer=false", "use_dynamic_bsz=false", *sizes)
+    config = config_with(*(f"critic.{one}" for one in given))
     prepare_config(config, "sync")
     critic = omega_conf_to_dataclass(config.critic)
     # verl's trainer copies it to the engine's max_token_len_per_gpu and infer_max_token_len_per_gpu.

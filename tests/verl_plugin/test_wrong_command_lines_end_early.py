@@ -27,11 +27,7 @@ HEATS = {"0": "0", "-0.7": "-0.7", "nan": "nan", "null": "None", "true": "True"}
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
-    ("model_engine=megatron", (f"{ACTOR}.strategy=megatron:", "fsdp2")),
-    (f"{MODEL}.use_fused_kernels=true", (f"{MODEL}.use_fused_kernels=True:", "set it to False")),
-    ("algorithm.adv_estimator=remax", ("algorithm.adv_estimator=remax:", "rloo")),
     ("trainer.use_v1=false", ("trainer.use_v1=False:", "set it to true")),
-    (f"{ENGINE}.ulysses_sequence_parallel_size=3", (f"{ENGINE}.ulysses_sequence_parallel_size=3 on 1 ranks",)),
     # Mistyped choices.
     (f"{MODEL}.model_type=tree_languagemodel", (f"{MODEL}.model_type=", "did you mean tree_language_model?")),
     ("trainer.v1.trainer_mode=tree_synk", ("trainer.v1.trainer_mode=tree_synk:", "did you mean tree_sync?")),

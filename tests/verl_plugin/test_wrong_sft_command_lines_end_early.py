@@ -1,8 +1,11 @@
-"""A wrong command line of tree SFT: one line that names the key and the remedy, exit code 2; a right one runs."""
+"""A wrong command line of tree SFT or DPO: one line that names key and remedy, exit code 2; a right one runs."""
+
+from typing import Any
 
 import pytest
 from jobs_before_ray import write_job
 
+from tree_rl.verl_plugin.launch import dpo
 from tree_rl.verl_plugin.launch.sft import banner, checked
 
 WRONG: list[tuple[str, tuple[str, ...]]] = [
@@ -18,6 +21,16 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("model.use_liger=maybe", ("model.use_liger=maybe:", "expected true, false or auto")),
     ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
 ]
+WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
+    ("dpo.beta=0", ("dpo.beta=0: expected a finite number above 0",)),
+    ("dpo.loss_type=hinge", ("dpo.loss_type=hinge:", "sigmoid, ipo")),
+    ("dpo.label_smoothing=0.5", ("dpo.label_smoothing=0.5: expected a number from 0 to below 0.5",)),
+    ("dpo.label_smoothing=0.1 dpo.loss_type=ipo", ("dpo.label_smoothing: ipo has none",)),
+    ("dpo.bet=1", ("dpo.bet=1:", "did you mean dpo.beta?")),
+    ("tree.mode=flat", ("engine.tree.mode=flat: pairs train on trees alone",)),
+    ("tree.path_weighting=session", ("engine.tree.path_weighting=session: pairs train",)),
+    ("model.model_type=language_model", ("model.model_type",)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +40,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["machine=cpu", f"data.train_files={folder}/rows.parquet", f"model.path={folder}"]
 
 
-@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[wrong for wrong, _ in WRONG])
+@pytest.mark.parametrize(
+    ("check", "wrong", "said"), [*((checked, *case) for case in WRONG), *((dpo.checked, *case) for case in WRONG_DPO)]
+)
 def test_one_line_names_the_key(
-    wrong: str, said: tuple[str, ...], good: list[str], capsys: pytest.CaptureFixture[str]
+    check: Any, wrong: str, said: tuple[str, ...], good: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        checked([*good, wrong])
+        check([*good, *wrong.split()])
     line = capsys.readouterr().err
     assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1
     assert all(part in line for part in said), line

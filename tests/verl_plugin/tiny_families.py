@@ -20,7 +20,6 @@ from transformers import (
     Qwen3NextConfig,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 EXPERTS, COEF = 6, 0.3
 SIZES: dict[str, Any] = sizes(
@@ -31,28 +30,14 @@ SIZES: dict[str, Any] = sizes(
     bos_token_id=1,
     eos_token_id=2,
 )
-HYBRID: dict[str, Any] = {
-    **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
-    "num_experts": EXPERTS,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "initializer_range": 0.1,
-    "layer_types": ["linear_attention", "full_attention"],
-    **DELTA_NET,
-}
+LATENT = latent_configs(vocab_size=VOCAB, max_position_embeddings=512)["deepseek_v3"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS),
     "gpt_oss": GptOssConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=9, rope_parameters=ROPE),
-    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
-    "deepseek_v3": DeepseekV3Config(
-        **{
-            **latent_configs(vocab_size=VOCAB, max_position_embeddings=512)["deepseek_v3"].to_dict(),
-            "first_k_dense_replace": 0,
-        }
-    ),
+    "deepseek_v3": DeepseekV3Config(**{**LATENT.to_dict(), "first_k_dense_replace": 0}),
 }
-ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "qwen3_5_moe": "sdpa", "deepseek_v3": "sdpa"}
+ATTENTION = {"qwen3_moe": "sdpa", "mixtral": "sdpa", "gpt_oss": "eager", "deepseek_v3": "sdpa"}
 
 
 def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, torch.Tensor]]:
