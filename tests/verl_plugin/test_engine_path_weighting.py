@@ -1,5 +1,5 @@
 """Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once,
-session and custom weigh rows as they say: whole and in partitions."""
+session and custom weigh rows as they say: whole, in partitions, on two ranks."""
 
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from engine_harness import build_engine, gradients, nested, ppo_batch, with_whole_masks
 from equivalence import LOSS, actor_loss, assert_equal_gradients, infer, run
 from hostile_rows import SHAPES, row, tokens, whole_batch, whole_rows
+from rank_engines import join, spawn
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
@@ -99,20 +100,53 @@ def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
     return data, own if weighting == "custom" else 1 / np.bincount(session_of_row)[session_of_row]
 
 
-@pytest.mark.parametrize(("weighting", "budget"), (("session", None), ("custom", 16)))
-def test_rows_weigh_what_their_column_says(model_path: Path, weighting: str, budget: int | None) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget))
-    data, weights = hostile_batch(weighting)
-    got = run(engine, data, LOSS)
-    expected: dict[str, torch.Tensor] = {}
-    for (_, gradient), weight in zip(separate_runs(model_path, whole_rows(), LOSS), weights.tolist(), strict=True):
-        expected = {name: expected.get(name, 0) + weight * value for name, value in gradient.items()}
-    assert_equal_gradients(expected, got["gradients"])
+WEIGHED = {"session": None, "custom": 16}
+"""Weighting, and budget."""
+
+
+@pytest.fixture(scope="module")
+def rows_alone(model_path: Path) -> list[dict[str, torch.Tensor]]:
+    """Gradients of each hostile row alone."""
+    return [gradient for _, gradient in separate_runs(model_path, whole_rows(), LOSS)]
+
+
+def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
+    pairs = list(zip(alone, weights.tolist(), strict=True))
+    return {name: sum(weight * gradient[name] for gradient, weight in pairs) for name in alone[0]}
+
+
+@pytest.mark.parametrize("weighting", WEIGHED)
+def test_rows_weigh_what_their_column_says(
+    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], weighting: str
+) -> None:
+    tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=WEIGHED[weighting])
+    engine, (data, weights) = build_engine(model_path, tree=tree), hostile_batch(weighting)
+    assert_equal_gradients(weighted_sum(rows_alone, weights), run(engine, data, LOSS)["gradients"])
     # A pass before the update has no weights, and no use for them.
     del data[PATH_WEIGHT_COLUMNS[weighting]]
     infer(engine, data)
     with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
         run(engine, data, LOSS)
+
+
+def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+    """This rank's rows, every second one."""
+    join(rank, world, port)
+    for weighting, budget in WEIGHED.items():
+        tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
+        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
+        torch.save(run(build_engine(Path(model), tree=tree), data, LOSS)["gradients"], f"{out}/{weighting}_{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_rows_weigh_the_same_on_two_ranks(
+    model_path: Path, rows_alone: list[dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(model_path)
+    spawn(rank_main, 2, tmp_path)
+    for weighting in WEIGHED:
+        expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
+        assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_0.pt"))
 
 
 def test_in_sft_a_conversation_is_a_session(model_path: Path) -> None:
