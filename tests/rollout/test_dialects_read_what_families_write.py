@@ -1,12 +1,17 @@
-"""Every dialect reads the calls that its family writes, and never more; what it cannot read stays text."""
+"""Every dialect reads the calls, text and reasoning that its family writes, and never more; the rest stays text."""
+
+from typing import Any
 
 import pytest
 from dialect_writers import CALLS, MARKUP, PLAIN, WRITERS, dumps, is_ambiguous, tools_for
+from gateway_harness import SHELL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
@@ -186,3 +191,56 @@ def test_an_engine_that_is_not_installed_is_named(engine: str, monkeypatch: pyte
     monkeypatch.setitem(__import__("sys").modules, engine, None)
     with pytest.raises(ValueError, match=rf"dialect='{engine}:x': {engine} cannot be imported"):
         dialect_named(f"{engine}:x", template="", tokenizer=None)
+
+
+CALL = '<tool_call>{"name": "x"}</tool_call>'
+
+
+def read(text: str, **options: Any) -> ChatMessage:
+    settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
+    return read_message(text, **{**settings, **options})[0]
+
+
+@pytest.mark.parametrize(
+    ("turn", "text", "calls"),
+    [
+        ("hi", "hi", []),
+        ("<think><tool_call>{}</tool_call></think>hi", "hi", []),
+        ("<think>never closed <tool_call>{}</tool_call>", "", []),
+        (f"a{CALL}b", "ab", [("x", {})]),
+        (
+            f'{CALL} and\n<tool_call>\n{{"name": "y", "arguments": {{"n": 1}}}}\n</tool_call>',
+            "and",
+            [("x", {}), ("y", {"n": 1})],
+        ),
+        ('<tool_call>{"name": 3}</tool_call><tool_call>[]</tool_call>', None, []),
+        ('<tool_call>{"name": "x", "arguments": "y"}</tool_call>', None, []),
+        (f"{CALL}<tool_call>{{</tool_call>", None, []),
+        (f"{CALL}<tool_call>", "<tool_call>", [("x", {})]),
+        (f"a <think> b{CALL}", None, []),
+        (f"{CALL} a <think> b{CALL}", "a", [("x", {})]),
+    ],
+)
+def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any]) -> None:
+    """A turn with a call that cannot be read is text alone, as the model wrote it (text None)."""
+    message = read(turn)
+    assert message.content == (turn if text is None else text)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == calls
+    assert [call.id for call in message.tool_calls] == [f"call_s_0_{index}" for index in range(len(calls))]
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_open", "expected"),
+    [
+        ("hi", False, (None, "hi")),
+        ("<think>\na\n</think>\n\nhi", False, ("a", "hi")),
+        ("a</think>hi", True, ("a", "hi")),
+        ("never closed", True, ("never closed", "")),
+        (" <think>never closed", False, ("never closed", "")),
+        ("a</think>b</think>c", True, ("a</think>b", "c")),
+    ],
+)
+def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | None, str]) -> None:
+    message = read(turn, is_reasoning_open=is_open)
+    assert (message.reasoning, message.content) == expected
+    assert read(turn, is_reasoning_open=is_open, reasoning="inline").content == turn
