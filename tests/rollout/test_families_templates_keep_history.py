@@ -1,15 +1,15 @@
 """Each family's own chat template renders a recorded history byte for byte, and turns are read as it writes them."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_edits import NEW_IDS, sent_back
 from dictated_answers import Scene, said, user
 from gateway_harness import misspell
 from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
 
-from tree_rl.rollout.gateway.protocols import openai_chat
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.template_form import conversation_of
 from tree_rl.rollout.transcript import rows_of_calls
@@ -21,23 +21,19 @@ def scene_of(family: Family, path: Path, *, tools: Any = (EDIT,)) -> Scene:
 
 def as_a_client_sends(message: ChatMessage) -> ChatMessage:
     """Through the OpenAI protocol, without reasoning."""
-    calls = [
-        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments_json}}
-        for one in message.tool_calls
-    ]
-    body: dict[str, Any] = {"role": "assistant", "content": message.content or None}
-    if calls:
-        body["tool_calls"] = json.loads(json.dumps(calls))
-    request = openai_chat.read_request({"model": "m", "messages": [{"role": "user", "content": "q"}, body]})
-    return request.messages[-1]
+    return sent_back([replace(message, reasoning=None)], lambda forms: forms[0], "openai", NEW_IDS[0])[-1]
 
 
 def results(message: ChatMessage) -> list[ChatMessage]:
     return [ChatMessage(role="tool", content=f"done {one.id}", tool_call_id=one.id) for one in message.tool_calls]
 
 
-def play(scene: Scene, family: Family, *, spell: Any, reasoning: str | None = None) -> list[ChatMessage]:
-    """Three turns with calls and an answer, each turn as the template writes it."""
+def play(scene: Scene, family: Family, reasoning: str | None) -> list[ChatMessage]:
+    """Three turns with calls and an answer, each turn as the template writes it, in odd tokens."""
+
+    def spell(text: str) -> list[int]:
+        return misspell(scene.tokenizer, text)
+
     history = [user("q")]
     for number in range(3):
         calls = tuple(call(number, index) for index in range(1 + number % family.max_calls))
@@ -56,32 +52,25 @@ def play(scene: Scene, family: Family, *, spell: Any, reasoning: str | None = No
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
 def test_history_is_rendered_byte_for_byte(family: Family, path: Path) -> None:
-    """A prompt spells what transformers renders, and a tool loop is one row though the client drops reasoning."""
+    """A prompt spells what transformers renders, and a tool loop is one row though the client drops reasoning.
+
+    Misspelt turns keep their ids.
+    """
     scene = scene_of(family, path)
     assert scene.renderer.dialect.name == family.dialect
     reasoning = None if scene.renderer._form.reasoning_field is None else "I look\nfirst."
-    *history, _ = play(scene, family, spell=scene.encode, reasoning=reasoning)
+    *history, _ = play(scene, family, reasoning)
     prompt = scene.prompt(*history)
+    calls = scene.recorder.calls
     form = conversation_of(prompt.restored.messages, scene.renderer._form, scene.renderer.dialect)
     expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
     assert scene.tokenizer.decode(prompt.ids) == expected
-    assert len(rows_of_calls(scene.recorder.calls[:3])) == 1
-    assert scene.recorder.drift_report().unread == {}
-
-
-@pytest.mark.parametrize(("family", "path"), TEMPLATES)
-def test_misspelt_history_is_one_row(family: Family, path: Path) -> None:
-    scene = scene_of(family, path)
-    history = play(scene, family, spell=lambda text: misspell(scene.tokenizer, text))
-    calls = scene.recorder.calls
-    prompts = [one.prompt_ids for one in calls[1:]]
-    if not family.moves_tools:
-        prompts.append(scene.prompt(*history, user("and")).ids)
-    assert scene.recorder.drift_report().branch_causes == {}
-    for earlier, later in zip(calls, prompts, strict=False):
+    assert len(rows_of_calls(calls[:3])) == 1
+    for earlier, later in zip(calls[:3], [*(one.prompt_ids for one in calls[1:3]), prompt.ids], strict=True):
         drawn = earlier.prompt_ids + earlier.response_ids[:-1]
         assert later[: len(drawn)] == drawn
-    assert len(rows_of_calls(calls)) == 1
+    report = scene.recorder.drift_report()
+    assert report.unread == report.branch_causes == {}
 
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
