@@ -1,16 +1,29 @@
-"""A request that the gateway cannot answer is refused in its protocol's form, and the message names the field."""
+"""A request that the gateway cannot answer is refused in its protocol's form, and the message names the field.
+
+Every field that OpenAI's and Anthropic's SDKs can send is honoured, without effect or refused, as the docs say.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 from drawn_values import TOOLS
 from gateway_harness import SHELL, talking, user
+from openai.types.chat import completion_create_params
 
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, read_json
+from tree_rl.rollout.gateway.protocols.request_fields import (
+    CHAT_FIELDS,
+    MESSAGE_FIELDS,
+    FieldTreatment,
+    check_fields,
+)
 
 QUESTION = user("hello")
 
@@ -196,3 +209,45 @@ async def test_a_refused_call_is_counted_and_not_recorded(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error") and message in error["message"]
     assert record.calls == () and record.refused == {400: 1}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "request_fields.md"
+
+
+@pytest.mark.parametrize(
+    ("sent", "treated"),
+    [
+        (completion_create_params.CompletionCreateParamsStreaming, CHAT_FIELDS),
+        (message_create_params.MessageCreateParamsStreaming, MESSAGE_FIELDS),
+        (beta_message_create_params.MessageCreateParamsStreaming, MESSAGE_FIELDS),
+        (message_count_tokens_params.MessageCountTokensParams, MESSAGE_FIELDS),
+    ],
+)
+def test_every_field_of_the_sdks_is_treated(sent: Any, treated: Mapping[str, FieldTreatment]) -> None:
+    assert set(get_type_hints(sent)) - set(treated) == set()
+
+
+def items(treated: Mapping[str, FieldTreatment]) -> list[str]:
+    """The items of a list: fields of one treatment share an item."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, one in treated.items():
+        names.setdefault((one.effect, one.note), []).append(f"`{name}`")
+    return [f"{', '.join(fields)} ({effect}): {note}" for (effect, note), fields in names.items()]
+
+
+@pytest.mark.parametrize(("title", "treated"), [("OpenAI", CHAT_FIELDS), ("Anthropic", MESSAGE_FIELDS)])
+def test_the_docs_show_every_treatment(title: str, treated: Mapping[str, FieldTreatment]) -> None:
+    (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"Fields of {title}"))
+    shown = [" ".join(item.split()) for item in section.split("\n* ")[1:]]
+    assert shown == items(treated)
+
+
+def test_refused_fields_are_refused_only_where_they_ask_for_something() -> None:
+    for treated in (CHAT_FIELDS, MESSAGE_FIELDS):
+        for name, one in treated.items():
+            if one.effect == "refused":
+                with pytest.raises(RequestError, match=name):
+                    check_fields(Fields({name: [1]}), treated)
+            for value in (None, False, 0, [], {}, "", *one.neutral):
+                assert check_fields(Fields({name: value}), treated) == ()
+    assert check_fields(Fields({"sparkle": 1, "n": 2}), CHAT_FIELDS) == ("field sparkle",)
