@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Answer
@@ -20,6 +21,12 @@ def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
 
 
+@cache
+def renderer_of(tokenizer: Any, options: tuple[tuple[str, Any], ...]) -> Renderer:
+    """Compiling a template takes a tenth of a second."""
+    return Renderer(tokenizer, dict(options))
+
+
 class Scene:
     """A recorder whose answers are dictated."""
 
@@ -33,7 +40,7 @@ class Scene:
     ) -> None:
         self.tokenizer = tokenizer
         self.tools = tools
-        self.renderer = Renderer(tokenizer, template_options or {})
+        self.renderer = renderer_of(tokenizer, tuple((template_options or {}).items()))
         settings = GatewayOptions(max_context_tokens=4000, max_turn_tokens=400, **options)
         self.recorder = Recorder("s", renderer=self.renderer, options=settings)
 
