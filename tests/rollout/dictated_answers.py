@@ -57,7 +57,7 @@ class Scene:
         end: str | None = None,
         agent: str = "main",
     ) -> ChatMessage:
-        """Record a turn. `end` is the token that ends it, the tokenizer's end token if None."""
+        """Record a turn. `end` is the token that ends it: the tokenizer's if None, a limit if empty."""
         ids = tuple(self.encode(turn) if isinstance(turn, str) else turn)
         text = self.tokenizer.decode(ids)
         text_ids: tuple[int, ...] | None = ids
@@ -69,9 +69,9 @@ class Scene:
         recorded = self.recorder.record(
             self.prompt(*messages, agent=agent),
             Answer(
-                token_ids=ids if stop is not None else (*ids, end_id),
+                token_ids=ids if stop is not None or end == "" else (*ids, end_id),
                 log_probs=None,
-                finish_reason="stop",
+                finish_reason="length" if end == "" else "stop",
                 stop_text=stop,
                 text=text,
                 text_ids=text_ids,
