@@ -104,7 +104,7 @@ def test_a_stop_text_inside_a_token_leaves_the_rest_of_the_token_out(plain: Scen
 
 
 def test_a_turn_ended_by_a_stop_text_goes_on_without_it(qwen: Scene) -> None:
-    said_ids = misspell(qwen.tokenizer, "Thought: look at the forest\nObservation: nothing")
+    said_ids = misspell(qwen.tokenizer, "Thought: look at the forest\nObservation:")
     first = qwen.answer([user("a")], said_ids, stop="\nObservation:")
     qwen.answer([user("a"), first, user("b")], "Done")
     cut, whole = rows_of_calls(qwen.recorder.calls)
