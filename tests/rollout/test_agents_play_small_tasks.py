@@ -3,6 +3,7 @@
 The model plays the known repair, so the reward must be 1.0, and every token that it wrote must train.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -43,31 +44,22 @@ def test_mini_swe_agent_solves_tasks_at_once(chatml: PreTrainedTokenizerFast) ->
 
 def test_an_answer_that_mini_swe_agent_drops_is_a_branch_of_its_own(chatml: PreTrainedTokenizerFast) -> None:
     def script(prompt: str) -> str:
-        if "Format error" not in prompt:
-            return "I forgot the block."
-        return repair_for_mini(prompt)
+        return repair_for_mini(prompt) if "Format error" in prompt else "I forgot the block."
 
     (session,) = play(ScriptedModel(chatml, script), [(MiniSweAgent(), all_tasks()["lru_cache"])])
     assert session.result == ("completed", 1.0) and session.done.outcome.malformed_calls == 1
     dropped, kept = rows_of_calls(session.record.calls)
     assert trained_text(chatml, dropped) == "I forgot the block.<|im_end|>"
     assert "I forgot" not in chatml.decode(kept.token_ids)
-    assert kept.token_ids[: len(dropped.prompt_ids)] != ()
 
 
 def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> None:
     task = all_tasks()["lru_cache"]
     backend = ScriptedModel(chatml, lambda prompt: mini_turn("echo again"))
-    turns, calls, context = (
-        play(backend, [(MiniSweAgent(MiniSweOptions(max_turns=2)), task)])[0],
-        play(backend, [(MiniSweAgent(), task)], max_calls=3)[0],
-        play(backend, [(MiniSweAgent(), task)], max_context_tokens=4200)[0],
-    )
-    assert [session.result for session in (turns, calls, context)] == [
-        ("limit", 0.0),
-        ("out_of_calls", 0.0),
-        ("limit", 0.0),
-    ]
+    (turns,) = play(backend, [(MiniSweAgent(MiniSweOptions(max_turns=2)), task)])
+    (calls,) = play(backend, [(MiniSweAgent(), task)], max_calls=3)
+    (context,) = play(backend, [(MiniSweAgent(), task)], max_context_tokens=4200)
+    assert turns.result == context.result == ("limit", 0.0) and calls.result == ("out_of_calls", 0.0)
     assert (len(turns.record.calls), len(calls.record.calls)) == (2, 3) and len(context.record.calls) > 3
     babble = play(ScriptedModel(chatml, lambda prompt: "no action"), [(MiniSweAgent(), task)])[0]
     assert babble.result == ("agent_failed", 0.0) and "several answers in a row" in babble.done.detail
@@ -75,22 +67,17 @@ def test_mini_swe_agent_stops_at_its_limits(chatml: PreTrainedTokenizerFast) -> 
 
 async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrainedTokenizerFast) -> None:
     task = all_tasks()["lru_cache"]
-    messages = generator().to_row(task, 0, "train")["prompt"]
+    messages, row = generator().to_row(task, 0, "train")["prompt"], {"swe": task.to_row()}
 
-    async def run(**options: Any) -> Any:
+    async def run(sent: Mapping[str, Any] = row, **options: Any) -> Any:
         async with talking(ScriptedModel(chatml, repair_for_mini), **LARGE) as talk:
             agent = AgentInEnvironment(agent="mini_swe", **options)
-            return await agent.run(talk.endpoint, messages=messages, task={"swe": task.to_row()})
+            return await agent.run(talk.endpoint, messages=messages, task=sent)
 
     limits = {"timeout_seconds": 20}
     result = await run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED})
     assert (result.reward, result.status) == (1.0, "completed")
     assert (result.figures["turns"], result.figures["ended_completed"]) == (3.0, 1.0)
     assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
-
-
-async def test_a_session_that_nobody_can_score_is_lost_with_its_reason(chatml: PreTrainedTokenizerFast) -> None:
-    agent = AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED)
-    async with talking(ScriptedModel(chatml, repair_for_mini)) as talk:
-        with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
-            await agent.run(talk.endpoint, messages=[], task={"nothing": 1})
+    with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
+        await run({"nothing": 1}, sandbox=UNCONFINED)
