@@ -13,12 +13,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from attack_cases import AGENTS
 from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
 from hacks_in_processes import HACKS
 from judged_tasks import UNITTEST
+from live_processes import command_lines
 from small_swe import all_tasks
 
-from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
@@ -60,7 +61,7 @@ async def timeout_races(number: int) -> dict[str, int]:
                 done, _ = await play_session(
                     gateway,
                     model,
-                    agent=("react", "command_line", "mini_swe")[at % 3],
+                    agent=AGENTS[at % len(AGENTS)],
                     task=tasks[at % 2],
                     command=f": race {at}; {command}",
                     options=SandboxOptions(limits=LIMITS),
@@ -121,17 +122,6 @@ def listing(folder: Path) -> dict[str, tuple[int, int, str]]:
         str(path): (path.lstat().st_uid, path.lstat().st_mode, path.read_text() if path.is_file() else "")
         for path in sorted(folder.rglob("*"))
     }
-
-
-def command_lines() -> list[str]:
-    """Of all processes."""
-    lines = []
-    for entry in PROC.glob("[0-9]*/cmdline"):
-        try:
-            lines.append(entry.read_text(errors="replace"))
-        except OSError:
-            continue
-    return lines
 
 
 def main() -> None:
