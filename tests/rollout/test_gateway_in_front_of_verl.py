@@ -103,20 +103,14 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert DriftReport(returned=(), siblings=()).figures().keys() <= info.keys()
 
 
-class Listening(Client):
-    """A server that keeps the request ids."""
+def test_a_session_asks_under_one_id_that_names_its_prompt(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, asked, generate = build_loop(model_path, {"agent": AGENT}), list[str](), Client.generate
 
-    asked: list[str]
+    async def noted(self: Client, request_id: str, **request: Any) -> Any:
+        asked.append(request_id)
+        return await generate(self, request_id, **request)
 
-    async def generate(self, request_id: str, **request: Any) -> Any:
-        self.asked.append(request_id)
-        return await super().generate(request_id, **request)
-
-
-def test_a_session_asks_under_one_id_that_names_its_prompt(model_path: Path) -> None:
-    loop = build_loop(model_path, {"agent": AGENT})
-    loop.server_manager = Listening(loop.server_manager.server)
-    loop.server_manager.asked = asked = []
+    monkeypatch.setattr(Client, "generate", noted)
     asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
     asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
     first, second = asked[0], asked[3]

@@ -30,16 +30,13 @@ def asked(system: str, question: str) -> list[ChatMessage]:
         (asked("Generate a concise, sentence-case title (3-7 words) that ...", "fix"), "title"),
         (asked(COMMIT, "diff"), "commit_message"),
         (
-            asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far, ..."),
+            asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far"),
             "summary",
         ),
         (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
-        (
-            asked("You code.", "Analyze *only* the content and structure of your immediately preceding response"),
-            "next_speaker",
-        ),
+        (asked("", "Analyze *only* the content and structure of your immediately preceding response"), "next_speaker"),
         (asked("You code.", "generate a title for my page"), None),
         # A tool's result that quotes a harness is none of its calls.
         ([*asked("You code.", "go"), ChatMessage(role="tool", content=TITLE)], None),
@@ -146,12 +143,9 @@ def test_a_summary_of_weight_zero_leaves_the_work_before_it_trained(tiny: Simple
         (row,) = rows_of_calls([work, replace(summary, weight=weight)])
         assert (row.response_mask, row.response_weights) == (mask, weights)
         assert row.response_log_probs == tuple(p * m for p, m in zip((-0.5, -0.25, 0, -1, -2), mask, strict=True))
-
-
-def test_a_token_of_the_task_keeps_its_weight_where_a_side_call_draws_it_too(tiny: SimpleNamespace) -> None:
+    # A token of the task keeps its weight where a side call draws it too.
     work = ModelCall(prompt_ids=(1,), response_ids=(3, 4), log_probs=None)
-    other = replace(work, response_ids=(3, 5), side="x", weight=0.0)
-    rows = rows_of_calls([work, other])
+    rows = rows_of_calls([work, replace(work, response_ids=(3, 5), side="x", weight=0.0)])
     assert [(row.token_ids, row.response_mask, row.response_weights) for row in rows] == [
         ((1, 3, 4), (1, 1), None),
         ((1, 3, 5), (1, 0), None),
