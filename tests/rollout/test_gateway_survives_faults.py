@@ -116,21 +116,6 @@ async def test_an_error_within_a_stream_keeps_the_protocols_form(
     assert any(form.items() <= one.items() and error.items() <= one.get("error", {}).items() for one in told), told
 
 
-async def test_an_error_of_a_response_in_the_background_is_kept(tiny: SimpleNamespace) -> None:
-    backend = tiny.backend()
-
-    async def fails(*_: Any, **__: Any) -> Any:
-        raise ValueError("no such token")
-
-    backend.generate = fails
-    async with talking(backend) as talk:
-        failed = await talk.openai.responses.create(model="m", input="go", background=True)
-        while failed.status == "in_progress":
-            await asyncio.sleep(0.01)
-            failed = await talk.openai.responses.retrieve(failed.id)
-    assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
-
-
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 BODY = {"messages": [user("hello")], "max_tokens": 2}
 
@@ -180,16 +165,16 @@ async def test_it_listens_on_this_machine_alone_by_default(tiny: SimpleNamespace
 
 
 @pytest.mark.parametrize(
-    ("raised", "status", "kind"),
+    ("raised", "status", "kind", "code"),
     [
-        (BackendError("busy", status=429, retry_after=3), 429, "RateLimitError"),
-        (BackendError("broken"), 500, "InternalServerError"),
-        (ValueError("top_k=-5"), 400, "BadRequestError"),
-        (KeyError("bug"), 500, "InternalServerError"),
+        (BackendError("busy", status=429, retry_after=3), 429, "RateLimitError", "rate_limit_exceeded"),
+        (BackendError("broken"), 500, "InternalServerError", "server_error"),
+        (ValueError("top_k=-5"), 400, "BadRequestError", "invalid_prompt"),
+        (KeyError("bug"), 500, "InternalServerError", "server_error"),
     ],
 )
 async def test_failures_of_the_model_server_reach_the_client_with_their_status(
-    tiny: SimpleNamespace, raised: Exception, status: int, kind: str
+    tiny: SimpleNamespace, raised: Exception, status: int, kind: str, code: str
 ) -> None:
     backend = tiny.backend()
 
@@ -207,6 +192,11 @@ async def test_failures_of_the_model_server_reach_the_client_with_their_status(
         with pytest.raises(getattr(anthropic, kind)) as anthropic_error:
             await talk.anthropic.messages.create(model="m", messages=[user("hello")], max_tokens=5)
         assert anthropic_error.value.status_code == status
+        failed = await talk.openai.responses.create(model="m", input="go", background=True)
+        while failed.status == "in_progress":
+            await asyncio.sleep(0.01)
+            failed = await talk.openai.responses.retrieve(failed.id)
+        assert (failed.status, failed.error.code) == ("failed", code)
         assert (await talk.close()).calls == ()
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from client_edits import NEW_IDS as FORMS_OF_IDS
 from client_edits import sent_back
 from dictated_answers import Scene, said, user
 from gateway_harness import SHELL, build_tokenizer
@@ -64,10 +65,8 @@ def as_chat(history: History, new_id: Callable[[str], str]) -> History:
 
 
 def as_messages(history: History, new_id: Callable[[str], str]) -> History:
-    read = list(
-        sent_back([one for one in history if one.role != "system"], lambda forms: forms[0], "anthropic", new_id)
-    )
-    return [*(one for one in history if one.role == "system"), *read]
+    told, rest = ([one for one in history if (one.role == "system") == is_system] for is_system in (True, False))
+    return [*told, *sent_back(rest, lambda forms: forms[0], "anthropic", new_id)]
 
 
 def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main", thought: str = "thought") -> History:
@@ -80,12 +79,7 @@ def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main"
     return history
 
 
-NEW_IDS: list[Callable[[str], str]] = [
-    lambda old: old,
-    lambda old: f"toolu_{old}",
-    lambda old: "call_0",
-    lambda old: "",
-]
+NEW_IDS: list[Callable[[str], str]] = [*FORMS_OF_IDS, lambda old: ""]
 CLIENTS = [as_chat, as_messages]
 
 
@@ -231,30 +225,13 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
 
     different = [
         *(user("ab"), user("b"), user("b "), said("ab"), said("b"), ChatMessage(role="usera", content="b")),
-        *(
-            called("a", "b"),
-            called("ab", ""),
-            called("a", {"n": 1}),
-            called("a", {"n": True}),
-            called("a", {"n": 1.5}),
-            called("a", {"n": "1"}),
-        ),
+        *(called("a", "b"), called("ab", ""), *(called("a", {"n": number}) for number in (1, True, 1.5, "1"))),
     ]
     assert len({key_alone(message) for message in different}) == len(different)
     assert key_alone(called("a", {"n": 1, "m": 2})) == key_alone(called("a", {"m": 2, "n": 1}))
     for one, other in ((1, 1.0), (-0.0, 0), (12345678901234567890, 12345678901234567000), (1e21, 10**21)):
         assert key_alone(called("a", {"n": [one]})) == key_alone(called("a", {"n": [other]}))
     assert key_alone(said("b")) == key_alone(said(" b\n"))
-
-
-def test_a_message_that_comes_back_is_kept_once() -> None:
-    turns = OwnTurns()
-    first = turns.restore([user("".join("so"))]).messages
-    again = turns.restore([user("".join("so")), said("a")]).messages
-    assert again[0] is first[0]
-    tool, other = (ChatMessage(role="tool", content="so", tool_call_id=name) for name in "ab")
-    assert turns.restore([tool]).messages == (tool,)
-    assert turns.restore([other]).messages == (other,)
 
 
 class Talk:
