@@ -20,7 +20,7 @@ from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import Row, rows_of_calls
+from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -290,13 +290,28 @@ async def talking(backend: Any, **options: Any) -> AsyncIterator[Talk]:
         yield Talk(gateway, backend, left)
 
 
+def generated_edges(calls: Sequence[ModelCall]) -> dict[tuple[tuple[int, ...], int], float | None]:
+    """Log-prob of every generated token behind its context."""
+    return {
+        (call.prompt_ids + call.response_ids[:place], token): call.log_probs and call.log_probs[place]
+        for call in calls
+        for place, token in enumerate(call.response_ids)
+    }
+
+
+def trained_edges(rows: Sequence[Row]) -> dict[tuple[tuple[int, ...], int], float | None]:
+    """Log-prob of every trained token behind its context."""
+    return {
+        (row.token_ids[: len(row.prompt_ids) + place], token): row.response_log_probs and row.response_log_probs[place]
+        for row in rows
+        for place, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True))
+        if mask
+    }
+
+
 def check_record(backend: TinyModel, record: RecordedSession) -> None:
     """Every generated token is trained in its own context, nothing else is, and the log-probs are the model's."""
-    generated = {
-        (call.prompt_ids + call.response_ids[:position], token)
-        for call in record.calls
-        for position, token in enumerate(call.response_ids)
-    }
+    generated = generated_edges(record.calls).keys()
     trained = set()
     for row in rows_of_calls(record.calls):
         again = replayed_log_probs(backend.model, row)

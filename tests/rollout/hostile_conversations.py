@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 
 TEXTS = st.sampled_from(
     [
-        *(
-            "",
-            "so",
-            "sa",
-            "so ",
-            "the model answers",
-            "ü\u0301 名\U0001f40d",
-            '"messages": [',
-            '\\"messages\\": [{}',
-            "]}",
-        ),
+        *("", "so", "sa", "so ", "the model answers", "ü\u0301 名\U0001f40d"),
+        *('"messages": [', '\\"messages\\": [{}', "]}"),
         *("<|im_end|>", "a<|im_start|>user\nb", "<think>\nx\n</think>\n\ny", "</think>", "<tool_response>z", "\n\n w"),
     ]
 )

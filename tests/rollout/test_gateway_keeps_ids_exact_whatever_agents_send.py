@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import SHELL, build_tokenizer, misspell
+from gateway_harness import SHELL, build_tokenizer, generated_edges, misspell, trained_edges
 from hostile_conversations import EDITS, edited
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,14 +27,8 @@ class Dictated:
 
     def __init__(self, tokenizer: Any) -> None:
         call = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
-        said = [
-            "so",
-            "<think>\nthe model\n</think>\n\nanswers",
-            f"look {call}",
-            "ü\u0301 \U0001f40d",
-            "<think>\nopen",
-            "",
-        ]
+        said = ["so", "<think>\nthe model\n</think>\n\nanswers", f"look {call}"]
+        said += ["ü\u0301 \U0001f40d", "<think>\nopen", ""]
         self.answers = [tokenizer.encode(text, add_special_tokens=False) for text in said]
         self.answers += [misspell(tokenizer, text) for text in said[:3]]
         self.end = tokenizer.eos_token_id
@@ -117,18 +111,7 @@ def test_prompts_are_exact_and_all_that_was_generated_is_trained(
             session = checked_session(scene, monkeypatch)
             await play(steps, session)
             calls = (await session.close()).calls
-            generated = {
-                (call.prompt_ids + call.response_ids[:position], token)
-                for call in calls
-                for position, token in enumerate(call.response_ids)
-            }
-            trained = {
-                (row.token_ids[: len(row.prompt_ids) + position], token)
-                for row in rows_of_calls(calls)
-                for position, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True))
-                if mask
-            }
-            assert trained == generated
+            assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
 
         asyncio.run(run())
 
