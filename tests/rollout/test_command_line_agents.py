@@ -1,6 +1,5 @@
 """A command-line agent that knows environment variables only: it reaches its model, and nothing else."""
 
-import json
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from small_swe import all_tasks, writing
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
-from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -104,15 +102,12 @@ def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokeni
 def test_options_are_checked(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="the place of the task"):
         CommandLineOptions(command="claude --print")
+
+    class Shell(ShellEnvironment):
+        async def score(self, outcome: Any) -> float:
+            return 0.0
+
     backend = ScriptedModel(chatml, lambda prompt: "DONE")
     agent = CommandLineAgent(CommandLineOptions(command="echo {prompt}"))
     (session,) = play(backend, [(agent, all_tasks()["lru_cache"])], environment=Shell)
     assert session.result[0] == "agent_failed" and "needs an environment with run_agent" in session.done.detail
-    assert AgentError.__doc__ and json.dumps(session.done.detail)
-
-
-class Shell(ShellEnvironment):
-    """An environment that runs no programs of agents."""
-
-    async def score(self, outcome: Any) -> float:
-        return 0.0

@@ -28,9 +28,7 @@ CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-DIFFERENT = {
-    "mistral_list": ("mistral", "the whole list as the name and arguments of one call"),
-}
+DIFFERENT = {"mistral_list": ("mistral", "the whole list as the name and arguments of one call")}
 """How calls are written -> the parser that reads them otherwise, and how. Our own dialect reads them."""
 
 
