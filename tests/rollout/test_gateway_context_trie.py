@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from dictated_answers import Scene, said, user
-from gateway_harness import CHATML, MARKUP, SHELL, SPECIAL, build_tokenizer, misspell, trained_text
+from gateway_harness import CHATML, SHELL, SPECIAL, build_tokenizer, misspell, trained_text
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
@@ -162,9 +162,3 @@ def test_a_tokenizer_that_cannot_be_cut_is_refused() -> None:
     tokenizer.encode = lambda text, **kwargs: encode(text.replace("<|im_end|> c", "<|im_end|>c"), **kwargs)
     with pytest.raises(ValueError, match="to tokenize piece by piece"):
         Renderer(tokenizer, {})
-
-
-def test_markup_is_one_token_each() -> None:
-    """What the other tests assume of their tokenizer."""
-    tokenizer = build_tokenizer()
-    assert all(len(tokenizer.encode(text, add_special_tokens=False)) == 1 for text in (*SPECIAL, *MARKUP))

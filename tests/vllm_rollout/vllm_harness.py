@@ -19,16 +19,16 @@ from tree_rl.tree.forest import Forest
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "rollout"), str(TESTS / "verl_plugin")]
 
-ROLLOUT_OVERRIDES = (
-    "actor_rollout_ref.rollout.name=vllm",
+ON_A_CPU = (
     "actor_rollout_ref.rollout.dtype=float32",
     "actor_rollout_ref.rollout.enforce_eager=true",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
     # A CPU has no memory of an accelerator to give back between rollout and update.
     "actor_rollout_ref.rollout.free_cache_engine=false",
-    "+actor_rollout_ref.rollout.enable_sleep_mode=false",
 )
+SLEEPLESS = "+actor_rollout_ref.rollout.enable_sleep_mode=false"
+ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *ON_A_CPU, SLEEPLESS)
 
 
 def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
@@ -63,7 +63,7 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
 
 
 def environment(**more: str) -> Mapping[str, str]:
-    """What every process of a run with vLLM on a CPU needs."""
+    """What every process of a run with an engine on a CPU needs."""
     return {
         # As in this process, which may have started Ray's parts already.
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
