@@ -4,11 +4,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path.extend(str(TESTS / folder) for folder in ("rollout", "verl_plugin", "vllm_rollout"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("rollout", "verl_plugin", "vllm_rollout"))
 
 import vllm_harness
-from vllm_harness import ON_A_CPU
 
 ENGINE = {
     "device": "cpu",
@@ -24,7 +22,7 @@ ENGINE = {
 """rollout.engine_kwargs.sglang: arguments of SGLang's server that verl passes on."""
 ROLLOUT_OVERRIDES = (
     "actor_rollout_ref.rollout.name=sglang",
-    *ON_A_CPU,
+    *vllm_harness.ON_A_CPU,
     *(f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in ENGINE.items()),
 )
 environment = partial(vllm_harness.environment, SGLANG_USE_CPU_ENGINE="1")
