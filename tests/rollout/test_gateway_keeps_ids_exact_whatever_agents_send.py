@@ -6,6 +6,8 @@ The gateway's chat template writes what transformers writes, and stays in its sa
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -207,6 +209,12 @@ def compiled(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTe
     return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **(options or {})})
 
 
+@cache
+def reasoning_template() -> tuple[Any, ChatTemplate]:
+    tokenizer = build_tokenizer()
+    return tokenizer, compiled(tokenizer)
+
+
 def outcome(render: Callable[[], str]) -> str:
     """What is written, or the error that the gateway answers with status 400."""
     try:
@@ -216,13 +224,11 @@ def outcome(render: Callable[[], str]) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("tools", [None, [SHELL]])
-@pytest.mark.parametrize("is_prompt", [False, True])
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False, "shout": "YES"}])
-def test_text_is_what_transformers_renders(name: str, tools: Any, is_prompt: bool, options: dict[str, Any]) -> None:
+def test_text_is_what_transformers_renders(name: str, options: dict[str, Any]) -> None:
     tokenizer = build_tokenizer(TEMPLATES[name])
     template = compiled(tokenizer, options)
-    for conversation in CONVERSATIONS * 2:
+    for conversation, tools, is_prompt in product(CONVERSATIONS * 2, (None, [SHELL]), (False, True)):
         expected = tokenizer.apply_chat_template(
             conversation, tools=tools, add_generation_prompt=is_prompt, tokenize=False, **options
         )
@@ -264,8 +270,7 @@ def test_a_template_that_transformers_renders_otherwise_is_refused() -> None:
 def test_whatever_agents_send_is_written_as_transformers_writes_it(
     edits: list[tuple[Any, ...]], is_prompt: bool
 ) -> None:
-    tokenizer = build_tokenizer()
-    template = compiled(tokenizer)
+    tokenizer, template = reasoning_template()
     conversation, tools = [{"role": "user", "content": "the model answers a question"}], ()
     for edit in edits:
         tools = edit[1] if edit[0] == "offer tools" else tools

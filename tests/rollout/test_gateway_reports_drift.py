@@ -4,13 +4,14 @@ Everything that a drift report can hold, and every end of a session, is a metric
 """
 
 import re
+from contextlib import AsyncExitStack
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from gateway_harness import CHATML, TinyModel, build_tokenizer, misspell, talking, user
+from gateway_harness import CHATML, Talk, TinyModel, build_tokenizer, misspell, serving, talking, user
 
 from tree_rl.rollout.agents.in_environment import SCORED
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
@@ -30,8 +31,10 @@ async def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
     """Sessions of two sampled turns each; the template writes every turn as it is."""
     backend = TinyModel(tiny.model, build_tokenizer(CHATML))
     records = []
-    for number in range(16):
-        async with talking(backend, on_drift=on_drift, reasoning="inline") as talk:
+    options = {"on_drift": on_drift, "reasoning": "inline"}
+    async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
+        for number in range(16):
+            talk = Talk(gateway, backend, left)
             agent = talk.agent(user(f"question {number}"), max_tokens=5)
             await agent.step()
             await agent.step(user("more"))

@@ -8,7 +8,6 @@ import asyncio
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
+from sandboxes_here import REASON
 from small_swe import OUTCOME, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -55,15 +55,6 @@ if arguments[0] == "kill":
 """
 
 
-def in_namespaces() -> bool:
-    return (
-        shutil.which("bwrap") is not None
-        and not subprocess.run(
-            ["bwrap", "--bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"], check=False, capture_output=True
-        ).returncode
-    )
-
-
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder where the stand-in writes what it is asked, and NAME.pid for every container."""
@@ -77,8 +68,8 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def image(docker: Path) -> Path:
     """The folder with an image, the repository under git, and one folder for every container that was started."""
-    if not in_namespaces():
-        pytest.skip("bubblewrap does not work here")
+    if REASON is not None:
+        pytest.skip(f"bubblewrap does not work here: {REASON}")
     made = docker / "image"
     (made / "tests").mkdir(parents=True)
     (docker / "testbed").mkdir()
