@@ -125,7 +125,6 @@ def listing(folder: Path) -> dict[str, tuple[int, int, str]]:
 
 
 def main() -> None:
-    """Run both kinds."""
     timeouts, writes = (int(word) for word in sys.argv[1:])
     result: dict[str, Any] = {"timeouts": asyncio.run(timeout_races(timeouts)), "writes": write_races(writes)}
     result["faults"] = [

@@ -50,7 +50,6 @@ SHELL = {
 
 
 def user(text: str) -> dict[str, str]:
-    """A question."""
     return {"role": "user", "content": text}
 
 
@@ -162,7 +161,6 @@ class TinyModel:
         return self._generation(ids, log_probs)
 
     def check(self, record: RecordedSession) -> None:
-        """See `check_record`."""
         check_record(self, record)
 
     def _generation(self, ids: list[int], log_probs: list[float]) -> Generation:
@@ -197,7 +195,6 @@ def misspell(tokenizer: PreTrainedTokenizerFast, text: str, seed: int = 0) -> li
 
 @asynccontextmanager
 async def serving(backend: Any, tokenizer: PreTrainedTokenizerFast, **options: Any) -> AsyncIterator[Gateway]:
-    """A gateway that listens."""
     settings = {"max_context_tokens": 6000, "max_turn_tokens": 400, **options}
     async with Gateway(tokenizer=tokenizer, backend=backend, options=GatewayOptions(**settings)) as gateway:
         yield gateway
@@ -226,7 +223,6 @@ class Agent:
 
 
 def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
-    """The result of an answer's tool call."""
     return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
 
 
@@ -285,7 +281,6 @@ class Talk:
 
 @asynccontextmanager
 async def talking(backend: Any, **options: Any) -> AsyncIterator[Talk]:
-    """A session of a gateway that listens."""
     async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
         yield Talk(gateway, backend, left)
 

@@ -18,7 +18,6 @@ def command_lines() -> list[str]:
 
 
 def running(marker: str) -> list[str]:
-    """Command lines that hold a marker."""
     return [line for line in command_lines() if marker in line]
 
 

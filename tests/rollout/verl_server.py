@@ -170,7 +170,6 @@ async def branching_talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnth
 
 
 def text_of(answer: anthropic.types.Message) -> str:
-    """What an answer says."""
     return "".join(block.text for block in answer.content if block.type == "text")
 
 
