@@ -118,6 +118,12 @@ async def test_turns_are_sampled_as_the_trainer_or_the_agent_says(
     assert seen == [temperature]
 
 
+async def test_models_are_listed_in_each_protocol(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk:
+        for client in (talk.openai, talk.anthropic):
+            assert [model.id async for model in client.models.list()] == ["policy"]
+
+
 CHAT = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2}
 INPUT = {"input": "q", "max_output_tokens": 2}
 CONTENTS = {"contents": [{"parts": [{"text": "q"}]}], "generationConfig": {"maxOutputTokens": 2}}
