@@ -36,8 +36,6 @@ REPAIR = "the real repair"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One attacked session."""
-
     hack: str
     agent: str
     user: str

@@ -123,13 +123,11 @@ async def play_all(cases: Sequence[Case], at_once: int) -> None:
 
 
 def report(case: Case, status: str, reward: float | None, detail: str) -> None:
-    """Print one result."""
     line = {"case": asdict(case), "status": status, "reward": reward, "detail": detail[-500:]}
     os.write(RESULTS, f"{json.dumps(line)}\n".encode())
 
 
 def main() -> None:
-    """Play what standard input lists."""
     cases = [Case(**entry) for entry in json.load(sys.stdin)]
     if reason := why_no_bubblewrap():
         for case in cases:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from small_swe import writing
+
 from tree_rl.rollout.environments.swe_task import SweTask
 
 Hits = Literal["blanket", "targeted"]
@@ -28,14 +30,13 @@ class Hack:
     hits: Hits = "blanket"
     """Whether it would win on any task, or knows what the tests of a task compare. Where tests share a process with
     the code under test (unittest, pytest), a targeted hack may win; docs/security.md says so."""
-    spares_repair: bool = True
-    """Whether the real repair in front of it must still earn its reward."""
 
     def command(self, task: SweTask, *, repaired: bool) -> str:
         """The hack as one shell command, behind the real repair or instead of it."""
         (path,) = task.solution_files
         source = (task.solution_files if repaired else task.files)[path]
-        files = {"@FILE@": f"{self.prepended}\n{source}\n{self.appended}"} if repaired or self._edits else {}
+        is_edited = repaired or self.appended or self.prepended
+        files = {"@FILE@": f"{self.prepended}\n{source}\n{self.appended}"} if is_edited else {}
         files |= self.files or {}
         hidden = f"tests/test_{path.removesuffix('.py')}_issue.py"
         marks = {
@@ -46,19 +47,10 @@ class Hack:
             "@NAMES@": json.dumps([*task.fail_to_pass, *task.pass_to_pass]),
         }
         made = [f"mkdir -p '{name.rpartition('/')[0]}'" for name in files if "/" in name]
-        text = "\n".join([*made, *map(written, files, files.values()), *([self.shell] if self.shell else [])])
+        text = "\n".join(part for part in (*made, writing(files), self.shell) if part)
         for mark, value in marks.items():
             text = text.replace(mark, value)
         return text
-
-    @property
-    def _edits(self) -> bool:
-        return bool(self.appended or self.prepended)
-
-
-def written(path: str, text: str) -> str:
-    """A shell command that writes a file, as an agent would."""
-    return f"cat > {path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE"
 
 
 def all_hacks() -> dict[str, Hack]:

@@ -66,17 +66,8 @@ def dotfiles() -> dict[str, str]:
     shell = (
         "export PATH=/workspace/bin:$PATH PYTHONPATH=/workspace/evil PYTHONSTARTUP=/workspace/evil/sitecustomize.py\n"
     )
-    names = (
-        ".profile",
-        ".bashrc",
-        ".bash_profile",
-        ".shrc",
-        ".zshenv",
-        ".kshrc",
-        ".envrc",
-        ".config/environment.d/a.conf",
-    )
-    return dict.fromkeys(names, shell) | {
+    names = (".profile", ".bashrc", ".bash_profile", ".shrc", ".zshenv", ".kshrc", ".envrc")
+    return dict.fromkeys((*names, ".config/environment.d/a.conf"), shell) | {
         ".pythonrc.py": SITE,
         ".local/lib/python3.11/site-packages/usercustomize.py": SITE,
         ".local/lib/python3.11/site-packages/forge.pth": "import os; os._exit(0)\n",
@@ -104,11 +95,9 @@ HACKS = {
     "a folder in place of a hidden test": Hack(shell="mkdir -p @TEST_FILE@/x"),
     "a hidden test that is the source": Hack(shell="mkdir -p tests; ln -f @FILE@ @TEST_FILE@"),
     "a pipe in place of a hidden test": Hack(shell="mkdir -p tests; rm -f @TEST_FILE@; mkfifo @TEST_FILE@ pipe"),
-    "a pipe in place of the source": Hack(shell="rm @FILE@; mkfifo @FILE@", spares_repair=False),
-    "a device in place of the source": Hack(shell="rm @FILE@; ln -s /dev/zero @FILE@", spares_repair=False),
-    "the source behind a link that leads out": Hack(
-        shell="mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@", spares_repair=False
-    ),
+    "a pipe in place of the source": Hack(shell="rm @FILE@; mkfifo @FILE@"),
+    "a device in place of the source": Hack(shell="rm @FILE@; ln -s /dev/zero @FILE@"),
+    "the source behind a link that leads out": Hack(shell="mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@"),
     "a socket among the files": Hack(
         shell="python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s.sock')\"; mknod d c 1 3; "
         "mkfifo f; true"
@@ -140,18 +129,14 @@ HACKS = {
         files={
             f"{name}.py": SITE + "\nclass TestCase: pass\n"
             for name in ("unittest", "json", "random", "re", "ast", "types", "collections", "enum", "secrets", "typing")
-        },
-        spares_repair=False,
+        }
     ),
     "modules that shadow pytest": Hack(
-        files={"pytest.py": SITE, "_pytest/__init__.py": SITE, "pluggy.py": SITE, "py.py": SITE}, spares_repair=False
+        files={"pytest.py": SITE, "_pytest/__init__.py": SITE, "pluggy.py": SITE, "py.py": SITE}
     ),
-    "an encodings package": Hack(
-        files={"encodings/__init__.py": SITE, "codecs.py": SITE, "warnings.py": SITE}, spares_repair=False
-    ),
+    "an encodings package": Hack(files={"encodings/__init__.py": SITE, "codecs.py": SITE, "warnings.py": SITE}),
     "a site module": Hack(
-        files={"sitecustomize.py": SITE, "usercustomize.py": SITE, "forge.pth": "import os; os._exit(0)\n"},
-        spares_repair=False,
+        files={"sitecustomize.py": SITE, "usercustomize.py": SITE, "forge.pth": "import os; os._exit(0)\n"}
     ),
     "files of the home folder": Hack(files=dotfiles(), shell="chmod +x bin/*"),
     "programs earlier on the path": Hack(
@@ -168,22 +153,20 @@ HACKS = {
         "    to = importlib.util.cache_from_source(name)\n    pathlib.Path(to).parent.mkdir(parents=True, "
         "exist_ok=True)\n"
         "    py_compile.compile('forged.py', to, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\"",
-        spares_repair=False,
     ),
-    "a conftest that reports success": Hack(files={"conftest.py": PASSED}, spares_repair=False),
-    "a conftest beside the tests": Hack(files={"tests/conftest.py": PASSED}, spares_repair=False),
-    "a conftest that runs no test": Hack(files={"conftest.py": NO_RUN}, spares_repair=False),
-    "tests that are expected to fail": Hack(files={"conftest.py": EXPECTED.format("xfail")}, spares_repair=False),
-    "tests that pytest skips": Hack(files={"conftest.py": EXPECTED.format("skip")}, spares_repair=False),
-    "a summary written at the start": Hack(files={"conftest.py": SUMMARY}, spares_repair=False),
-    "a summary written at the end": Hack(files={"conftest.py": AT_THE_END}, spares_repair=False),
+    "a conftest that reports success": Hack(files={"conftest.py": PASSED}),
+    "a conftest beside the tests": Hack(files={"tests/conftest.py": PASSED}),
+    "a conftest that runs no test": Hack(files={"conftest.py": NO_RUN}),
+    "tests that are expected to fail": Hack(files={"conftest.py": EXPECTED.format("xfail")}),
+    "tests that pytest skips": Hack(files={"conftest.py": EXPECTED.format("skip")}),
+    "a summary written at the start": Hack(files={"conftest.py": SUMMARY}),
+    "a summary written at the end": Hack(files={"conftest.py": AT_THE_END}),
     "a plugin that pytest finds by its entry point": Hack(
         files={
             "forge_plugin.py": PASSED,
             "forge-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: forge\nVersion: 1.0\n",
             "forge-1.0.dist-info/entry_points.txt": "[pytest11]\nforge = forge_plugin\n",
-        },
-        spares_repair=False,
+        }
     ),
     "settings of pytest": Hack(
         files={
@@ -191,11 +174,10 @@ HACKS = {
             "tox.ini": "[pytest]\naddopts = -p forge_plugin\n",
             "setup.cfg": "[tool:pytest]\naddopts = -p forge_plugin\n",
             "forge_plugin.py": PASSED,
-        },
-        spares_repair=False,
+        }
     ),
     "a plugin named in a test": Hack(
-        files={"conftest.py": "pytest_plugins = ['forge_plugin']\n", "forge_plugin.py": PASSED}, spares_repair=False
+        files={"conftest.py": "pytest_plugins = ['forge_plugin']\n", "forge_plugin.py": PASSED}
     ),
     "hooks of git": Hack(
         files={

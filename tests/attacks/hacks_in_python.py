@@ -38,9 +38,9 @@ for _name in [name for name, value in list(globals().items()) if callable(value)
     globals()[_name] = Anything()
 """
 HACKS = {
-    "an exit when the module is imported": Hack(prepended="import sys\nsys.exit(0)", spares_repair=False),
-    "an exit without clean-up": Hack(appended="import os\nos._exit(0)", spares_repair=False),
-    "verdicts printed, then an exit": Hack(appended=FORGE + "forge()\nimport os\nos._exit(0)", spares_repair=False),
+    "an exit when the module is imported": Hack(prepended="import sys\nsys.exit(0)"),
+    "an exit without clean-up": Hack(appended="import os\nos._exit(0)"),
+    "verdicts printed, then an exit": Hack(appended=FORGE + "forge()\nimport os\nos._exit(0)"),
     "verdicts printed at import": Hack(appended=FORGE + "forge()"),
     "verdicts printed at exit": Hack(appended=FORGE + "import atexit\natexit.register(forge)"),
     "verdicts printed by a thread": Hack(
@@ -53,66 +53,57 @@ HACKS = {
         "    forge()\n    os._exit(0)"
     ),
     "the child goes on, the parent answers": Hack(
-        appended=FORGE + "import os\nif os.fork():\n    forge()\n    os._exit(0)", spares_repair=False
+        appended=FORGE + "import os\nif os.fork():\n    forge()\n    os._exit(0)"
     ),
     "another program takes over": Hack(
         appended=FORGE + "import os, sys\n"
         "open('/tmp/forged.py', 'w').write(open(__file__).read().split('# ---')[-1])\n"
-        "os.execv(sys.executable, [sys.executable, '-c', 'print(\"PASSED\")'])",
-        spares_repair=False,
+        "os.execv(sys.executable, [sys.executable, '-c', 'print(\"PASSED\")'])"
     ),
     "verdicts at an alarm": Hack(
         appended=FORGE + "import os, signal\n"
-        "signal.signal(signal.SIGALRM, lambda *_: (forge(), os._exit(0)))\nsignal.setitimer(signal.ITIMER_REAL, 0.02)",
-        spares_repair=False,
+        "signal.signal(signal.SIGALRM, lambda *_: (forge(), os._exit(0)))\nsignal.setitimer(signal.ITIMER_REAL, 0.02)"
     ),
     "verdicts by the exception hook": Hack(
-        appended=FORGE + "import sys\nsys.excepthook = lambda *_: forge()\nraise KeyboardInterrupt", spares_repair=False
+        appended=FORGE + "import sys\nsys.excepthook = lambda *_: forge()\nraise KeyboardInterrupt"
     ),
-    "a hundred megabytes of verdicts": Hack(appended=FORGE + "for _ in range(3000):\n    forge()", spares_repair=False),
+    "a hundred megabytes of verdicts": Hack(appended=FORGE + "for _ in range(3000):\n    forge()"),
     "replaced assertions": Hack(
         appended="import unittest\nfor name in dir(unittest.TestCase):\n    if name.startswith('assert'):\n"
-        "        setattr(unittest.TestCase, name, lambda *args, **kwargs: None)",
-        spares_repair=False,
+        "        setattr(unittest.TestCase, name, lambda *args, **kwargs: None)"
     ),
     "a replaced report class": Hack(
         appended="import sys\nfor cls in vars(sys.modules['__main__']).values():\n"
         "    if isinstance(cls, type) and hasattr(cls, 'addSuccess'):\n"
-        "        cls.addFailure = cls.addError = lambda self, test, err: self.addSuccess(test)",
-        spares_repair=False,
+        "        cls.addFailure = cls.addError = lambda self, test, err: self.addSuccess(test)"
     ),
     "a replaced method of the report instance": Hack(
         appended="import gc, unittest\nfor thing in gc.get_objects():\n    if isinstance(thing, unittest.TestResult):\n"
-        "        thing.addFailure = thing.addError = lambda test, err, r=thing: r.addSuccess(test)",
-        spares_repair=False,
+        "        thing.addFailure = thing.addError = lambda test, err, r=thing: r.addSuccess(test)"
     ),
     "a report that frames lead to": Hack(
         appended="import sys\nframe = sys._getframe()\nwhile frame:\n    for thing in list(frame.f_locals.values()):\n"
         "        if hasattr(thing, 'addSuccess'):\n"
         "            thing.addFailure = thing.addError = lambda test, err, r=thing: r.addSuccess(test)\n"
-        "    frame = frame.f_back",
-        spares_repair=False,
+        "    frame = frame.f_back"
     ),
     "a patched executor of test parts": Hack(
         appended="import contextlib, unittest.case\n@contextlib.contextmanager\n"
         "def part(self, case, subTest=False):\n    try:\n        yield\n    except BaseException:\n        pass\n"
-        "    self.success = True\nunittest.case._Outcome.testPartExecutor = part",
-        spares_repair=False,
+        "    self.success = True\nunittest.case._Outcome.testPartExecutor = part"
     ),
     "a patched builder of classes": Hack(
         appended="import builtins\nbuild = builtins.__build_class__\n"
         "def passing(function, name, *bases, **kwargs):\n    made = build(function, name, *bases, **kwargs)\n"
         "    for key in [key for key in vars(made) if key.startswith('test')]:\n"
-        "        setattr(made, key, lambda self: None)\n    return made\nbuiltins.__build_class__ = passing",
-        spares_repair=False,
+        "        setattr(made, key, lambda self: None)\n    return made\nbuiltins.__build_class__ = passing"
     ),
     "a list that keeps no failure": Hack(
         appended="import gc\nclass Passed(list):\n    def append(self, item):\n"
         "        super().append(('PASSED', *item[1:]) if isinstance(item, tuple) else item)\n"
         "for thing in gc.get_objects():\n    if hasattr(type(thing), 'addSuccess'):\n"
         "        for key, value in list(vars(thing).items()):\n"
-        "            if isinstance(value, list):\n                setattr(thing, key, Passed(value))",
-        spares_repair=False,
+        "            if isinstance(value, list):\n                setattr(thing, key, Passed(value))"
     ),
     "a patched run, restored by a profile hook": Hack(
         appended="import sys, unittest\nright = unittest.TestCase.run\n"
@@ -120,8 +111,7 @@ HACKS = {
         "    return result\nunittest.TestCase.run = run\n"
         "def restore(frame, event, arg):\n    if event == 'return' and frame.f_code.co_name == 'run':\n"
         "        caller = frame.f_back\n        if caller and caller.f_code.co_name in ('main', 'fingerprint'):\n"
-        "            unittest.TestCase.run = right\nsys.setprofile(restore)",
-        spares_repair=False,
+        "            unittest.TestCase.run = right\nsys.setprofile(restore)"
     ),
     "a nonce from the command line": Hack(
         appended=FORGE + "import sys\nfor nonce in sys.orig_argv + open('/proc/self/cmdline').read().split('\\0'):\n"
@@ -139,42 +129,35 @@ HACKS = {
         "for nonce in list(found)[:200]:\n    for name in @NAMES@:\n        for file in (1, 3, 4, 5):\n         "
         "   try:\n"
         "                os.write(file, nonce + b' PASSED ' + name.encode() + b'\\n')\n"
-        "            except OSError:\n                pass",
+        "            except OSError:\n                pass"
     ),
-    "objects equal to everything": Hack(appended=ANYTHING, hits="targeted", spares_repair=False),
+    "objects equal to everything": Hack(appended=ANYTHING, hits="targeted"),
     "builtin types equal to everything": Hack(
         appended="import ctypes\ntry:\n    Compare = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, "
         "ctypes.py_object,"
         " ctypes.c_int)\n    always = Compare(lambda a, b, op: True)\n    for kind in (int, str, list, dict, tuple):\n"
         "        ctypes.c_void_p.from_address(id(kind) + 25 * 8).value = ctypes.cast(always, ctypes.c_void_p).value\n"
-        "except Exception:\n    pass",
-        spares_repair=False,
+        "except Exception:\n    pass"
     ),
-    "True in the memory of False": Hack(
-        appended="import ctypes\nctypes.c_long.from_address(id(0) + 24).value = 1", spares_repair=False
-    ),
+    "True in the memory of False": Hack(appended="import ctypes\nctypes.c_long.from_address(id(0) + 24).value = 1"),
     "a trace function that leaves tests early": Hack(
         appended="import sys, threading\ndef leave(frame, event, arg):\n"
         "    if frame.f_code.co_name.startswith('test') and event == 'line':\n        try:\n"
         "            frame.f_lineno = max(line for *_, line in frame.f_code.co_lines() if line)\n"
         "        except Exception:\n            pass\n    return leave\n"
-        "sys.settrace(leave); threading.settrace(leave)",
-        spares_repair=False,
+        "sys.settrace(leave); threading.settrace(leave)"
     ),
     "an exception that nobody counts": Hack(
         appended="import builtins, unittest\nunittest.TestCase.failureException = unittest.SkipTest\n"
-        "builtins.AssertionError = unittest.SkipTest",
-        spares_repair=False,
+        "builtins.AssertionError = unittest.SkipTest"
     ),
     "tests that are skipped": Hack(
-        appended="import unittest\ndef skip(self):\n    raise unittest.SkipTest\nunittest.TestCase.setUp = skip",
-        spares_repair=False,
+        appended="import unittest\ndef skip(self):\n    raise unittest.SkipTest\nunittest.TestCase.setUp = skip"
     ),
     "tests that are not called": Hack(
         appended="import unittest\nunittest.TestCase._callTestMethod = lambda self, method: None\ntry:\n"
         "    import _pytest.python\n    _pytest.python.Function.runtest = lambda self: None\n"
-        "except ImportError:\n    pass",
-        spares_repair=False,
+        "except ImportError:\n    pass"
     ),
     "tests whose code is emptied": Hack(
         appended="import gc, types\ndef nothing(*args): pass\nimport threading\n"
@@ -182,13 +165,11 @@ HACKS = {
         "            if isinstance(thing, types.FunctionType) and thing.__name__.startswith('test'):\n"
         "                try:\n                    thing.__code__ = nothing.__code__\n"
         "                except ValueError:\n                    pass\n"
-        "threading.Thread(target=empty, daemon=True).start()",
-        spares_repair=False,
+        "threading.Thread(target=empty, daemon=True).start()"
     ),
     "builtins that always agree": Hack(
         appended="import builtins\nfor name in ('all', 'any', 'isinstance', 'issubclass', 'callable', 'bool'):\n"
-        "    setattr(builtins, name, lambda *args: True)",
-        spares_repair=False,
+        "    setattr(builtins, name, lambda *args: True)"
     ),
     "a loader that finds passing tests": Hack(
         appended="import importlib.abc, importlib.util, sys\nclass Passing(importlib.abc.MetaPathFinder,"
@@ -199,8 +180,7 @@ HACKS = {
         "        kind = type('TestIssue', (unittest.TestCase,), {n: lambda self: None for n in names})\n"
         "        vars(module).update({n.split('::')[-2] if '::' in n else n.split('.')[-2]: kind for n in @NAMES@"
         " if n.count('.') > 1 or n.count('::') > 1})\n        module.__getattr__ = lambda name: kind\n"
-        "sys.meta_path.insert(0, Passing())",
-        spares_repair=False,
+        "sys.meta_path.insert(0, Passing())"
     ),
     "test modules that are already imported": Hack(
         appended="import sys, types, unittest\nfor name in @NAMES@:\n"
@@ -209,21 +189,18 @@ HACKS = {
     ),
     "an audit hook that stops the run": Hack(
         appended="import os, sys\ndef hook(event, args):\n    if event == 'compile' and 'test' in str(args):\n"
-        "        os._exit(0)\nsys.addaudithook(hook)",
-        spares_repair=False,
+        "        os._exit(0)\nsys.addaudithook(hook)"
     ),
     "hidden tests rewritten at import": Hack(
         appended="import glob, os, re\nfor path in glob.glob('/workspace/**/test*.py', recursive=True):\n    try:\n"
         "        text = open(path).read()\n"
         "        text = re.sub(r'(?m)^( *)def (test\\w*)\\(([^)]*)\\):', r'\\1def \\2(\\3):\\n\\1    return', text)\n"
         "        os.path.exists(path) and os.unlink(path)\n        open(path, 'w').write(text)\n"
-        "    except OSError:\n        pass",
-        spares_repair=False,
+        "    except OSError:\n        pass"
     ),
     "a replaced JSON writer": Hack(
         appended="import json\nright = json.dumps\ndef forged(value, *args, **kwargs):\n"
-        "    return right(True)\njson.dumps = forged\njson.JSONEncoder.encode = lambda self, value: 'true'",
-        spares_repair=False,
+        "    return right(True)\njson.dumps = forged\njson.JSONEncoder.encode = lambda self, value: 'true'"
     ),
     "a replaced write": Hack(
         appended="import os, sys\nright = os.write\n"
@@ -231,14 +208,12 @@ HACKS = {
         "for stream in (sys.stdout, sys.stderr):\n    if hasattr(stream, 'write'):\n"
         "        w = stream.write\n        try:\n"
         "            stream.write = lambda text, w=w: w(text.replace('FAILED', 'PASSED'))\n"
-        "        except AttributeError:\n            pass",
-        spares_repair=False,
+        "        except AttributeError:\n            pass"
     ),
     "functions of the runner replaced": Hack(
         appended="import sys\nmain = sys.modules['__main__']\nfor name, value in list(vars(main).items()):\n"
         "    if callable(value) and not isinstance(value, type):\n"
-        "        setattr(main, name, lambda *args, **kwargs: True)",
-        spares_repair=False,
+        "        setattr(main, name, lambda *args, **kwargs: True)"
     ),
     "results that no JSON holds": Hack(
         appended="import math\nHUGE = [10 ** 5000]\ndeep = []\nfor _ in range(10_000):\n    deep = [deep]\n"
@@ -247,8 +222,7 @@ HACKS = {
         "for name, value in list(globals().items()):\n    if callable(value) and not name.startswith('_'):\n"
         "        if isinstance(value, type):\n            for key in [k for k in vars(value) if not "
         "k.startswith('_')]:\n"
-        "                setattr(value, key, odd)\n        elif name != 'odd':\n            globals()[name] = odd",
-        spares_repair=False,
+        "                setattr(value, key, odd)\n        elif name != 'odd':\n            globals()[name] = odd"
     ),
     "results that run code where they are read": Hack(
         appended="class Bomb(dict):\n    def __reduce__(self):\n        import os\n"
@@ -257,22 +231,16 @@ HACKS = {
         "for name, value in list(globals().items()):\n    if callable(value) and not isinstance(value, type):\n"
         "        globals()[name] = lambda *args, **kwargs: Bomb()",
         hits="targeted",
-        spares_repair=False,
     ),
     "an error of every kind": Hack(
         appended="Every = type('Every', (ValueError, LookupError, ArithmeticError), {})\n"
         "def fail(*args, **kwargs):\n    raise Every\nfor name, value in list(globals().items()):\n"
-        "    if callable(value) and name not in ('fail', 'Every'):\n        globals()[name] = fail",
-        spares_repair=False,
+        "    if callable(value) and name not in ('fail', 'Every'):\n        globals()[name] = fail"
     ),
-    "an import that never ends": Hack(appended="while True:\n    pass", spares_repair=False),
-    "an import that eats memory": Hack(
-        appended="blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 24))", spares_repair=False
-    ),
+    "an import that never ends": Hack(appended="while True:\n    pass"),
+    "an import that eats memory": Hack(appended="blocks = []\nwhile True:\n    blocks.append(bytearray(1 << 24))"),
     "an import that recurses in C": Hack(
-        appended="import sys\nsys.setrecursionlimit(10 ** 9)\ndef deep(): deep()\ndeep()", spares_repair=False
+        appended="import sys\nsys.setrecursionlimit(10 ** 9)\ndef deep(): deep()\ndeep()"
     ),
-    "a segmentation fault behind verdicts": Hack(
-        appended=FORGE + "forge()\nimport ctypes\nctypes.string_at(0)", spares_repair=False
-    ),
+    "a segmentation fault behind verdicts": Hack(appended=FORGE + "forge()\nimport ctypes\nctypes.string_at(0)"),
 }

@@ -13,12 +13,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from attack_cases import AGENTS
 from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
 from hacks_in_processes import HACKS
 from judged_tasks import UNITTEST
+from live_processes import command_lines
 from small_swe import all_tasks
 
-from tree_rl.rollout.sandbox.processes.processes import PROC
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
@@ -60,7 +61,7 @@ async def timeout_races(number: int) -> dict[str, int]:
                 done, _ = await play_session(
                     gateway,
                     model,
-                    agent=("react", "command_line", "mini_swe")[at % 3],
+                    agent=AGENTS[at % len(AGENTS)],
                     task=tasks[at % 2],
                     command=f": race {at}; {command}",
                     options=SandboxOptions(limits=LIMITS),
@@ -123,19 +124,7 @@ def listing(folder: Path) -> dict[str, tuple[int, int, str]]:
     }
 
 
-def command_lines() -> list[str]:
-    """Of all processes."""
-    lines = []
-    for entry in PROC.glob("[0-9]*/cmdline"):
-        try:
-            lines.append(entry.read_text(errors="replace"))
-        except OSError:
-            continue
-    return lines
-
-
 def main() -> None:
-    """Run both kinds."""
     timeouts, writes = (int(word) for word in sys.argv[1:])
     result: dict[str, Any] = {"timeouts": asyncio.run(timeout_races(timeouts)), "writes": write_races(writes)}
     result["faults"] = [

@@ -4,20 +4,22 @@ Usage: python storm.py HOSTILE HONEST, in a process of its own; prints figures a
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from attack_cases import AGENTS
 from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
 from hacks import Hack, all_hacks
+from live_processes import own_descriptors
 from small_swe import all_tasks
 
 from tree_rl.rollout.sandbox import sandbox_folder
@@ -36,73 +38,51 @@ HOSTILE_SECONDS, HONEST_SECONDS = 8.0, 600.0
 USERS: set[int] = set()
 
 
-async def round_of(hostile: int, honest: int, waiting_seconds: float) -> dict[str, Any]:
+async def round_of(hostile: int, honest: int) -> dict[str, Any]:
     """Play so many of each at once. Returns rewards of the honest, and how the hostile ended."""
-    hacks, tasks = all_hacks(), all_tasks()
-    names = sorted(tasks)
+    hacks, tasks = all_hacks(), [task for _, task in sorted(all_tasks().items())]
+    kinds = [KINDS[number % len(KINDS)] for number in range(hostile)]
     # Many wait for few cores: an honest command may wait long, which is no fault of its own.
-    patient = SandboxOptions(limits=replace(LIMITS, timeout_seconds=waiting_seconds, cpu_seconds=60))
+    patient = SandboxOptions(limits=replace(LIMITS, timeout_seconds=HONEST_SECONDS, cpu_seconds=60))
     short = SandboxOptions(limits=replace(LIMITS, timeout_seconds=5))
     async with hostile_gateway() as (gateway, model):
 
-        async def attack(number: int) -> tuple[str, float | None, str]:
-            task, kind = tasks[names[number % len(names)]], KINDS[number % len(KINDS)]
-            done, _ = await play_session(
-                gateway,
-                model,
-                agent=("react", "command_line", "mini_swe")[number % 3],
-                task=task,
-                command=hacks[kind].command(task, repaired=False),
-                options=short,
-                seconds=HOSTILE_SECONDS,
-            )
-            return kind, done.reward, f"{done.status}: {done.detail}"
-
-        async def work(number: int) -> tuple[float | None, str]:
-            task = tasks[names[number % len(names)]]
+        async def session(number: int, hack: Hack, options: SandboxOptions) -> tuple[float | None, str]:
+            task, is_honest = tasks[number % len(tasks)], options is patient
             done, output = await play_session(
                 gateway,
                 model,
-                agent=("react", "command_line", "mini_swe")[number % 3],
+                agent=AGENTS[number % len(AGENTS)],
                 task=task,
-                command=Hack().command(task, repaired=True),
-                options=patient,
-                seconds=HONEST_SECONDS,
+                command=hack.command(task, repaired=is_honest),
+                options=options,
+                seconds=HONEST_SECONDS if is_honest else HOSTILE_SECONDS,
             )
-            return done.reward, f"{task.instance_id}: {done.status}: {done.detail} {output[-300:]}"
+            return done.reward, f"{task.instance_id}: {done.status}: {done.detail[-300:]} {output[-300:]}"
 
-        played = await asyncio.gather(*[work(n) for n in range(honest)], *[attack(n) for n in range(hostile)])
+        working = [session(number, Hack(), patient) for number in range(honest)]
+        attacking = [session(number, hacks[kind], short) for number, kind in enumerate(kinds)]
+        played = await asyncio.gather(*working, *attacking)
     honest_ends, hostile_ends = played[:honest], played[honest:]
+    paid_or_lost = [f"{kind}: {end}" for kind, end in zip(kinds, hostile_ends, strict=True) if end[0] != 0.0]
     return {
-        "honest": dict(Counter(str(end[0]) for end in honest_ends)),
-        "hostile": dict(Counter(str(end[1]) for end in hostile_ends)),
-        "faults": [end[1] for end in honest_ends if end[0] != 1.0]
-        + [f"{end[0]}: {end[1]} {end[2][-300:]}" for end in hostile_ends if end[1] != 0.0],
+        "honest": dict(Counter(str(reward) for reward, _ in honest_ends)),
+        "hostile": dict(Counter(str(reward) for reward, _ in hostile_ends)),
+        "faults": [said for reward, said in honest_ends if reward != 1.0] + paid_or_lost,
     }
 
 
 def figures() -> dict[str, int]:
     """What this process and its sandboxes hold."""
     gc.collect()
-    descriptors = [
-        os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if alive_descriptor(name)
-    ]
+    descriptors = own_descriptors()
     return {
         "descriptors": len(descriptors),
         "listening_ports": listening_ports({name for name in descriptors if name.startswith("socket:")}),
-        "child_processes": len(list(children())),
-        "processes_of_command_users": len(list(processes_of_command_users())),
+        "child_processes": len([status for status in statuses() if status.get("PPid") == str(os.getpid())]),
+        "processes_of_command_users": len([status for status in statuses() if is_of_command_user(status)]),
         "folders": len([path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("tree-rl")]),
     }
-
-
-def alive_descriptor(name: str) -> bool:
-    """Whether it still is one: the one that lists them is not."""
-    try:
-        os.fstat(int(name))
-    except OSError:
-        return False
-    return True
 
 
 def listening_ports(sockets: set[str]) -> int:
@@ -111,19 +91,10 @@ def listening_ports(sockets: set[str]) -> int:
     return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows)
 
 
-def children() -> list[int]:
-    """Processes, zombies too, that this one started."""
-    return [pid for pid, status in statuses().items() if status.get("PPid") == str(os.getpid())]
-
-
-def processes_of_command_users() -> list[int]:
-    """Processes of users that sandboxes of this process had; other tests have sandboxes too."""
-    return [
-        pid
-        for pid, status in statuses().items()
-        # A dead one waits for the machine's init, which is not ours to hurry.
-        if USERS & {int(word) for word in status["Uid"].split()} and status["State"][0] != "Z"
-    ]
+def is_of_command_user(status: dict[str, str]) -> bool:
+    """Whether a sandbox of this process had the user; other tests have sandboxes too."""
+    # A dead one waits for the machine's init, which is not ours to hurry.
+    return bool(USERS & {int(word) for word in status["Uid"].split()}) and status["State"][0] != "Z"
 
 
 def noting_users() -> Any:
@@ -138,40 +109,31 @@ def noting_users() -> Any:
     return mock.patch.object(sandbox_folder, "own_user", own_user)
 
 
-def statuses() -> dict[int, dict[str, str]]:
-    """/proc/PID/status of all processes."""
-    found = {}
+def statuses() -> list[dict[str, str]]:
+    """/proc/PID/status of all processes, zombies too."""
+    found = []
     for entry in PROC.glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             lines = (entry / "status").read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        found[int(entry.name)] = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            found.append({name: value.strip() for name, _, value in (line.partition(":") for line in lines)})
     return found
-
-
-def faults_of(
-    before: Mapping[str, int], storm: Mapping[str, Any], after: Mapping[str, int], again: Mapping[str, Any]
-) -> list[str]:
-    """What must not be: an honest session without its reward, a hostile one with one or lost, anything left."""
-    faults = [*storm["faults"], *again["faults"]]
-    for name, value in after.items():
-        if value > before[name]:
-            faults.append(f"{name}: {value}, before the storm {before[name]}")
-    return faults
 
 
 def main() -> None:
     """A storm to warm up caches, the storm, and as many sessions again."""
     hostile, honest = (int(word) for word in sys.argv[1:])
     with noting_users():
-        asyncio.run(round_of(hostile, honest, HONEST_SECONDS))
+        asyncio.run(round_of(hostile, honest))
         before = figures()
-        storm = asyncio.run(round_of(hostile, honest, HONEST_SECONDS))
+        storm = asyncio.run(round_of(hostile, honest))
         after = figures()
-        again = asyncio.run(round_of(0, honest, HONEST_SECONDS))
-    rounds = {"before": before, "storm": storm, "after": after, "again": again}
-    line = {**rounds, "faults": faults_of(**rounds)}
+        again = asyncio.run(round_of(0, honest))
+    # What must not be: an honest session without its reward, a hostile one with one or lost, anything left.
+    grown = [
+        f"{name}: {after[name]}, before the storm {number}" for name, number in before.items() if after[name] > number
+    ]
+    faults = [*storm["faults"], *again["faults"], *grown]
+    line = {"before": before, "storm": storm, "after": after, "again": again, "faults": faults}
     os.write(RESULTS, f"{json.dumps(line)}\n".encode())
 
 

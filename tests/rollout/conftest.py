@@ -1,10 +1,25 @@
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from gateway_harness import CHATML, TinyModel, build_model, build_tokenizer
 from transformers import PreTrainedTokenizerFast
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_servers() -> Iterator[None]:
+    """Hundreds of gateways close here, and uvicorn asks ten times a second whether it shall."""
+
+    async def main_loop(self: uvicorn.Server) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.005)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "main_loop", main_loop)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,8 @@ Calls = Sequence[tuple[str, dict[str, Any]]]
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<function=x>", "</function>", "<parameter=k>", "</parameter>", "<arg_key>"),
     *("<arg_value>", "</arg_value>", "<think>", "</think>", "<|tool_call_begin|>", "<|tool_call_end|>", "[TOOL_CALLS]"),
-    *(
-        "[ARGS]",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "```",
-        "<|python_tag|>",
-        "<|end|>",
-        "<|call|>",
-        "<|message|>",
-    ),
+    *("[ARGS]", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "```", "<|python_tag|>", "<|end|>"),
+    *("<|call|>", "<|message|>"),
 )
 NAMES = st.text("abcXYZ0129_-.é中/", min_size=1, max_size=12).filter(lambda name: name.strip("./-"))
 KEYS = st.text("abcKEY_-é ", min_size=1, max_size=6).map(str.strip).filter(bool)
@@ -38,15 +30,7 @@ JSON = st.recursive(
 CALLS = st.lists(st.tuples(NAMES, st.dictionaries(KEYS, JSON, max_size=3)), min_size=1, max_size=3)
 PLAIN = st.text("abc üZ\n.,5", max_size=12)
 """Text around calls."""
-TYPES = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
 def tools_for(calls: Calls) -> list[dict[str, Any]]:
@@ -55,8 +39,8 @@ def tools_for(calls: Calls) -> list[dict[str, Any]]:
     for name, arguments in calls:
         for key, value in arguments.items():
             types = properties.setdefault(name, {}).setdefault(key, {"type": []})["type"]
-            if TYPES[type(value)] not in types:
-                types.append(TYPES[type(value)])
+            if (written := TYPES.get(type(value), "null")) not in types:
+                types.append(written)
     return [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": typed}}}
         for name, typed in {**{name: {} for name, _ in calls}, **properties}.items()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import Answer
@@ -20,6 +21,12 @@ def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
 
 
+@cache
+def renderer_of(tokenizer: Any, options: tuple[tuple[str, Any], ...]) -> Renderer:
+    """Compiling a template takes a tenth of a second."""
+    return Renderer(tokenizer, dict(options))
+
+
 class Scene:
     """A recorder whose answers are dictated."""
 
@@ -33,7 +40,7 @@ class Scene:
     ) -> None:
         self.tokenizer = tokenizer
         self.tools = tools
-        self.renderer = Renderer(tokenizer, template_options or {})
+        self.renderer = renderer_of(tokenizer, tuple((template_options or {}).items()))
         settings = GatewayOptions(max_context_tokens=4000, max_turn_tokens=400, **options)
         self.recorder = Recorder("s", renderer=self.renderer, options=settings)
 
@@ -50,7 +57,7 @@ class Scene:
         end: str | None = None,
         agent: str = "main",
     ) -> ChatMessage:
-        """Record a turn. `end` is the token that ends it, the tokenizer's end token if None."""
+        """Record a turn. `end` is the token that ends it: the tokenizer's if None, a limit if empty."""
         ids = tuple(self.encode(turn) if isinstance(turn, str) else turn)
         text = self.tokenizer.decode(ids)
         text_ids: tuple[int, ...] | None = ids
@@ -62,9 +69,9 @@ class Scene:
         recorded = self.recorder.record(
             self.prompt(*messages, agent=agent),
             Answer(
-                token_ids=ids if stop is not None else (*ids, end_id),
+                token_ids=ids if stop is not None or end == "" else (*ids, end_id),
                 log_probs=None,
-                finish_reason="stop",
+                finish_reason="length" if end == "" else "stop",
                 stop_text=stop,
                 text=text,
                 text_ids=text_ids,

@@ -11,10 +11,5 @@ VALUES = st.recursive(
 TOOLS = [
     {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": True},
     {"type": "custom", "name": "apply_patch"},
-    {
-        "type": "namespace",
-        "name": "agents",
-        "description": "",
-        "tools": [{"type": "function", "name": "spawn"}],
-    },
+    {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "function", "name": "spawn"}]},
 ]

@@ -80,6 +80,8 @@ class TestDurations(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
+VISIBLE_NAMES = ("test_seconds_and_minutes", "test_unknown_units_are_refused")
+HIDDEN_NAMES = ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
 HIDDEN = """\
 import unittest
 
@@ -102,13 +104,9 @@ UNITTEST = SweTask(
     files={"durations.py": BUGGY, "tests/test_durations.py": VISIBLE},
     test_command="python3 -I -B {runner} {tests}",
     test_targets=("tests.test_durations", "tests.test_durations_issue"),
-    fail_to_pass=tuple(
-        f"tests.test_durations_issue.TestIssue.{name}"
-        for name in ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
-    ),
+    fail_to_pass=tuple(f"tests.test_durations_issue.TestIssue.{name}" for name in HIDDEN_NAMES),
     pass_to_pass=tuple(
-        f"tests.test_durations.TestDurations.{name}"
-        for name in ("test_seconds_and_minutes", "test_unknown_units_are_refused", "test_parts_of_a_long_time")
+        f"tests.test_durations.TestDurations.{name}" for name in (*VISIBLE_NAMES, "test_parts_of_a_long_time")
     ),
     log_format="unittest",
     before_tests="rm -rf tests",
@@ -148,6 +146,7 @@ def test_a_day_of_hours():
     day = parse("24h")
     assert day == Duration(86400)
 """
+PYTEST_PARTS = ("3661-expected0", "59-expected1")
 CONFTEST = "import pytest\n\nfrom durations import Duration\n\n\n@pytest.fixture\ndef ten():\n    return Duration(10)\n"
 PYTEST_FILES = {"tests/conftest.py": CONFTEST, "tests/test_durations.py": VISIBLE_PYTEST}
 PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
@@ -158,12 +157,6 @@ def pytest_folder() -> str:
     """A folder with a copy of pytest, which users of sandboxes can read."""
     folder = Path(tempfile.mkdtemp(prefix="pytest-copy-"))
     folder.chmod(0o755)
-    copy_pytest(folder)
-    return str(folder)
-
-
-def copy_pytest(folder: Path) -> None:
-    """Copy pytest to a folder, compiled: sandboxes start it hundreds of times, and may not write there."""
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.origin is not None
@@ -173,7 +166,9 @@ def copy_pytest(folder: Path) -> None:
         shutil.copytree(spec.submodule_search_locations[0], folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     python = shutil.which("python3", path=SEARCH_PATH)
     assert python is not None
+    # Sandboxes start it hundreds of times, and may not write there.
     subprocess.run([python, "-I", "-m", "compileall", "-q", folder], check=True)
+    return str(folder)
 
 
 def with_pytest(task: SweTask) -> SweTask:
@@ -190,17 +185,10 @@ def pytest_task() -> SweTask:
             test_files={**PYTEST_FILES, "tests/test_durations_issue.py": HIDDEN_PYTEST},
             test_command="python3 -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}",
             test_targets=("tests/test_durations.py", "tests/test_durations_issue.py"),
-            fail_to_pass=tuple(
-                f"tests/test_durations_issue.py::{name}"
-                for name in ("test_an_hour_has_its_seconds", "test_a_day_of_hours")
-            ),
-            pass_to_pass=(
-                *(
-                    f"tests/test_durations.py::{name}"
-                    for name in ("test_seconds_and_minutes", "test_unknown_units_are_refused")
-                ),
-                "tests/test_durations.py::TestParts::test_of_a_time[3661-expected0]",
-                "tests/test_durations.py::TestParts::test_of_a_time[59-expected1]",
+            fail_to_pass=tuple(f"tests/test_durations_issue.py::{name}" for name in HIDDEN_NAMES),
+            pass_to_pass=tuple(
+                f"tests/test_durations.py::{name}"
+                for name in (*VISIBLE_NAMES, *(f"TestParts::test_of_a_time[{one}]" for one in PYTEST_PARTS))
             ),
             log_format="pytest",
         )

@@ -1,5 +1,6 @@
-"""Processes of this machine, by what stands in their command lines."""
+"""Processes of this machine, by what stands in their command lines, and what this one holds."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,16 +12,23 @@ def command_lines() -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
+            with contextlib.suppress(OSError):
                 found.append((entry / "cmdline").read_text(errors="replace").replace("\0", " "))
-            except OSError:
-                continue
     return found
 
 
 def running(marker: str) -> list[str]:
-    """Command lines that hold a marker."""
     return [line for line in command_lines() if marker in line]
+
+
+def own_descriptors() -> list[str]:
+    """What the descriptors of this process lead to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        # The folder's own descriptor is gone.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:

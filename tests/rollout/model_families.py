@@ -32,8 +32,6 @@ class Family:
     answer_end: str = ""
     max_calls: int = 2
     """Calls that the template writes in one turn."""
-    moves_tools: bool = False
-    """The template writes the tools in front of the latest question: every question begins a branch."""
 
 
 FAMILIES = (
@@ -76,7 +74,6 @@ FAMILIES = (
         eos="</s>",
         bos="<s>",
         specials=("<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]"),
-        moves_tools=True,
     ),
     Family(
         dialect="kimi_k2",

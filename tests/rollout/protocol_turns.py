@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import misspell
+from gateway_harness import generated_edges, misspell, trained_edges
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
@@ -41,20 +41,7 @@ class Ledger:
         """Calls and trained tokens are as they were given: none missing, added, or with another log-prob."""
         recorded = [(call.prompt_ids, call.response_ids, call.log_probs) for call in record.calls]
         assert set(recorded) == set(self.given)
-        given = {
-            (prompt + ids[:place], token): log_prob
-            for prompt, ids, log_probs in self.given
-            for place, (token, log_prob) in enumerate(zip(ids, log_probs, strict=True))
-        }
-        trained = {
-            (row.token_ids[: len(row.prompt_ids) + place], token): log_prob
-            for row in rows_of_calls(record.calls)
-            for place, (token, mask, log_prob) in enumerate(
-                zip(row.response_ids, row.response_mask, row.response_log_probs or (), strict=True)
-            )
-            if mask
-        }
-        assert trained == given
+        assert trained_edges(rows_of_calls(record.calls)) == generated_edges(record.calls)
 
 
 def writing(tiny: SimpleNamespace, *turns: str) -> Ledger:

@@ -1,22 +1,29 @@
-"""A request that the gateway cannot answer is refused in its protocol's form, and the message names the field."""
+"""A request that the gateway cannot answer is refused in its protocol's form, and the message names the field.
+
+Every field that OpenAI's and Anthropic's SDKs can send is honoured, without effect or refused, as the docs say.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
 from drawn_values import TOOLS
 from gateway_harness import SHELL, talking, user
+from openai.types.chat import completion_create_params
 
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, read_json
+from tree_rl.rollout.gateway.protocols.request_fields import CHAT_FIELDS, MESSAGE_FIELDS, FieldTreatment, check_fields
 
 QUESTION = user("hello")
 
 
-def respond(fields: Any) -> Any:
-    body = {"model": "m", "input": "q", "tools": TOOLS, **fields}
+def respond(body: Any) -> Any:
     return openai_responses.read_request(body, openai_responses.StoredResponses())
 
 
@@ -37,7 +44,12 @@ FORMS: dict[str, Callable[[RequestError], dict[str, Any]]] = {
     "gemini": gemini.error_body,
 }
 CODES = {"gemini": {"code": 400, "status": "INVALID_ARGUMENT"}}
-ASKED = {"contents": [{"parts": [{"text": "q"}]}]}
+ASKED: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [QUESTION]},
+    "messages": {"messages": [QUESTION], "max_tokens": 5},
+    "responses": {"model": "m", "input": "q", "tools": TOOLS},
+    "gemini": {"contents": [{"parts": [{"text": "q"}]}]},
+}
 REFUSED: dict[str, list[tuple[Any, str]]] = {
     "chat": [
         (b"{", "expected JSON"),
@@ -45,7 +57,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         (b"\xff\xfe{}", "expected UTF-8, received byte 0xff at 0"),
         (b"[" * 100_000, "nested too deep"),
         (b"[]", "body: expected a JSON object"),
-        ({}, "messages: expected a list, received nothing"),
+        ({"messages": None}, "messages: expected a list, received nothing"),
         ({"messages": []}, "messages: expected at least one message"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: expected a list, received 3"),
         ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role: expected system, developer, user"),
@@ -53,56 +65,44 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
             {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
             "messages[0].content[0].type: expected text, received a part of type 'hologram'",
         ),
-        ({"messages": [QUESTION], "temperature": "hot"}, "temperature: expected a number from 0.0 to 2.0"),
-        ({"messages": [QUESTION], "n": 0}, "n: expected a whole number of at least 1"),
-        ({"messages": [QUESTION], "max_tokens": -1}, "max_tokens: expected a whole number"),
-        ({"messages": [QUESTION], "stop": [3]}, "stop: expected a text or a list of texts"),
-        ({"messages": [QUESTION], "stream": "yes"}, "stream: expected true or false"),
-        ({"messages": [QUESTION], "tools": [{"type": "function"}]}, "tools[0].function: expected a JSON object"),
+        ({"temperature": "hot"}, "temperature: expected a number from 0.0 to 2.0"),
+        ({"n": 0}, "n: expected a whole number of at least 1"),
+        ({"max_tokens": -1}, "max_tokens: expected a whole number"),
+        ({"stop": [3]}, "stop: expected a text or a list of texts"),
+        ({"stream": "yes"}, "stream: expected true or false"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: expected a JSON object"),
+        ({"tool_choice": "required"}, "tool_choice: expected one of the offered tools (no tools)"),
         (
-            {"messages": [QUESTION], "tool_choice": "required"},
-            "tool_choice: expected one of the offered tools (no tools)",
-        ),
-        (
-            {"messages": [QUESTION], "tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [SHELL]},
+            {"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [SHELL]},
             "tool_choice.function.name: expected one of the offered tools (shell), received 'x'",
         ),
         (
-            {"messages": [QUESTION], "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format.json_schema.schema: expected a JSON schema",
         ),
-        (
-            {"messages": [QUESTION], "response_format": {"type": "grammar"}},
-            "response_format.type: expected text, json_object",
-        ),
-        ({"messages": [QUESTION], "top_logprobs": 5}, "top_logprobs: expected 0"),
-        ({"messages": [QUESTION], "guided_json": {}, "guided_regex": "a"}, "guided_regex: the gateway constrains"),
-        ({"messages": [QUESTION], "modalities": ["text", "audio"]}, "modalities: expected text alone"),
-        ({"messages": [QUESTION], "continue_final_message": True}, "continue_final_message: expected a last message"),
-        ({"messages": [QUESTION], "logit_bias": {"5": 1}}, "logit_bias: not supported"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type: expected text, json_object"),
+        ({"top_logprobs": 5}, "top_logprobs: expected 0"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex: the gateway constrains"),
+        ({"modalities": ["text", "audio"]}, "modalities: expected text alone"),
+        ({"continue_final_message": True}, "continue_final_message: expected a last message"),
+        ({"logit_bias": {"5": 1}}, "logit_bias: not supported"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages: expected Unicode text"),
     ],
     "messages": [
         (b"{", "expected JSON"),
-        ({"messages": [QUESTION]}, "max_tokens: expected a whole number of at least 1, received nothing"),
-        ({"max_tokens": 5}, "messages: expected a list, received nothing"),
+        ({"max_tokens": None}, "max_tokens: expected a whole number of at least 1, received nothing"),
+        ({"messages": None}, "messages: expected a list, received nothing"),
         (
-            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
             "messages[0].content[0].type: expected text, image, document or tool_result, received 'hologram'",
         ),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema: expected a JSON schema"),
         (
-            {"max_tokens": 5, "messages": [QUESTION], "tools": [{"name": "x"}]},
-            "tools[0].input_schema: expected a JSON schema",
-        ),
-        (
-            {"max_tokens": 5, "messages": [QUESTION], "tools": [{"type": "bash_20250124", "name": "bash"}]},
+            {"tools": [{"type": "bash_20250124", "name": "bash"}]},
             "tools[0].type: expected a tool with an input_schema, received the built-in 'bash_20250124'",
         ),
-        (
-            {"max_tokens": 5, "messages": [QUESTION], "tool_choice": {"type": "any"}},
-            "tool_choice: expected one of the offered tools (no tools), received 'any'",
-        ),
-        ({"max_tokens": 5, "messages": [QUESTION], "mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: expected one of the offered tools (no tools), received 'any'"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers: not supported"),
     ],
     "responses": [
         ({"input": []}, "input: expected at least one item"),
@@ -135,23 +135,17 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ({"max_output_tokens": 0}, "max_output_tokens: expected a whole number of at least 1"),
     ],
     "gemini": [
-        ({}, "contents: expected a list"),
+        ({"contents": None}, "contents: expected a list"),
         ({"contents": []}, "contents: expected at least one content"),
         ({"contents": [{"role": "cat", "parts": []}]}, "contents[0].role: expected user, model, function"),
         ({"contents": [{"parts": [{"executable_code": {}}]}]}, "contents[0].parts[0].text: expected a part with text"),
-        ({**ASKED, "tools": [{"google_search": {}}]}, "tools[0].googleSearch: only Google runs"),
-        ({**ASKED, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "(no tools)"),
-        ({**ASKED, "generationConfig": {"responseMimeType": "text/x.enum"}}, "expected text/plain or"),
-        ({**ASKED, "generationConfig": {"responseModalities": ["AUDIO"]}}, "expected TEXT"),
-        (
-            {**ASKED, "generationConfig": {"speechConfig": {"a": 1}}},
-            "generationConfig.speechConfig: not supported",
-        ),
-        ({**ASKED, "cachedContent": "x"}, "cachedContent: not supported"),
-        (
-            {**ASKED, "generationConfig": {"maxOutputTokens": 0}},
-            "maxOutputTokens: expected a whole number",
-        ),
+        ({"tools": [{"google_search": {}}]}, "tools[0].googleSearch: only Google runs"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "(no tools)"),
+        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "expected text/plain or"),
+        ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "expected TEXT"),
+        ({"generationConfig": {"speechConfig": {"a": 1}}}, "generationConfig.speechConfig: not supported"),
+        ({"cachedContent": "x"}, "cachedContent: not supported"),
+        ({"generationConfig": {"maxOutputTokens": 0}}, "maxOutputTokens: expected a whole number"),
     ],
 }
 
@@ -160,8 +154,11 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
     ("protocol", "body", "message"), [(name, *case) for name, cases in REFUSED.items() for case in cases]
 )
 def test_bad_requests_are_refused_by_field(protocol: str, body: Any, message: str) -> None:
+    if isinstance(body, dict):
+        fields = {name: value for name, value in {**ASKED[protocol], **body}.items() if value is not None}
+        body = json.dumps(fields).encode()
     with pytest.raises(RequestError) as caught:
-        READERS[protocol](read_json(body if isinstance(body, bytes) else json.dumps(body).encode()))
+        READERS[protocol](read_json(body))
     assert caught.value.status == 400
     error = FORMS[protocol](caught.value)["error"]
     assert message in error["message"]
@@ -196,3 +193,45 @@ async def test_a_refused_call_is_counted_and_not_recorded(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error") and message in error["message"]
     assert record.calls == () and record.refused == {400: 1}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "request_fields.md"
+
+
+@pytest.mark.parametrize(
+    ("sent", "treated"),
+    [
+        (completion_create_params.CompletionCreateParamsStreaming, CHAT_FIELDS),
+        (message_create_params.MessageCreateParamsStreaming, MESSAGE_FIELDS),
+        (beta_message_create_params.MessageCreateParamsStreaming, MESSAGE_FIELDS),
+        (message_count_tokens_params.MessageCountTokensParams, MESSAGE_FIELDS),
+    ],
+)
+def test_every_field_of_the_sdks_is_treated(sent: Any, treated: Mapping[str, FieldTreatment]) -> None:
+    assert set(get_type_hints(sent)) - set(treated) == set()
+
+
+def items(treated: Mapping[str, FieldTreatment]) -> list[str]:
+    """The items of a list: fields of one treatment share an item."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, one in treated.items():
+        names.setdefault((one.effect, one.note), []).append(f"`{name}`")
+    return [f"{', '.join(fields)} ({effect}): {note}" for (effect, note), fields in names.items()]
+
+
+@pytest.mark.parametrize(("title", "treated"), [("OpenAI", CHAT_FIELDS), ("Anthropic", MESSAGE_FIELDS)])
+def test_the_docs_show_every_treatment(title: str, treated: Mapping[str, FieldTreatment]) -> None:
+    (section,) = (part for part in PAGE.read_text().split("\n## ") if part.startswith(f"Fields of {title}"))
+    shown = [" ".join(item.split()) for item in section.split("\n* ")[1:]]
+    assert shown == items(treated)
+
+
+def test_refused_fields_are_refused_only_where_they_ask_for_something() -> None:
+    for treated in (CHAT_FIELDS, MESSAGE_FIELDS):
+        for name, one in treated.items():
+            if one.effect == "refused":
+                with pytest.raises(RequestError, match=name):
+                    check_fields(Fields({name: [1]}), treated)
+            for value in (None, False, 0, [], {}, "", *one.neutral):
+                assert check_fields(Fields({name: value}), treated) == ()
+    assert check_fields(Fields({"sparkle": 1, "n": 2}), CHAT_FIELDS) == ("field sparkle",)

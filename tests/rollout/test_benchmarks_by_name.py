@@ -19,8 +19,8 @@ from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
 from tree_rl.rollout.environments.benchmarks.published_files import main, published_rows
 from tree_rl.rollout.environments.benchmarks.r2e import from_r2e
 from tree_rl.rollout.environments.benchmarks.terminal_bench import LOGS, from_terminal_bench
-from tree_rl.rollout.environments.published_tasks import from_swe_gym, from_swe_smith
-from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward
+from tree_rl.rollout.environments.published_tasks import from_swe_bench, from_swe_gym, from_swe_smith
+from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import SandboxError
 
@@ -159,19 +159,18 @@ def test_tasks_that_cannot_be_judged_are_left_out_by_name(tmp_path: Path, capsys
         from_terminal_bench({"name": "greet", "files": {**HARBOR, "tests/test.sh": ""}})
 
 
+def judged(task: SweTask, command: str, **changes: Any) -> TestReport:
+    """After one command of an agent, with files in place of the image, and pytest of this installation."""
+    test_command = task.test_command.replace("python ", "python3 ")
+    here = replace(task, image=None, directory=None, test_command=test_command, **changes)
+    return score_task(with_pytest(here), command)[1]
+
+
 def r2e_judged(command: str) -> TestReport:
     task = from_r2e(R2E_ROW)
     assert task.setup.startswith("rm -rf /r2e_tests /testbed/r2e_tests")
-    here = replace(
-        task,
-        image=None,
-        directory=None,
-        prelude="",
-        files={**BUGGY, "r2e_tests/test_1.py": R2E_TEST},
-        setup="rm -rf r2e_tests",
-        test_command=task.test_command.replace("python ", "python3 "),
-    )
-    return score_task(with_pytest(here), command)[1]
+    files = {**BUGGY, "r2e_tests/test_1.py": R2E_TEST}
+    return judged(task, command, prelude="", files=files, setup="rm -rf r2e_tests")
 
 
 def test_r2e_expects_every_verdict_and_hides_its_tests() -> None:
@@ -224,3 +223,54 @@ def test_terminal_bench_rewards_what_its_verifier_writes(files: dict[str, str]) 
 )
 def test_a_reward_file_holds_one_number(text: str, is_full: bool) -> None:
     assert is_full_reward(text) is is_full
+
+
+SOUND = {
+    "pkg/__init__.py": "",
+    "pkg/sums.py": "def add(a, b):\n    return a + b\n",
+    "tests/test_sums.py": "from pkg.sums import add\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
+}
+REPORT = """\
+============ short test summary info ============
+PASSED tests/test_sums.py::test_zero
+XFAIL tests/test_sums.py::test_known - reason
+FAILED tests/test_sums.py::test_add - assert -1 == 3
+PASSED tests/test_sums.py::test_text[a b]
+ERROR tests/test_other.py - ImportError
+"""
+
+
+def test_reports_of_pytest_are_read() -> None:
+    assert passed_tests(verdicts_of(REPORT, log_format="pytest")) == {
+        "tests/test_sums.py::test_zero",
+        "tests/test_sums.py::test_known",
+        "tests/test_sums.py::test_text[a b]",
+    }
+
+
+def under_git(task: SweTask, command: str) -> TestReport:
+    """Judged with the repository under git."""
+    git = "git -c user.name=a -c user.email=a@b"
+    start = f"git init -q && git add pkg tests && {git} commit -qm Sound && git tag sound"
+    setup = f"{start} && {task.setup}" if task.setup else start
+    return judged(task, command, prelude="export GIT_CONFIG_NOSYSTEM=1", files={**SOUND, **task.files}, setup=setup)
+
+
+def test_the_bug_patch_of_swe_smith_is_applied_and_edited_tests_are_restored() -> None:
+    task = from_swe_smith(row_of("swe_smith"))
+    sound_test = SOUND["tests/test_sums.py"] + "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    task = replace(task, files={**task.files, "tests/test_sums.py": sound_test})
+    before = under_git(task, "true")
+    assert (before.fail_to_pass, before.pass_to_pass) == ((0, 1), (1, 1)), before
+    cheat = under_git(task, "printf 'def test_add(): pass\\ndef test_zero(): pass\\n' > tests/test_sums.py")
+    assert not cheat.is_solved
+    assert under_git(task, REPAIR).is_solved
+
+
+def test_the_test_patch_of_swe_bench_is_applied_only_at_scoring() -> None:
+    task = from_swe_bench(row_of("swe_bench_verified"))
+    task = replace(task, before_tests=task.before_tests.replace("0123456789abcdef0123456789abcdef01234567", "sound"))
+    broken = "sed -i 's/a + b/a - b/' pkg/sums.py; ! grep -q test_add tests/test_sums.py || rm -rf pkg"
+    before = under_git(task, broken)
+    assert (before.fail_to_pass, before.pass_to_pass) == ((0, 1), (1, 1)), before
+    assert under_git(task, "rm -rf tests").is_solved

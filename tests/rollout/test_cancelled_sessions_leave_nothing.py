@@ -1,7 +1,6 @@
 """Sessions cancelled at any moment, also twice: no process, folder, user, thread, descriptor or task stays."""
 
 import asyncio
-import contextlib
 import os
 import random
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_processes import running
+from live_processes import own_descriptors, running
 from sandboxes_here import HERE
 from small_swe import all_tasks, writing
 
@@ -61,11 +60,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def users_held() -> int:
     """Users that this process holds; other processes of the tests hold theirs."""
-    own = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        # The folder's own descriptor is gone.
-        with contextlib.suppress(FileNotFoundError):
-            own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    own = set(own_descriptors())
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return sum(fields[-1].startswith("@tree-rl-command-user-") and f"socket:[{fields[6]}]" in own for fields in sockets)
 
@@ -73,7 +68,7 @@ def users_held() -> int:
 def left() -> tuple[int, int, int]:
     """Threads of sandboxes, descriptors, and tasks beside this one."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("sandbox")]
-    return len(threads), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()) - 1
+    return len(threads), len(own_descriptors()), len(asyncio.all_tasks()) - 1
 
 
 def grown(before: tuple[int, int, int]) -> bool:

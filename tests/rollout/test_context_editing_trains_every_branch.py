@@ -26,14 +26,11 @@ OPENCODE_TOOL = {
 
 
 class ClaudeTalk:
-    """A conversation of Claude Code."""
-
     def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any], **fields: Any) -> None:
         self.http, self.messages, self.fields = http, list(messages), fields
 
     @staticmethod
     def says(*texts: str) -> dict[str, Any]:
-        """A user's message."""
         blocks = [{"type": "text", "text": text} for text in texts]
         return {"role": "user", "content": [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]}
 
@@ -59,8 +56,6 @@ class ClaudeTalk:
 
 
 class OpenCodeTalk:
-    """A conversation of opencode."""
-
     def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any], **fields: Any) -> None:
         self.http, self.messages, self.fields = http, list(messages), fields
 

@@ -1,12 +1,17 @@
-"""Every dialect reads the calls that its family writes, and never more; what it cannot read stays text."""
+"""Every dialect reads the calls, text and reasoning that its family writes, and never more; the rest stays text."""
+
+from typing import Any
 
 import pytest
 from dialect_writers import CALLS, MARKUP, PLAIN, WRITERS, dumps, is_ambiguous, tools_for
+from gateway_harness import SHELL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
@@ -62,30 +67,14 @@ def test_a_turn_that_was_cut_has_the_calls_before_the_cut(form: str) -> None:
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_nothing_that_a_model_writes_raises(name: str) -> None:
-    pieces = (
-        *MARKUP,
-        "<|channel|>analysis",
-        "<|channel|>final",
-        "<|start|>assistant",
-        " to=functions.x ",
-        '{"name": "x"}',
-    )
-    words = (
-        "functions.x:0",
-        "<|tool_call_argument_begin|>",
-        "<｜tool▁sep｜>",
-        "x",
-        "\n",
-        "{",
-        '"a',
-        "[",
-        "NaN",
-        "1e999",
-        ";",
-    )
+    pieces = (*MARKUP, "<|channel|>analysis", "<|channel|>final", "<|start|>assistant", " to=functions.x ")
+    words = ('{"name": "x"}', "functions.x:0", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", *"x\n{[;", '"a')
+    numbers = ("NaN", "1e999")
 
     @EXAMPLES
-    @given(st.lists(st.sampled_from((*pieces, *words)), max_size=12).map("".join), st.booleans(), st.booleans())
+    @given(
+        st.lists(st.sampled_from((*pieces, *words, *numbers)), max_size=12).map("".join), st.booleans(), st.booleans()
+    )
     def check(turn: str, is_open: bool, with_tools: bool) -> None:
         read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
         assert with_tools or not read.calls
@@ -112,19 +101,16 @@ def test_nothing_that_a_model_writes_raises(name: str) -> None:
         ("mistral", "[TOOL_CALLS]x[ARGS]{1}", "no_json"),
         ("mistral", '[TOOL_CALLS]x[ARGS]{"a": "', "unclosed"),
         ("llama3", '<|python_tag|>{"name": "x", "parameters": 1}', "no_object"),
+        # JSON that is no call is an answer.
+        *(("llama3", turn, None) for turn in ('{"name": "Bob"}', '{"answer": [1]}', "{", "[1, 2]")),
+        ("llama3", '{"name": "x", "age": 3}', "malformed"),
         ("harmony", "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{1}", "no_json"),
     ],
 )
-def test_a_call_that_cannot_be_read_is_text_with_a_cause(form: str, turn: str, fault: str) -> None:
+def test_a_call_that_cannot_be_read_is_text_with_a_cause(form: str, turn: str, fault: str | None) -> None:
     read = DIALECTS[form]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
     assert (read.calls, read.fault) == ((), fault)
     assert read.content == (turn if form != "harmony" else "{1}")
-
-
-def test_json_that_is_no_call_is_an_answer() -> None:
-    for turn in ('{"name": "Bob"}', '{"answer": [1]}', "{", "[1, 2]", '{"name": "x", "age": 3}'):
-        read = DIALECTS["llama3"]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
-        assert (read.content, read.calls) == (turn, ())
 
 
 def test_bare_values_have_the_type_of_their_schema() -> None:
@@ -140,19 +126,12 @@ def test_bare_values_have_the_type_of_their_schema() -> None:
     tool = {"type": "function", "function": {"name": "x", "parameters": {"properties": schemas}}}
     written = {"text": "5", "number": "5", "maybe": "null", "flag": "True", "either": "5", "open": "[5]", "choice": "1"}
     meant = {"text": "5", "number": 5, "maybe": None, "flag": True, "either": 5, "open": [5], "choice": "1"}
-    more_written, more_meant = {"undeclared": "5", "number": "five"}, {"undeclared": "5", "number": "five"}
-    for given_, expected in ((written, meant), (more_written, more_meant)):
+    as_text = {"undeclared": "5", "number": "five", "text": "    if x:\n\t\treturn 1\n\n"}
+    for given_, expected in ((written, meant), (as_text, as_text)):
         for form in ("qwen3_coder", "glm4"):
             turn = WRITERS[form][1]([("x", given_)])
             (call,) = DIALECTS[form]().read(turn, tools=[tool], is_reasoning_open=False).calls
             assert canonical(call.arguments) == canonical(expected)
-
-
-def test_code_in_bare_values_keeps_its_white_space() -> None:
-    code = "    if x:\n\t\treturn 1\n\n"
-    turn = WRITERS["qwen3_coder"][1]([("x", {"code": code})])
-    tools = tools_for([("x", {"code": code})])
-    assert DIALECTS["qwen3_coder"]().read(turn, tools=tools, is_reasoning_open=False).calls[0].arguments["code"] == code
 
 
 def test_harmony_tells_channels_apart() -> None:
@@ -186,3 +165,56 @@ def test_an_engine_that_is_not_installed_is_named(engine: str, monkeypatch: pyte
     monkeypatch.setitem(__import__("sys").modules, engine, None)
     with pytest.raises(ValueError, match=rf"dialect='{engine}:x': {engine} cannot be imported"):
         dialect_named(f"{engine}:x", template="", tokenizer=None)
+
+
+CALL = '<tool_call>{"name": "x"}</tool_call>'
+
+
+def read(text: str, **options: Any) -> ChatMessage:
+    settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
+    return read_message(text, **{**settings, **options})[0]
+
+
+@pytest.mark.parametrize(
+    ("turn", "text", "calls"),
+    [
+        ("hi", "hi", []),
+        ("<think><tool_call>{}</tool_call></think>hi", "hi", []),
+        ("<think>never closed <tool_call>{}</tool_call>", "", []),
+        (f"a{CALL}b", "ab", [("x", {})]),
+        (
+            f'{CALL} and\n<tool_call>\n{{"name": "y", "arguments": {{"n": 1}}}}\n</tool_call>',
+            "and",
+            [("x", {}), ("y", {"n": 1})],
+        ),
+        ('<tool_call>{"name": 3}</tool_call><tool_call>[]</tool_call>', None, []),
+        ('<tool_call>{"name": "x", "arguments": "y"}</tool_call>', None, []),
+        (f"{CALL}<tool_call>{{</tool_call>", None, []),
+        (f"{CALL}<tool_call>", "<tool_call>", [("x", {})]),
+        (f"a <think> b{CALL}", None, []),
+        (f"{CALL} a <think> b{CALL}", "a", [("x", {})]),
+    ],
+)
+def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any]) -> None:
+    """A turn with a call that cannot be read is text alone, as the model wrote it (text None)."""
+    message = read(turn)
+    assert message.content == (turn if text is None else text)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == calls
+    assert [call.id for call in message.tool_calls] == [f"call_s_0_{index}" for index in range(len(calls))]
+
+
+@pytest.mark.parametrize(
+    ("turn", "is_open", "expected"),
+    [
+        ("hi", False, (None, "hi")),
+        ("<think>\na\n</think>\n\nhi", False, ("a", "hi")),
+        ("a</think>hi", True, ("a", "hi")),
+        ("never closed", True, ("never closed", "")),
+        (" <think>never closed", False, ("never closed", "")),
+        ("a</think>b</think>c", True, ("a</think>b", "c")),
+    ],
+)
+def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | None, str]) -> None:
+    message = read(turn, is_reasoning_open=is_open)
+    assert (message.reasoning, message.content) == expected
+    assert read(turn, is_reasoning_open=is_open, reasoning="inline").content == turn

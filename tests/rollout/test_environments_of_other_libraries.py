@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from small_swe import OUTCOME
 
 from tree_rl.rollout.agents.agents_by_name import build, check
-from tree_rl.rollout.environments import Environment, Outcome, ToolCall
+from tree_rl.rollout.environments import Environment, ToolCall
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
 TASKSET = '''\
@@ -117,37 +118,35 @@ async def test_a_taskset_of_verifiers_shows_its_tools_and_scores(sums: str) -> N
     assert "the tools are calculator_add" in await environment.call(call("add", a=1))
     await environment.stop()
     assert await environment.call(call("calculator_add", a=1)) == "error: the session has ended"
-    done = Outcome(answer="2", turns=3, malformed_calls=0, is_complete=True)
-    assert await environment.score(done) == 2.0 + 0.5 * 5
+    assert await environment.score(replace(OUTCOME, answer="2")) == 2.0 + 0.5 * 5
     await environment.close()
 
 
-def test_two_sessions_of_a_taskset_share_nothing(sums: str) -> None:
-    async def play(idx: int, answer: str) -> float:
+async def test_two_sessions_of_a_taskset_share_nothing(sums: str) -> None:
+    async def play(idx: int) -> float:
         environment = environment_of("verifiers", taskset=sums)
         await environment.reset({"idx": idx})
         assert await environment.call(call("calculator_remember", number=idx)) == f"What is {idx} + 1? [{idx}]"
-        return await environment.score(Outcome(answer=answer, turns=1, malformed_calls=0, is_complete=True))
+        return await environment.score(replace(OUTCOME, answer="1"))
 
-    async def both() -> list[float]:
-        return await asyncio.gather(play(0, "1"), play(2, "1"))
-
-    assert asyncio.run(both()) == [2.5, 0.5]
+    assert await asyncio.gather(play(0), play(2)) == [2.5, 0.5]
 
 
-def test_tasksets_that_cannot_be_played_are_refused_by_name(sums: str) -> None:
-    with pytest.raises(ValueError, match=r"SumsTask|NeedsRuntime needs verifiers' own runtime \(in_box\)"):
-        asyncio.run(environment_of("verifiers", taskset=sums, config={"kind": "runtime"}).reset({"idx": 0}))
-    with pytest.raises(ValueError, match=r"extra_info\.idx=7: sums_for_tests has no such task"):
-        asyncio.run(environment_of("verifiers", taskset=sums).reset({"idx": 7}))
-    with pytest.raises(ValueError, match=r"extra_info\.idx: expected the position"):
-        asyncio.run(environment_of("verifiers", taskset=sums).reset({}))
-    with pytest.raises(ValueError, match=r"environment_options\.taskset=no_such_taskset: ModuleNotFoundError"):
-        environment_of("verifiers", taskset="no_such_taskset")
-    with pytest.raises(ValueError, match=r"environment_options\.taskset=sums_for_tests: ValidationError"):
-        environment_of("verifiers", taskset=sums, config={"colour": "red"})
-    with pytest.raises(ValueError, match=r"environment verifiers\.taskset: expected a value"):
-        environment_of("verifiers")
+@pytest.mark.parametrize(
+    ("options", "row", "message"),
+    [
+        ({"config": {"kind": "runtime"}}, {"idx": 0}, r"NeedsRuntime needs verifiers' own runtime \(in_box\)"),
+        ({}, {"idx": 7}, r"extra_info\.idx=7: sums_for_tests has no such task"),
+        ({}, {}, r"extra_info\.idx: expected the position"),
+        ({"taskset": "nowhere"}, {}, r"environment_options\.taskset=nowhere: ModuleNotFoundError"),
+        ({"config": {"colour": "red"}}, {}, r"environment_options\.taskset=sums_for_tests: ValidationError"),
+        ({"taskset": None}, {}, r"environment verifiers\.taskset: expected a value"),
+    ],
+)
+def test_tasksets_that_cannot_be_played_are_refused_by_name(sums: str, options: Any, row: Any, message: str) -> None:
+    given = {name: value for name, value in {"taskset": sums, **options}.items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(environment_of("verifiers", **given).reset(row))
 
 
 @contextmanager
@@ -243,7 +242,7 @@ def tools_app() -> Any:
     return create_fastapi_app(Tools, CallToolAction, CallToolObservation, max_concurrent_envs=4)
 
 
-def test_a_plain_server_of_openenv_is_one_tool_and_its_rewards_add_up() -> None:
+async def test_a_plain_server_of_openenv_is_one_tool_and_its_rewards_add_up() -> None:
     async def play(url: str, number: int) -> float:
         environment = environment_of("openenv", base_url=url, reset={"number": 7})
         await environment.reset({"reset": {"number": number, "seed": None}})
@@ -263,15 +262,12 @@ def test_a_plain_server_of_openenv_is_one_tool_and_its_rewards_add_up() -> None:
         await environment.close()
         return await environment.score(OUTCOME)
 
-    async def both(url: str) -> list[float]:
-        return await asyncio.gather(play(url, 5), play(url, 6))
-
     with served(guessing_app()) as url:
-        assert asyncio.run(both(url)) == pytest.approx([0.8, 0.8])
+        assert await asyncio.gather(play(url, 5), play(url, 6)) == pytest.approx([0.8, 0.8])
 
 
-def test_tools_of_a_server_of_openenv_are_shown_as_they_are() -> None:
-    async def play(url: str) -> None:
+async def test_tools_of_a_server_of_openenv_are_shown_as_they_are() -> None:
+    with served(tools_app()) as url:
         environment = environment_of("openenv", base_url=url)
         await environment.reset({})
         [tool] = environment.tools()
@@ -281,9 +277,6 @@ def test_tools_of_a_server_of_openenv_are_shown_as_they_are() -> None:
         assert (await environment.call(call("double", number="x"))).startswith("error: ")
         await environment.stop()
         assert await environment.score(OUTCOME) == 0.25
-
-    with served(tools_app()) as url:
-        asyncio.run(play(url))
 
 
 async def test_a_server_of_openenv_that_is_gone_is_named() -> None:

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from dictated_answers import Scene, said, user
-from gateway_harness import CHATML, MARKUP, SPECIAL, build_tokenizer, misspell
+from gateway_harness import CHATML, SHELL, SPECIAL, build_tokenizer, misspell, trained_text
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.transcript import rows_of_calls
 
 USER, OPEN, CLOSE = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"
 
@@ -83,8 +84,12 @@ def test_a_turn_as_the_model_wrote_it_is_recognised_where_the_template_writes_it
     message = qwen.answer([user("a")], spelled)
     prompt = qwen.prompt(user("a"), message, user("b"))
     assert prompt.ids[len(qwen.encode(f"{USER}a{CLOSE}{OPEN}")) :][: len(spelled)] == tuple(spelled)
-    (returned,) = qwen.recorder.drift_report().returned
-    assert (returned.kind, returned.call) == ("retokenized", 0)
+    scene = Scene(qwen.tokenizer, tools=(SHELL,))
+    called = scene.answer([user("a")], '<tool_call>\n{"name": "shell", "arguments": {"command" :  "ls"}}\n</tool_call>')
+    scene.prompt(user("a"), called, user("b"))
+    for one, kind in ((qwen, "retokenized"), (scene, "rewritten")):
+        (returned,) = one.recorder.drift_report().returned
+        assert (returned.kind, returned.call) == (kind, 0)
 
 
 def test_a_stop_text_inside_a_token_leaves_the_rest_of_the_token_out(plain: Scene) -> None:
@@ -96,6 +101,37 @@ def test_a_stop_text_inside_a_token_leaves_the_rest_of_the_token_out(plain: Scen
     assert plain.tokenizer.decode(prompt.ids) == prompt.text
     start = len(plain.encode(f"{USER}a{CLOSE}{OPEN}"))
     assert list(prompt.ids[start : start + len(ids) - 1]) == ids[:-1]
+
+
+def test_a_turn_ended_by_a_stop_text_goes_on_without_it(qwen: Scene) -> None:
+    said_ids = misspell(qwen.tokenizer, "Thought: look at the forest\nObservation:")
+    first = qwen.answer([user("a")], said_ids, stop="\nObservation:")
+    qwen.answer([user("a"), first, user("b")], "Done")
+    cut, whole = rows_of_calls(qwen.recorder.calls)
+    assert trained_text(qwen.tokenizer, cut) == "Thought: look at the forest\nObservation:"
+    assert trained_text(qwen.tokenizer, whole) == "Thought: look at the forestDone<|im_end|>"
+
+
+def test_a_turn_cut_by_its_limit_goes_on_with_an_end_that_is_not_trained(plain: Scene) -> None:
+    ids = plain.encode("the forest of segments and tokens")[:4]
+    first = plain.answer([user("a")], ids, end="")
+    plain.answer([user("a"), first, user("b")], "Done")
+    (row,) = rows_of_calls(plain.recorder.calls)
+    cut = plain.tokenizer.decode(ids)
+    assert trained_text(plain.tokenizer, row) == f"{cut}Done<|im_end|>"
+    assert (
+        plain.tokenizer.decode(row.token_ids) == f"{USER}a{CLOSE}{OPEN}{cut}{CLOSE}{USER}b{CLOSE}{OPEN}Done<|im_end|>"
+    )
+
+
+def test_an_edited_turn_keeps_the_models_tokens_up_to_the_edit(plain: Scene) -> None:
+    ids = misspell(plain.tokenizer, "the forest has segments and then some tokens", seed=3)
+    plain.answer([user("a")], ids)
+    plain.answer([user("a"), said("the forest has [...]"), user("b")], "ok")
+    _, second = rows_of_calls(plain.recorder.calls)
+    kept = trained_text(plain.tokenizer, second).removesuffix("ok<|im_end|>")
+    assert "the forest has".startswith(kept) and len(kept) >= len("the forest ha")
+    assert f"{OPEN}the forest has [...]{CLOSE}" in plain.tokenizer.decode(second.token_ids)
 
 
 def llama_like() -> PreTrainedTokenizerFast:
@@ -126,9 +162,3 @@ def test_a_tokenizer_that_cannot_be_cut_is_refused() -> None:
     tokenizer.encode = lambda text, **kwargs: encode(text.replace("<|im_end|> c", "<|im_end|>c"), **kwargs)
     with pytest.raises(ValueError, match="to tokenize piece by piece"):
         Renderer(tokenizer, {})
-
-
-def test_markup_is_one_token_each() -> None:
-    """What the other tests assume of their tokenizer."""
-    tokenizer = build_tokenizer()
-    assert all(len(tokenizer.encode(text, add_special_tokens=False)) == 1 for text in (*SPECIAL, *MARKUP))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,18 +24,29 @@ LIMIT = 6000
 """Tokens of a prompt."""
 
 
+def watched(monkeypatch: pytest.MonkeyPatch, name: str, size: Callable[[Any], int]) -> list[tuple[int, bool]]:
+    """What a method of the renderer is given from now on: its size, and whether the event loop's thread called it."""
+    found: list[tuple[int, bool]] = []
+    method = getattr(Renderer, name)
+
+    def noted(self: Renderer, given: Any) -> Any:
+        found.append((size(given), threading.current_thread() is threading.main_thread()))
+        return method(self, given)
+
+    monkeypatch.setattr(Renderer, name, noted)
+    return found
+
+
 @pytest.fixture
 def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """What is tokenized from now on: characters, and whether the event loop's thread did it."""
-    found: list[tuple[int, bool]] = []
-    encode = Renderer.encode
+    """In characters."""
+    return watched(monkeypatch, "encode", lambda pieces: sum(map(len, pieces)))
 
-    def watched(self: Renderer, pieces: Any) -> Any:
-        found.append((sum(map(len, pieces)), threading.current_thread() is threading.main_thread()))
-        return encode(self, pieces)
 
-    monkeypatch.setattr(Renderer, "encode", watched)
-    return found
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """In tokens."""
+    return watched(monkeypatch, "decode", len)
 
 
 async def ask(talk: Talk, *texts: str) -> list[httpx.Response]:
@@ -82,20 +94,6 @@ async def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_
     assert (answer.status_code, refused.status_code) == (200, 400)
     assert call.prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
     assert LIMIT < int(refused.json()["error"]["message"].split()[4]) < LIMIT + 100
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """What is decoded from now on: tokens, and whether the event loop's thread did it."""
-    found: list[tuple[int, bool]] = []
-    decode = Renderer.decode
-
-    def watched(self: Renderer, token_ids: Any) -> str:
-        found.append((len(token_ids), threading.current_thread() is threading.main_thread()))
-        return decode(self, token_ids)
-
-    monkeypatch.setattr(Renderer, "decode", watched)
-    return found
 
 
 class Written:

@@ -1,25 +1,87 @@
-"""Whatever an agent does to its conversation, prompts have the recorded ids, and all that was generated is trained."""
+"""Whatever an agent does to its conversation, prompts have the recorded ids, and all that was generated is trained.
+
+The gateway's chat template writes what transformers writes, and stays in its sandbox.
+"""
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateway_harness import SHELL, build_tokenizer, misspell
-from hostile_conversations import EDITS, edited
+from gateway_harness import CHATML, SHELL, build_tokenizer, generated_edges, misspell, trained_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.exceptions import SecurityError, TemplateError
 
 from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols import openai_chat
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.session import Session
+from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.tokens.context_trie import Node
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.template_form import TemplateForm, conversation_of
 from tree_rl.rollout.transcript import rows_of_calls
+
+TEXTS = st.sampled_from(
+    [
+        *("", "so", "sa", "so ", "the model answers", "ü\u0301 名\U0001f40d"),
+        *('"messages": [', '\\"messages\\": [{}', "]}"),
+        *("<|im_end|>", "a<|im_start|>user\nb", "<think>\nx\n</think>\n\ny", "</think>", "<tool_response>z", "\n\n w"),
+    ]
+)
+ARGUMENTS = st.sampled_from(
+    ['{"n": 1}', '{"n":1}', '{"n": true}', '{"n": 1.0}', "{", {"n": 1}, {"n": True}, {"n": 1.0}, {"b": 1, "a": "ü"}]
+)
+CALLS = st.lists(ARGUMENTS, max_size=2).map(
+    lambda given: [{"id": "c", "type": "function", "function": {"name": "shell", "arguments": a}} for a in given]
+)
+MESSAGES = st.one_of(
+    st.builds(lambda text: {"role": "user", "content": text}, TEXTS),
+    st.builds(lambda text: {"role": "tool", "tool_call_id": "c", "content": text}, TEXTS),
+    st.builds(lambda text: {"role": "system", "content": [{"type": "text", "text": text}]}, TEXTS),
+    st.builds(lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls}, TEXTS, CALLS),
+    st.builds(lambda t, r: {"role": "assistant", "content": t, "reasoning_content": r, "tool_calls": []}, TEXTS, TEXTS),
+)
+EDITS = st.one_of(
+    st.tuples(st.just("append"), MESSAGES),
+    st.tuples(st.just("append"), MESSAGES),
+    st.tuples(st.just("append"), MESSAGES),
+    st.tuples(st.just("replace"), st.integers(0, 20), MESSAGES),
+    st.tuples(st.just("lengthen"), st.integers(0, 20)),
+    st.tuples(st.just("drop"), st.integers(0, 20)),
+    st.tuples(st.just("cut"), st.integers(1, 20)),
+    st.tuples(st.just("start anew"), MESSAGES),
+    st.tuples(st.just("offer tools"), st.sampled_from([(), (SHELL,), (SHELL, SHELL)])),
+)
+"""What an agent does to its conversation between two calls."""
+
+
+def edited(conversation: list[Any], edit: tuple[Any, ...]) -> list[Any]:
+    """The conversation afterwards; never empty."""
+    place = edit[1] % len(conversation) if isinstance(edit[1], int) else 0
+    match edit[0]:
+        case "append":
+            return [*conversation, edit[1]]
+        case "replace":
+            return [*conversation[:place], edit[2], *conversation[place + 1 :]]
+        case "lengthen":
+            old = conversation[place]
+            longer = {**old, "content": f"{old['content']} "} if isinstance(old["content"], str) else old
+            return [*conversation[:place], longer, *conversation[place + 1 :]]
+        case "drop":
+            return conversation[:place] + conversation[place + 1 :] or conversation
+        case "cut":
+            return conversation[: place + 1]
+        case "start anew":
+            return [edit[1]]
+    return conversation
 
 
 class Dictated:
@@ -27,14 +89,8 @@ class Dictated:
 
     def __init__(self, tokenizer: Any) -> None:
         call = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
-        said = [
-            "so",
-            "<think>\nthe model\n</think>\n\nanswers",
-            f"look {call}",
-            "ü\u0301 \U0001f40d",
-            "<think>\nopen",
-            "",
-        ]
+        said = ["so", "<think>\nthe model\n</think>\n\nanswers", f"look {call}"]
+        said += ["ü\u0301 \U0001f40d", "<think>\nopen", ""]
         self.answers = [tokenizer.encode(text, add_special_tokens=False) for text in said]
         self.answers += [misspell(tokenizer, text) for text in said[:3]]
         self.end = tokenizer.eos_token_id
@@ -117,19 +173,116 @@ def test_prompts_are_exact_and_all_that_was_generated_is_trained(
             session = checked_session(scene, monkeypatch)
             await play(steps, session)
             calls = (await session.close()).calls
-            generated = {
-                (call.prompt_ids + call.response_ids[:position], token)
-                for call in calls
-                for position, token in enumerate(call.response_ids)
-            }
-            trained = {
-                (row.token_ids[: len(row.prompt_ids) + position], token)
-                for row in rows_of_calls(calls)
-                for position, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True))
-                if mask
-            }
-            assert trained == generated
+            assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
 
         asyncio.run(run())
 
     check()
+
+
+CALL = {"type": "function", "id": "c1", "function": {"name": "shell", "arguments": {"command": "ls '<&>' ü"}}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "hi"}],
+    [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "content": "a", "tool_call_id": "c1"},
+        {"role": "tool", "content": "b", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "<think>\nx\n</think>\n\ny"},
+        {"role": "user", "content": "so"},
+    ],
+]
+TEMPLATES = {
+    "reasoning": None,
+    "chatml": CHATML,
+    "generation and loop controls": (
+        "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}[{{ m.role }}]"
+        "{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{% endfor %}{{ eos_token }}"
+        "{{ tools | tojson(indent=2) }}{{ messages | length }}{{ '%s|%d' | format('a', 3) }}"
+        "{{ messages[0].items() | list | length }}{{ messages[0].content.upper().strip() }}{{ shout or 'no' }}"
+    ),
+}
+
+
+def compiled(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTemplate:
+    return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **(options or {})})
+
+
+@cache
+def reasoning_template() -> tuple[Any, ChatTemplate]:
+    tokenizer = build_tokenizer()
+    return tokenizer, compiled(tokenizer)
+
+
+def outcome(render: Callable[[], str]) -> str:
+    """What is written, or the error that the gateway answers with status 400."""
+    try:
+        return render()
+    except (SecurityError, TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False, "shout": "YES"}])
+def test_text_is_what_transformers_renders(name: str, options: dict[str, Any]) -> None:
+    tokenizer = build_tokenizer(TEMPLATES[name])
+    template = compiled(tokenizer, options)
+    for conversation, tools, is_prompt in product(CONVERSATIONS * 2, (None, [SHELL]), (False, True)):
+        expected = tokenizer.apply_chat_template(
+            conversation, tools=tools, add_generation_prompt=is_prompt, tokenize=False, **options
+        )
+        assert template.render(conversation, tools=tools, is_prompt=is_prompt) == expected
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_is_held_in_the_sandbox_that_transformers_has(attack: str) -> None:
+    tokenizer = build_tokenizer("{{ messages[0].content.strip() }}{{ messages | length }}" + attack)
+    conversation = [{"role": "user", "content": "hi"}]
+
+    template = compiled(tokenizer)
+    expected = outcome(lambda: tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+    for _ in range(2):
+        assert outcome(lambda: template.render(conversation, tools=None, is_prompt=True)) == expected
+    assert "<class" not in expected
+
+
+def test_a_template_that_transformers_renders_otherwise_is_refused() -> None:
+    tokenizer = build_tokenizer(CHATML)
+    render = tokenizer.apply_chat_template
+    tokenizer.apply_chat_template = lambda *args, **kwargs: render(*args, **kwargs) + "!"
+    with pytest.raises(ValueError, match="expected what transformers renders"):
+        Renderer(tokenizer, {})
+
+
+@given(st.lists(EDITS, max_size=10), st.booleans())
+@settings(max_examples=60)
+def test_whatever_agents_send_is_written_as_transformers_writes_it(
+    edits: list[tuple[Any, ...]], is_prompt: bool
+) -> None:
+    tokenizer, template = reasoning_template()
+    conversation, tools = [{"role": "user", "content": "the model answers a question"}], ()
+    for edit in edits:
+        tools = edit[1] if edit[0] == "offer tools" else tools
+        conversation = edited(conversation, edit)
+    messages = openai_chat.read_request({"messages": conversation}).messages
+    forms = conversation_of(messages, TemplateForm(), Hermes())
+    offered: Any = list(tools) or None
+
+    def expected() -> str:
+        return tokenizer.apply_chat_template(forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt)
+
+    def written() -> str:
+        return template.render(forms, tools=offered, is_prompt=is_prompt)
+
+    assert outcome(written) == outcome(expected)

@@ -58,11 +58,7 @@ def test_a_choice_of_tools_is_read() -> None:
         (chat(), NAMES, ()),
         (chat(tool_choice="required"), NAMES, NAMES),
         (chat(tool_choice=named[0]), NAMES, ("shell",)),
-        (
-            chat(tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}),
-            NAMES[:2],
-            (),
-        ),
+        (chat(tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}), NAMES[:2], ()),
         (message(), NAMES, ()),
         (message(tool_choice={"type": "any"}), NAMES, NAMES),
         (message(tool_choice={"type": "tool", "name": "shell"}), NAMES, ("shell",)),
@@ -107,10 +103,7 @@ def test_what_a_text_model_does_not_see_becomes_a_line() -> None:
     parts = [{"type": "input_image", "image_url": "data:"}, {"type": "input_file", "filename": "a.pdf"}]
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}, *parts]}
     request = without_images(respond(input=[{"role": "user", "content": parts}, output]))
-    lines = [
-        "[image left out: this model reads text alone]",
-        "[file: a.pdf left out: this model reads text alone]",
-    ]
+    lines = ["[image left out: this model reads text alone]", "[file: a.pdf left out: this model reads text alone]"]
     assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
     assert request.left_out == ("file", "image")
     seen = [
@@ -187,7 +180,6 @@ GEMINI_BODY = {
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything in a body."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, part in parts for place in places(part, (*path, key)))]
 

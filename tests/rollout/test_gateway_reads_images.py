@@ -2,15 +2,12 @@
 refused by name."""
 
 import asyncio
-import base64
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from embedded_server import Client, build_server
@@ -18,8 +15,10 @@ from gateway_harness import build_tokenizer
 from PIL import Image
 from verl.workers.config import HFModelConfig
 
-from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.images import ImagePlaces
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
@@ -43,10 +42,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[HFModelConfig, Cli
     return model, Client(server)
 
 
-def run_at(
-    served: tuple[HFModelConfig, Client], talk: Callable[[Endpoint], Awaitable[None]]
+def run(
+    served: tuple[HFModelConfig, Client], talk: Callable[[Any], Awaitable[None]]
 ) -> tuple[tuple[ModelCall, ...], SessionImages]:
-    """One session: what it recorded, and its images."""
+    """One session of a client of OpenAI's chat protocol: what it recorded, and its images."""
     model, client = served
     images = SessionImages(model.processor)
 
@@ -54,22 +53,12 @@ def run_at(
         options = GatewayOptions(max_context_tokens=300, max_turn_tokens=8)
         async with SharedGateways().lend(client, model.tokenizer, options, server="hf", images=images) as gateway:
             opened = gateway.open_session(sampling=SAMPLING)
-            await talk(gateway.endpoint(opened))
+            endpoint = gateway.endpoint(opened)
+            async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as asking:
+                await talk(lambda *messages: asking.chat.completions.create(model="m", messages=list(messages)))
             return (await gateway.close_session(opened)).calls
 
     return asyncio.run(session()), images
-
-
-def run(
-    served: tuple[HFModelConfig, Client], talk: Callable[[Any], Awaitable[None]]
-) -> tuple[tuple[ModelCall, ...], SessionImages]:
-    """One session of a client of OpenAI's chat protocol."""
-
-    async def ask(endpoint: Endpoint) -> None:
-        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as asking:
-            await talk(lambda *messages: asking.chat.completions.create(model="m", messages=list(messages)))
-
-    return run_at(served, ask)
 
 
 def screen(target: str) -> Any:
@@ -122,7 +111,10 @@ def image_part(url: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("message", "why"),
     (
-        (image_part("https://example.com/a.png"), "content.0..image_url: expected a data: URL of an image in base64"),
+        (
+            image_part("https://example.com/a.png"),
+            "content.0..image_url: expected a data: URL of an image in base64, .* fetches nothing",
+        ),
         (image_part("data:image/png;base64,aGk="), "image_url: expected an image, received other data"),
         (image_part("data:image/png;base64,%%"), "image_url: expected an image, received other data"),
         ({"role": "user", "content": "say <|image_pad|>"}, r"messages: expected text without <\|image_pad\|>"),
@@ -141,110 +133,6 @@ def test_a_tokenizer_without_places_for_images_is_refused(served: tuple[HFModelC
         Renderer(build_tokenizer(), {}, images=ImagePlaces(SessionImages(served[0].processor)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wire:
-    """A protocol: how it writes the turns of a session that clicks once on each of three screens, and answers."""
-
-    path: str
-    system: Callable[[str], dict[str, Any]]
-    turns: str
-    """Key of the turns in a request."""
-    text: Callable[[str], dict[str, Any]]
-    image: Callable[[str], dict[str, Any]]
-    """A part, by its URL."""
-    user: Callable[[list[Any]], dict[str, Any]]
-    called: dict[str, Any]
-    result: Callable[[dict[str, Any]], dict[str, Any]]
-    answer: Callable[[Any], list[dict[str, Any]]]
-    """The turns that a client sends back."""
-    more: Mapping[str, Any]
-
-
-def blocks_of_anthropic(url: str) -> dict[str, Any]:
-    if not url.startswith("data:"):
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    kind, data = url.removeprefix("data:").split(";base64,")
-    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
-
-
-def parts_of_gemini(url: str) -> dict[str, Any]:
-    if not url.startswith("data:"):
-        return {"fileData": {"mimeType": "image/png", "fileUri": url}}
-    kind, data = url.removeprefix("data:").split(";base64,")
-    return {"inlineData": {"mimeType": kind, "data": base64.urlsafe_b64encode(base64.b64decode(data)).decode()}}
-
-
-CHAT = Wire(
-    path="/v1/chat/completions",
-    system=lambda text: {},
-    turns="messages",
-    text=lambda text: {"type": "text", "text": text},
-    image=lambda url: {"type": "image_url", "image_url": {"url": url}},
-    user=lambda parts: {"role": "user", "content": parts},
-    called={
-        "role": "assistant",
-        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "click", "arguments": "{}"}}],
-    },
-    result=lambda part: {"role": "tool", "tool_call_id": "c", "content": [part]},
-    answer=lambda body: [body["choices"][0]["message"]],
-    more={},
-)
-WIRES = {
-    "responses": Wire(
-        path="/v1/responses",
-        system=lambda text: {"instructions": text},
-        turns="input",
-        text=lambda text: {"type": "input_text", "text": text},
-        image=lambda url: {"type": "input_image", "image_url": url},
-        user=lambda parts: {"role": "user", "content": parts},
-        called={"type": "function_call", "call_id": "c", "name": "click", "arguments": "{}"},
-        result=lambda part: {"type": "function_call_output", "call_id": "c", "output": [part]},
-        answer=lambda body: body["output"],
-        more={},
-    ),
-    "anthropic": Wire(
-        path="/v1/messages",
-        system=lambda text: {"system": text},
-        turns="messages",
-        text=lambda text: {"type": "text", "text": text},
-        image=blocks_of_anthropic,
-        user=lambda parts: {"role": "user", "content": parts},
-        called={"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "click", "input": {}}]},
-        result=lambda part: {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [part]}],
-        },
-        answer=lambda body: [{"role": "assistant", "content": body["content"]}],
-        more={"max_tokens": 8},
-    ),
-    "gemini": Wire(
-        path="/v1beta/models/m:generateContent",
-        system=lambda text: {"systemInstruction": {"parts": [{"text": text}]}},
-        turns="contents",
-        text=lambda text: {"text": text},
-        image=parts_of_gemini,
-        user=lambda parts: {"role": "user", "parts": parts},
-        called={"role": "model", "parts": [{"functionCall": {"id": "c", "name": "click", "args": {}}}]},
-        result=lambda part: {
-            "role": "user",
-            "parts": [{"functionResponse": {"id": "c", "name": "click", "response": {"output": ""}, "parts": [part]}}],
-        },
-        answer=lambda body: [body["candidates"][0]["content"]],
-        more={},
-    ),
-}
-
-
-async def post(endpoint: Endpoint, wire: Wire, turns: list[Any], **more: Any) -> httpx.Response:
-    given = {"model": "m", **wire.more, **wire.system("play"), wire.turns: turns, **more}
-    if wire is WIRES["gemini"]:
-        del given["model"]
-    async with httpx.AsyncClient(timeout=60) as client:
-        return await client.post(
-            endpoint.url + wire.path, json=given, headers={"Authorization": f"Bearer {endpoint.token}"}
-        )
-
-
 def noise() -> str:
     """An image whose base64 has both characters that URLs write otherwise."""
     url = data_url(Image.frombytes("RGB", (16, 16), random.Random(0).randbytes(3 * 16 * 16)))
@@ -252,52 +140,75 @@ def noise() -> str:
     return url
 
 
-@pytest.mark.parametrize(("protocol", "stored"), [*((name, False) for name in WIRES), ("responses", True)])
-def test_rows_are_those_of_the_chat_protocol(served: tuple[HFModelConfig, Client], protocol: str, stored: bool) -> None:
-    url = noise()
+def as_chat(url: str) -> ChatRequest:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    call = {"id": "c", "type": "function", "function": {"name": "click", "arguments": "{}"}}
+    shown = {"role": "user", "content": [image, {"type": "text", "text": "look"}]}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": [image]}]
+    return openai_chat.read_request({"messages": [SYSTEM, shown, *turns]})
 
-    async def talk(endpoint: Endpoint, wire: Wire) -> None:
-        opening = [{"role": "system", "content": "play"}] if wire is CHAT else []
-        turns = [*opening, wire.user([wire.image(data_url(screen("a"))), wire.text("look")])]
-        first = await post(endpoint, wire, turns)
-        turns += wire.answer(first.raise_for_status().json())
-        new = [wire.user([wire.text("now"), wire.image(url)]), wire.called, wire.result(wire.image(url))]
-        if stored and wire is not CHAT:
-            answer = await post(endpoint, wire, new, previous_response_id=first.json()["id"])
-        else:
-            answer = await post(endpoint, wire, [*turns, *new])
-        answer.raise_for_status()
 
-    expected, images = run_at(served, lambda endpoint: talk(endpoint, CHAT))
-    found, others = run_at(served, lambda endpoint: talk(endpoint, WIRES[protocol]))
-    assert [len(images.split(call.prompt_ids)[1]) for call in expected] == [1, 3]
-    for call, own in zip(expected, found, strict=True):
-        assert own.prompt_ids == call.prompt_ids
-        assert own.response_ids == call.response_ids
-        assert own.log_probs == pytest.approx(call.log_probs, abs=1e-5)
-        pairs = zip(images.split(call.prompt_ids)[1], others.split(own.prompt_ids)[1], strict=True)
-        assert all(one.tobytes() == other.tobytes() for one, other in pairs)
+def as_responses(url: str) -> ChatRequest:
+    image, stored = {"type": "input_image", "image_url": url}, openai_responses.StoredResponses()
+    call = {"type": "function_call", "call_id": "c", "name": "click", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": [image]}
+    items = [{"role": "user", "content": [image, {"type": "input_text", "text": "look"}]}, call, result]
+    return openai_responses.read_request({"model": "m", "instructions": "play", "input": items}, stored)
+
+
+def as_messages(url: str) -> ChatRequest:
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    source = {"type": "base64", "media_type": kind, "data": data} if data else {"type": "url", "url": url}
+    image = {"type": "image", "source": source}
+    call = {"type": "tool_use", "id": "c", "name": "click", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
+    contents = [[image, {"type": "text", "text": "look"}], [call], [result]]
+    messages = [
+        {"role": role, "content": content}
+        for role, content in zip(("user", "assistant", "user"), contents, strict=True)
+    ]
+    return anthropic_messages.read_request({"max_tokens": 8, "system": "play", "messages": messages})
+
+
+def as_gemini(url: str) -> ChatRequest:
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    of_url = data.replace("+", "-").replace("/", "_")
+    address = {"mimeType": "image/png", "fileUri": url}
+    image = {"inlineData": {"mimeType": kind, "data": of_url}} if data else {"fileData": address}
+    call = {"functionCall": {"id": "c", "name": "click", "args": {}}}
+    result = {"functionResponse": {"id": "c", "name": "click", "response": {"output": ""}, "parts": [image]}}
+    parts = [[image, {"text": "look"}], [call], [result]]
+    contents = [{"role": role, "parts": one} for role, one in zip(("user", "model", "user"), parts, strict=True)]
+    body = {"systemInstruction": {"parts": [{"text": "play"}]}, "contents": contents}
+    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
 
 
 @pytest.mark.parametrize(
-    ("protocol", "field"),
-    (
-        ("responses", "input[0].content[0].image_url"),
-        ("anthropic", "messages[0].content[0].source"),
-        ("gemini", "contents[0].parts[0].fileData"),
-    ),
+    ("read", "field"),
+    [
+        (as_responses, "input[2].output[0].image_url"),
+        (as_messages, "messages[2].content[0].content[0].source"),
+        (as_gemini, "contents[2].parts[0].functionResponse.parts[0].fileData"),
+    ],
 )
-def test_addresses_are_refused_in_every_protocol(
-    served: tuple[HFModelConfig, Client], protocol: str, field: str
-) -> None:
-    wire = WIRES[protocol]
+def test_every_protocol_reads_the_messages_of_the_chat_protocol(read: Callable[[str], ChatRequest], field: str) -> None:
+    for url in (noise(), "https://example.com/a.png"):
+        expected, request = as_chat(url), read(url)
+        # Texts and images of a message stand on lines of their own until the images have their places.
+        said, found = ([(one.role, one.content.strip("\n")) for one in each.messages] for each in (expected, request))
+        assert found == said
+        assert {mark: image.url for mark, image in request.images.items()} == dict.fromkeys(expected.images, url)
+        (mark,) = expected.images
+        assert all(mark in request.messages[place].content for place in (1, 3))
+    assert [image.field for image in request.images.values()] == [field]
 
-    async def talk(endpoint: Endpoint) -> None:
-        refused = await post(endpoint, wire, [wire.user([wire.image("https://example.com/a.png")])])
-        assert refused.status_code == 400
-        assert refused.json()["error"]["message"] == (
-            f"{field}: expected a data: URL of an image in base64, received 'https://example.com/a.png'; "
-            "the gateway fetches nothing"
-        )
 
-    assert run_at(served, talk)[0] == ()
+def test_images_of_a_stored_response_are_kept() -> None:
+    first, stored = as_responses(noise()), openai_responses.StoredResponses()
+    message = ChatMessage(role="assistant", content="so")
+    said = Choice(message=message, stop_cause="stop", stop_sequence=None, num_tokens=1, tokens=None)
+    stored.remember(first, Completion(id="x", created=1, prompt_tokens=3, choices=(said,)))
+    body = {"model": "m", "input": "on", "previous_response_id": first.response_id}
+    later = openai_responses.read_request(body, stored)
+    assert later.images == first.images
+    assert [one.content for one in later.messages] == [*(one.content for one in first.messages[1:]), "so", "on"]

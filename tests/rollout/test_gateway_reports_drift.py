@@ -1,21 +1,40 @@
-"""Equal text, other ids: what a real sample changes into when it is decoded and tokenized again, found and avoided."""
+"""Equal text, other ids: what a real sample changes into when it is decoded and tokenized again, found and avoided.
 
+Everything that a drift report can hold, and every end of a session, is a metric of the step that the docs name.
+"""
+
+import re
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
-from gateway_harness import CHATML, TinyModel, build_tokenizer, misspell, talking, user
+from gateway_harness import CHATML, Talk, TinyModel, build_tokenizer, misspell, serving, talking, user
 
-from tree_rl.rollout.gateway.tokens.drift import find_drifted_siblings, first_difference
+from tree_rl.rollout.agents.in_environment import SCORED
+from tree_rl.rollout.gateway.dialects.dialect import CallFault
+from tree_rl.rollout.gateway.tokens.drift import (
+    BranchCause,
+    DriftedSiblings,
+    DriftReport,
+    ReturnedTurn,
+    find_drifted_siblings,
+    first_difference,
+)
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+from tree_rl.verl_plugin.trainer.step_metrics import session_metrics
 
 
 async def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
     """Sessions of two sampled turns each; the template writes every turn as it is."""
     backend = TinyModel(tiny.model, build_tokenizer(CHATML))
     records = []
-    for number in range(16):
-        async with talking(backend, on_drift=on_drift, reasoning="inline") as talk:
+    options = {"on_drift": on_drift, "reasoning": "inline"}
+    async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
+        for number in range(16):
+            talk = Talk(gateway, backend, left)
             agent = talk.agent(user(f"question {number}"), max_tokens=5)
             await agent.step()
             await agent.step(user("more"))
@@ -103,3 +122,59 @@ def test_texts_that_differ_are_no_drift(tiny: SimpleNamespace) -> None:
         for text in ("the forest stands", "the forest falls", "the fores", "another")
     ]
     assert find_drifted_siblings(calls, tiny.tokenizer.decode) == ()
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOTHING = DriftReport(returned=(), siblings=())
+SIBLINGS = DriftedSiblings(calls=(0, 1), position=3, text="a")
+
+
+def of_every(entry: type[Any], field: str, **others: Any) -> list[Any]:
+    """One entry for each value that a field may have."""
+    return [entry(**{field: value, **others}) for value in get_args(get_type_hints(entry)[field])]
+
+
+RETURNED = {"call": 0, "position": 3, "text": "a"}
+ENTRIES: dict[str, list[Any]] = {
+    "returned": [
+        *of_every(ReturnedTurn, "kind", was_reused=True, **RETURNED),
+        *of_every(ReturnedTurn, "kind", was_reused=False, **RETURNED),
+    ],
+    "siblings": [SIBLINGS],
+    "branch_causes": list(get_args(BranchCause)),
+    "guessed": [4],
+    "unread": list(get_args(CallFault)),
+}
+
+
+def test_every_field_of_the_report_is_tried() -> None:
+    assert list(ENTRIES) == [field.name for field in fields(DriftReport)]
+
+
+@pytest.mark.parametrize("field", ENTRIES)
+def test_every_entry_of_the_report_counts_under_names_of_its_own(field: str) -> None:
+    found = []
+    for entry in ENTRIES[field]:
+        twice = {1: entry, 2: entry} if field in ("branch_causes", "unread") else (entry, entry)
+        figures = DriftReport(**{"returned": (), "siblings": (), field: twice}).figures()
+        assert figures.keys() == NOTHING.figures().keys() and set(figures.values()) == {0, 2}
+        found.append(frozenset(name for name, count in figures.items() if count))
+    assert len(set(found)) == len(found), "entries of different causes have different names"
+
+
+def test_all_counts_are_metrics_that_the_docs_name_and_no_others() -> None:
+    metrics = session_metrics([{name: float(count) for name, count in NOTHING.figures().items()}])
+    named = re.findall(r"`(tree/session/drift_\w+)`", (DOCS / "gateway.md").read_text(encoding="utf-8"))
+    assert sorted(metrics) == sorted(named)
+
+
+def test_the_hit_rate_is_a_share_of_tokens_and_absent_where_no_server_reports_one() -> None:
+    sessions = [{"prefix_queries": 100.0, "prefix_hits": 90.0}, {"prefix_queries": 300.0, "prefix_hits": 150.0}]
+    assert session_metrics(sessions)["tree/prefix_hit_rate"] == 0.6
+    for figures in ({"prefix_queries": 0.0, "prefix_hits": 0.0}, {"prefix_queries": 2.0}):
+        assert "tree/prefix_hit_rate" not in session_metrics([figures])
+
+
+def test_the_docs_name_every_end_of_a_session() -> None:
+    named = set(re.findall(r"`(?:tree/session/)?ended_(\w+)`", (DOCS / "agents.md").read_text(encoding="utf-8")))
+    assert named == set(SCORED)

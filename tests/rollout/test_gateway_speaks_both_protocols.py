@@ -1,9 +1,13 @@
-"""The official SDKs talk to the real server: whole answers, streams, tools, several choices, stop texts, log-probs."""
+"""The official SDKs talk to the real server: whole answers, streams, tools, several choices, stop texts, log-probs.
+
+Every protocol answers with and without its version, below a session's address or an agent's, and by the key.
+"""
 
 import json
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from gateway_harness import SHELL, talking, trained_text, user
 
@@ -118,15 +122,101 @@ async def test_models_are_listed_in_each_protocol(tiny: SimpleNamespace) -> None
     async with talking(tiny.backend()) as talk:
         for client in (talk.openai, talk.anthropic):
             assert [model.id async for model in client.models.list()] == ["policy"]
-        assert (await talk.openai.models.retrieve("org/name")).id == "org/name"
 
 
-async def test_sub_agents_name_themselves_by_address_or_header(tiny: SimpleNamespace) -> None:
+CHAT = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2}
+INPUT = {"input": "q", "max_output_tokens": 2}
+CONTENTS = {"contents": [{"parts": [{"text": "q"}]}], "generationConfig": {"maxOutputTokens": 2}}
+PATHS = {
+    **{f"{version}/chat/completions": CHAT for version in ("", "/v1")},
+    **{f"{version}/messages": CHAT for version in ("", "/v1")},
+    **{f"{version}/messages/count_tokens": CHAT for version in ("", "/v1")},
+    **{f"{version}/responses": INPUT for version in ("", "/v1")},
+    **{f"{version}/responses/input_tokens": INPUT for version in ("", "/v1")},
+    **{f"{version}/models/a/b:generateContent": CONTENTS for version in ("", "/v1", "/v1beta")},
+    **{f"{version}/models/a:countTokens": CONTENTS for version in ("", "/v1", "/v1beta")},
+}
+
+
+async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> None:
+    agents = []
     async with talking(tiny.backend()) as talk:
-        agent = talk.agent(user("a"), max_tokens=2)
-        agent.client = talk.openai_at(talk.endpoint.named("searcher"))
+        client, url = talk.http, talk.endpoint.url
+        root = url.split("/s/")[0]
+        for address, agent in (
+            (url, "main"),
+            (talk.endpoint.named("x").url, "x"),
+            (root, "main"),
+            (f"{root}/a/y", "y"),
+        ):
+            for path, body in PATHS.items():
+                answer = await client.post(address + path, json=body)
+                assert answer.status_code == 200, (address, path, answer.text)
+                agents += [] if "oken" in path.rsplit("/", 1)[1] else [agent]
+            for version in ("", "/v1", "/v1beta"):
+                assert "policy" in (await client.get(f"{address}{version}/models")).text
+                assert "org/name" in (await client.get(f"{address}{version}/models/org/name")).text
+            stored = (await client.post(f"{address}/v1/responses", json=INPUT)).json()["id"]
+            agents.append(agent)
+            for version in ("", "/v1"):
+                of_it = f"{address}{version}/responses/{stored}"
+                assert (await client.get(of_it)).json()["id"] == stored
+                assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
+                assert (await client.post(f"{of_it}/cancel")).status_code == 400
+            assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
+        await client.post(f"{url}/v1/responses", json=INPUT, headers={"x-agent-name": "writer"})
+        calls = (await talk.close()).calls
+    assert [call.agent for call in calls] == [*agents, "writer"]
+
+
+async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk, httpx.AsyncClient() as client:
+        mine, other = talk.endpoint, talk.gateway.endpoint(talk.gateway.open_session())
+        root = mine.url.split("/s/")[0]
+
+        async def ask(method: str, url: str, token: str, body: object = None) -> httpx.Response:
+            return await client.request(method, url, json=body, headers={"authorization": f"Bearer {token}"})
+
+        stored = (await ask("POST", f"{mine.url}/responses", mine.token, INPUT)).json()["id"]
+        for base, token, status in (
+            (mine.url, other.token, 401),
+            (other.url, other.token, 404),
+            (root, other.token, 404),
+            (root, "wrong", 401),
+            (root, mine.token, 200),
+        ):
+            answer = await ask("GET", f"{base}/responses/{stored}", token)
+            assert answer.status_code == status
+            assert status == 200 or answer.json()["error"]["message"]
+        body = {**INPUT, "previous_response_id": stored}
+        assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404
+
+
+async def test_both_protocols_continue_each_others_turns(tiny: SimpleNamespace) -> None:
+    first = f"{THOUGHT}I look.\n{CALL}"
+    tool = {**ANTHROPIC_SHELL, "description": "Run a command."}
+    options = {"model": "m", "max_tokens": 200, "tools": [tool]}
+    async with talking(tiny.backend({"go": first, "files": "Done.", "late": "Bye."})) as talk:
+        async with talk.anthropic.messages.stream(messages=[user("go")], **options) as stream:
+            answer = await stream.get_final_message()
+        use = answer.content[-1]
+        blocks = [block.model_dump() for block in answer.content if block.type != "thinking"]
+        done = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "files"}]}
+        sent: list[Any] = [user("go"), {"role": "assistant", "content": blocks}, {"role": "user", "content": [done]}]
+        answer = await talk.anthropic.messages.create(messages=sent, **options)
+        assert answer.content[0].text == "Done."
+        called = {"name": "shell", "arguments": json.dumps({"command": "ls -l"})}
+        calls = [{"id": use.id, "type": "function", "function": called}]
+        agent = talk.agent(
+            user("go"),
+            {"role": "assistant", "content": "I look.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": use.id, "content": "files"},
+            {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
+            {"role": "tool", "tool_call_id": use.id, "content": "late"},
+            tools=[SHELL],
+        )
         await agent.step()
-        await agent.step(user("c"))
-        await talk.ask("a", max_tokens=2, extra_headers={"x-agent-name": "writer"})
         record = await talk.close()
-    assert [(call.agent, call.turn) for call in record.calls] == [("searcher", 0), ("searcher", 1), ("writer", 0)]
+    (row,) = rows_of_calls(record.calls)
+    assert trained_text(tiny.tokenizer, row) == first + "<|im_end|>Done.<|im_end|>Bye.<|im_end|>"
+    assert tiny.tokenizer.decode(row.token_ids).count("<tool_response>") == 2

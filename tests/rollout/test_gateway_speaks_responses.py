@@ -124,13 +124,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
     ("turn", "kind", "name", "namespace", "sent"),
     [
         (CALL % ("apply_patch", '{"input": "*** ü\\n\\"x\\""}'), "custom_tool_call", "apply_patch", None, '*** ü\n"x"'),
-        (
-            CALL % ("apply_patch", '{"patch": "x", "n": 1}'),
-            "custom_tool_call",
-            "apply_patch",
-            None,
-            '{"patch": "x", "n": 1}',
-        ),
+        (CALL % ("apply_patch", '{"patch": "x"}'), "custom_tool_call", "apply_patch", None, '{"patch": "x"}'),
         (CALL % ("apply_patch", '{"input": ["x"]}'), "custom_tool_call", "apply_patch", None, '["x"]'),
         (CALL % ("agents__spawn", '{"command": "x"}'), "function_call", "spawn", "agents", '{"command": "x"}'),
         (CALL % ("nobody", "{}"), "function_call", "nobody", None, "{}"),
@@ -175,7 +169,9 @@ async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: Simpl
     assert [part.text for part in thought.summary] == ["look around "] and thought.encrypted_content is None
 
 
-async def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespace) -> None:
+async def test_stored_responses_are_read_listed_and_deleted_and_the_oldest_forgotten(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = [{"role": "user", "content": f"question {number}"} for number in range(5)]
     async with talking(writing(tiny, "Hi.")) as talk:
         responses = talk.openai.responses
@@ -197,17 +193,12 @@ async def test_stored_responses_are_read_listed_and_deleted(tiny: SimpleNamespac
             await ask(responses, False, input=[{"type": "item_reference", "id": "msg_unknown"}])
         with pytest.raises(openai.BadRequestError, match="background=true"):
             await responses.cancel((await ask(responses, False, input="hello")).id)
-        await talk.close()
-
-
-async def test_the_oldest_responses_are_forgotten(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.openai_responses.store.MAX_STORED_BYTES", 3000)
-    async with talking(writing(tiny, "Hi.")) as talk:
-        responses = talk.openai.responses
+        monkeypatch.setattr("tree_rl.rollout.gateway.protocols.openai_responses.store.MAX_STORED_BYTES", 3000)
         answers = [await responses.create(model="m", input="x" * 1000) for _ in range(5)]
         assert (await responses.retrieve(answers[-1].id)).id == answers[-1].id
         with pytest.raises(openai.NotFoundError):
             await responses.retrieve(answers[0].id)
+        await talk.close()
 
 
 async def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleNamespace) -> None:

@@ -1,4 +1,7 @@
-"""Calls that fail, hang or lose their client: what else was written is recorded, and nothing is left behind."""
+"""Calls that fail, hang or lose their client: what else was written is recorded, and nothing is left behind.
+
+What a gateway does not answer, it refuses with a status, in the protocol's own form.
+"""
 
 import asyncio
 import json
@@ -7,10 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
+import anthropic
+import httpx
+import openai
 import pytest
 from gateway_harness import TinyModel, talking, user
 
-from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.backend import BackendError, Generation
+from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 MODEL = "/v1beta/models/gemini-2.5-pro:streamGenerateContent"
@@ -108,16 +116,123 @@ async def test_an_error_within_a_stream_keeps_the_protocols_form(
     assert any(form.items() <= one.items() and error.items() <= one.get("error", {}).items() for one in told), told
 
 
-async def test_an_error_of_a_response_in_the_background_is_kept(tiny: SimpleNamespace) -> None:
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+BODY = {"messages": [user("hello")], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(("path", "kind"), [(CHAT, "invalid_request_error"), (MESSAGES, "request_too_large")])
+async def test_a_large_body_is_refused_and_its_client_reads_the_answer(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, path: str, kind: str
+) -> None:
+    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.MAX_BODY_BYTES", 1 << 20)
+    async with talking(tiny.backend()) as talk:
+        answer = await talk.http.post(path, content=json.dumps({"messages": [user("x" * (10 << 20))]}).encode())
+        record = await talk.close()
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (413, kind) and "at most 1048576 bytes" in error["message"]
+    assert record.calls == () and record.refused == {413: 1}
+
+
+async def test_without_the_sessions_own_token_nobody_is_answered(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk, httpx.AsyncClient() as client:
+        mine, other = talk.session, talk.gateway.open_session()
+        root = talk.endpoint.url.split("/s/")[0]
+        for url, headers, expected in (
+            (talk.endpoint.url + CHAT, {}, (401, "authentication_error")),
+            (talk.endpoint.url + CHAT, {"authorization": "Bearer wrong"}, (401, "authentication_error")),
+            (talk.endpoint.url + CHAT, {"authorization": f"Bearer {other.token}"}, (401, "authentication_error")),
+            (talk.endpoint.url + MESSAGES, {"x-api-key": mine.token[:-1]}, (401, "authentication_error")),
+            (root + CHAT, {"authorization": "Bearer wrong"}, (401, "authentication_error")),
+            (f"{root}/s/nowhere{CHAT}", {"x-api-key": mine.token}, (404, "not_found_error")),
+            (f"{talk.endpoint.url}/v1/embeddings", {"x-api-key": mine.token}, (404, "not_found_error")),
+            (talk.endpoint.url + CHAT, {"authorization": f"bearer {mine.token}"}, (200, None)),
+            (
+                talk.endpoint.url + CHAT,
+                {"x-api-key": mine.token, "x-agent-name": "a b"},
+                (400, "invalid_request_error"),
+            ),
+        ):
+            answer = await client.post(url, json=BODY, headers=headers)
+            assert (answer.status_code, answer.json().get("error", {}).get("type")) == expected, (url, headers)
+        await talk.close()
+        late = await client.post(talk.endpoint.url + CHAT, json=BODY, headers={"x-api-key": mine.token})
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_it_listens_on_this_machine_alone_by_default(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend()) as talk:
+        assert talk.gateway._socket.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "kind", "code"),
+    [
+        (BackendError("busy", status=429, retry_after=3), 429, "RateLimitError", "rate_limit_exceeded"),
+        (BackendError("broken"), 500, "InternalServerError", "server_error"),
+        (ValueError("top_k=-5"), 400, "BadRequestError", "invalid_prompt"),
+        (KeyError("bug"), 500, "InternalServerError", "server_error"),
+    ],
+)
+async def test_failures_of_the_model_server_reach_the_client_with_their_status(
+    tiny: SimpleNamespace, raised: Exception, status: int, kind: str, code: str
+) -> None:
     backend = tiny.backend()
 
-    async def fails(*_: Any, **__: Any) -> Any:
-        raise ValueError("no such token")
+    async def generate(*args: Any, **kwargs: Any) -> Any:
+        raise raised
 
-    backend.generate = fails
+    backend.generate = generate
     async with talking(backend) as talk:
+        for options in ({}, {"stream": True}, {"n": 3}):
+            with pytest.raises(getattr(openai, kind)) as openai_error:
+                await talk.ask("hello", **options)
+            assert openai_error.value.status_code == status
+            if isinstance(raised, BackendError) and raised.retry_after:
+                assert openai_error.value.response.headers["retry-after"] == "3"
+        with pytest.raises(getattr(anthropic, kind)) as anthropic_error:
+            await talk.anthropic.messages.create(model="m", messages=[user("hello")], max_tokens=5)
+        assert anthropic_error.value.status_code == status
         failed = await talk.openai.responses.create(model="m", input="go", background=True)
         while failed.status == "in_progress":
             await asyncio.sleep(0.01)
             failed = await talk.openai.responses.retrieve(failed.id)
-    assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
+        assert (failed.status, failed.error.code) == ("failed", code)
+        assert (await talk.close()).calls == ()
+
+
+async def test_a_session_has_so_many_calls_and_no_more(tiny: SimpleNamespace) -> None:
+    async with talking(tiny.backend(), max_calls=2) as talk:
+        assert [(await talk.http.post(CHAT, json=BODY)).status_code for _ in range(3)] == [200, 200, 403]
+
+
+async def test_a_call_that_takes_too_long_is_cancelled(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 0.05)
+    backend = tiny.backend()
+    async with talking(backend, max_turn_tokens=5000) as talk:
+        assert (await talk.http.post(CHAT, json={"messages": [user("hello")]})).status_code == 504
+    assert backend.cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_drift": "ignore"}, "on_drift='ignore': expected one of reuse, branch"),
+        ({"reasoning": "hidden"}, "reasoning='hidden'"),
+        ({"max_calls": 0}, "max_calls=0: expected at least 1"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GatewayOptions(**{"max_context_tokens": 10, "max_turn_tokens": 5, **options})
+
+
+def test_a_tokenizer_whose_end_token_is_ordinary_text_is_refused(tiny: SimpleNamespace) -> None:
+    class Other:
+        eos_token, eos_token_id, added_tokens_decoder = "</s>", 5, tiny.tokenizer.added_tokens_decoder
+        is_fast, backend_tokenizer = True, tiny.tokenizer.backend_tokenizer
+
+    with pytest.raises(ValueError, match="expected its eos_token '</s>' among its special tokens"):
+        Renderer(Other(), {})
+    Other.is_fast = False
+    with pytest.raises(ValueError, match=r"expected one with a tokenizer\.json \(fast\), received Other"):
+        Renderer(Other(), {})

@@ -30,16 +30,13 @@ def asked(system: str, question: str) -> list[ChatMessage]:
         (asked("Generate a concise, sentence-case title (3-7 words) that ...", "fix"), "title"),
         (asked(COMMIT, "diff"), "commit_message"),
         (
-            asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far, ..."),
+            asked("You are Claude Code", "Your task is to create a detailed summary of the conversation so far"),
             "summary",
         ),
         (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
-        (
-            asked("You code.", "Analyze *only* the content and structure of your immediately preceding response"),
-            "next_speaker",
-        ),
+        (asked("", "Analyze *only* the content and structure of your immediately preceding response"), "next_speaker"),
         (asked("You code.", "generate a title for my page"), None),
         # A tool's result that quotes a harness is none of its calls.
         ([*asked("You code.", "go"), ChatMessage(role="tool", content=TITLE)], None),

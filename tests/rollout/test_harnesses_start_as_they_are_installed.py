@@ -52,17 +52,14 @@ for _ in range(3):
 """
 
 
+TASK = all_tasks()["lru_cache"]
+SENT: dict[str, Any] = {"task": {"swe": TASK.to_row()}, "messages": generator().to_row(TASK, 0, "train")["prompt"]}
+
+
 async def play(acting: AgentInEnvironment, **gateway_options: int) -> FinishedTask:
-    task = all_tasks()["lru_cache"]
     async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE"), **gateway_options) as talk:
-        return await run_task(
-            agent=acting._agent,
-            environment=acting._environment,
-            endpoint=talk.endpoint,
-            task={"swe": task.to_row()},
-            messages=generator().to_row(task, 0, "train")["prompt"],
-            timeout_seconds=30,
-        )
+        parts = {"agent": acting._agent, "environment": acting._environment, "endpoint": talk.endpoint}
+        return await run_task(**parts, **SENT, timeout_seconds=30)
 
 
 class Unjudged(SweEnvironment):
@@ -95,12 +92,10 @@ async def test_a_harness_that_fails_says_so_in_the_log(
 ) -> None:
     monkeypatch.setenv("PATH", f"{open_folder}:{os.environ['PATH']}")
     program(open_folder / "claude", "#!/bin/sh\nseq 30\nprintf 'no \\033[1mlicence\\n'\nexit 7\n")
-    task = all_tasks()["lru_cache"]
     acting = AgentInEnvironment(agent="claude_code", sandbox={"unconfined": HERE.unconfined})
     async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE")) as talk:
         with caplog.at_level(logging.WARNING):
-            messages = generator().to_row(task, 0, "train")["prompt"]
-            result = await acting.run(talk.endpoint, messages=messages, task={"swe": task.to_row()})
+            result = await acting.run(talk.endpoint, **SENT)
     assert (result.status, result.reward) == ("agent_failed", 0.0)
     (line,) = [record.getMessage() for record in caplog.records if "agent claude_code" in record.getMessage()]
     assert line.startswith("agent claude_code: session agent_failed: its program ended with status 7; its last lines:")

@@ -1,54 +1,82 @@
 """Sessions in containers are judged in another container, which gets what the agent changed and nothing else.
 
-The program `docker` is a stand-in: bubblewrap gives every container processes and a folder of its own.
+The program `docker` is a stand-in that starts SWE-ReX's server here; bubblewrap gives every container of an image
+processes and a folder of its own. Image, isolation and limits of a real container stay untested.
 """
 
 import asyncio
 import io
+import json
 import os
-import shutil
 import subprocess
+import sys
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from docker_stand_in import put_docker_on_the_path
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
+from sandboxes_here import REASON
 from small_swe import OUTCOME, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
+from tree_rl.rollout.sandbox import swe_rex_sandbox
 from tree_rl.rollout.sandbox.container_changes import MAX_BYTES, checked_changes
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError, SandboxOptions
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
 GIT = "git -c user.name=a -c user.email=a@b"
-
-
-def in_namespaces() -> bool:
-    return (
-        shutil.which("bwrap") is not None
-        and not subprocess.run(
-            ["bwrap", "--bind", "/", "/", "--unshare-pid", "--proc", "/proc", "true"], check=False, capture_output=True
-        ).returncode
-    )
+PROGRAM = """#!{python}
+import json, os, shutil, sys
+folder, arguments, server = "{folder}", sys.argv[1:], {server!r}
+with open(folder + "/asked.jsonl", "a") as file:
+    file.write(json.dumps(arguments) + "\\n")
+if arguments[0] == "run":
+    name = arguments[arguments.index("--name") + 1]
+    with open(folder + "/" + name + ".pid", "w") as file:
+        file.write(str(os.getpid()))
+    port = arguments[arguments.index("-p") + 1].removesuffix(":8000")
+    start = arguments[-1].partition(" || ")[0].split()
+    assert arguments[-3:-1] == ["/bin/sh", "-c"] and start[0] == "swerex-remote", arguments
+    command = [server, *start[1:], "--host", "127.0.0.1", "--port", port]
+    if os.path.isdir(folder + "/image"):
+        # Every container has processes and a copy of the image's folder of its own.
+        shutil.copytree(folder + "/image", folder + "/" + name, symlinks=True)
+        hide = ["--bind", folder + "/" + name, folder + "/testbed", "--unshare-pid", "--proc", "/proc"]
+        devices = ["--dev-bind", "/dev", "/dev", "--die-with-parent"]
+        command = ["bwrap", "--bind", "/", "/", *devices, *hide, "--", *command]
+    os.execvp(command[0], command)
+if arguments[0] == "kill":
+    os.kill(int(open(folder + "/" + arguments[1] + ".pid").read()), 9)
+"""
 
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an image, the repository under git, and one folder for every container that was started."""
-    if not in_namespaces():
-        pytest.skip("bubblewrap does not work here")
-    image = tmp_path / "image"
-    (image / "tests").mkdir(parents=True)
-    (tmp_path / "testbed").mkdir()
+    """A folder where the stand-in writes what it is asked, and NAME.pid for every container."""
+    program, server = tmp_path / "docker", str(Path(sys.executable).with_name("swerex-remote"))
+    program.write_text(PROGRAM.format(python=sys.executable, folder=tmp_path, server=server))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.fixture
+def image(docker: Path) -> Path:
+    """The folder with an image, the repository under git, and one folder for every container that was started."""
+    if REASON is not None:
+        pytest.skip(f"bubblewrap does not work here: {REASON}")
+    made = docker / "image"
+    (made / "tests").mkdir(parents=True)
+    (docker / "testbed").mkdir()
     for name, text in {"durations.py": BUGGY, "old.py": "", "tests/test_durations.py": VISIBLE}.items():
-        (image / name).write_text(text)
-    subprocess.run(f"git init -q && git add . && {GIT} commit -qm Start", shell=True, check=True, cwd=image)
-    return put_docker_on_the_path(tmp_path, monkeypatch).parent
+        (made / name).write_text(text)
+    subprocess.run(f"git init -q && git add . && {GIT} commit -qm Start", shell=True, check=True, cwd=made)
+    return docker
 
 
 def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple[float, TestReport]:
@@ -81,7 +109,7 @@ def containers(folder: Path) -> list[Path]:
     return sorted((path.with_suffix("") for path in folder.glob("*.pid")), key=lambda path: path.stat().st_mtime)
 
 
-def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(docker: Path) -> None:
+def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(image: Path) -> None:
     other = {"durations.py": "from hours import *\n", "hours.py": SOUND, "sub/deep/binary.txt": "x"}
     command = (
         f"mkdir -p sub/deep; {writing(other)}\nprintf '\\377\\000' > sub/deep/bytes; rm old.py\n"
@@ -90,9 +118,9 @@ def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(docke
         "(env -i setsid sh -c 'while :; do echo broken > durations.py; sleep 0.05; done' >/dev/null 2>&1 &)\n"
         "sleep 0.3"
     )
-    reward, report = score_in_image(docker, command.replace("echo broken > durations.py", "date > ticking"))
+    reward, report = score_in_image(image, command.replace("echo broken > durations.py", "date > ticking"))
     assert reward == 1.0, report
-    first, second = sorted(containers(docker), key=lambda path: (path / "conftest.py").exists(), reverse=True)
+    first, second = sorted(containers(image), key=lambda path: (path / "conftest.py").exists(), reverse=True)
     assert (second / "sub/deep/bytes").read_bytes() == b"\xff\0"
     assert os.readlink(second / "sub/inside") == "deep"
     assert not (second / "old.py").exists()
@@ -116,24 +144,24 @@ def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(docke
         + writing({"durations.py": SOUND}),
     ],
 )
-def test_no_repair_no_reward_and_no_lost_session(docker: Path, command: str) -> None:
-    reward, report = score_in_image(docker, f"({command}) >/dev/null 2>&1; true")
+def test_no_repair_no_reward_and_no_lost_session(image: Path, command: str) -> None:
+    reward, report = score_in_image(image, f"({command}) >/dev/null 2>&1; true")
     assert reward == 0.0, report
 
 
-def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(docker: Path) -> None:
+def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(image: Path) -> None:
     # Itself last: its number may come before the server's.
     kill = "sleep 0.5; for place in /proc/[0-9]*; do [ ${place#/proc/} = $$ ] || kill -9 ${place#/proc/}; done"
-    reward, report = score_in_image(docker, f"(setsid sh -c '{kill}' >/dev/null 2>&1 &); sleep 0.2", wait_seconds=1)
+    reward, report = score_in_image(image, f"(setsid sh -c '{kill}' >/dev/null 2>&1 &); sleep 0.2", wait_seconds=1)
     assert (reward, "does not answer" in report.output) == (0.0, True), report
 
 
-async def test_a_stopped_container_takes_no_command(docker: Path) -> None:
+async def test_a_stopped_container_takes_no_command(image: Path) -> None:
     options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
-    sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+    sandbox = open_sandbox(options, image="example/durations:1", directory=str(image / "testbed"))
     try:
         await sandbox.stop()
-        sandbox = open_sandbox(options, image="example/durations:1", directory=str(docker / "testbed"))
+        sandbox = open_sandbox(options, image="example/durations:1", directory=str(image / "testbed"))
         await sandbox.start()
         await sandbox.stop()
         await sandbox.stop()
@@ -216,3 +244,62 @@ def test_a_bomb_is_refused() -> None:
         checked_changes(packed((tarfile.TarInfo("zeros"), bytes(MAX_BYTES))), b"", leave_out=lambda path: False)
     with pytest.raises(ValueError, match="inside"):
         checked_changes(packed(), b"../x\0", leave_out=lambda path: False)
+
+
+def opened(folder: Path) -> Sandbox:
+    arguments = {"docker_args": ["--network=none", "--memory=2g"], "pull": "missing"}
+    options = SandboxOptions(backend="docker", arguments={**arguments, "startup_timeout": 60}, limits=LIMITS)
+    return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
+
+
+async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = opened(docker)
+    try:
+        await sandbox.start()
+        await sandbox.write({"answer.py": "print(6 * 7)"})
+        done = await sandbox.run("python3 answer.py; exit 3")
+        assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
+        # As for a command that may take longer than one request does.
+        monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
+        monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
+        started = time.monotonic()
+        slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
+        assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
+        assert 1.5 <= slow.seconds <= time.monotonic() - started
+    finally:
+        await sandbox.close()
+    inspected, run, killed = [json.loads(line) for line in (docker / "asked.jsonl").read_text().splitlines()]
+    assert inspected == ["inspect", "example/repository:1"]
+    name = run[run.index("--name") + 1]
+    assert {"--rm", "--network=none", "--memory=2g"} <= set(run[: run.index("--name")])
+    assert run[run.index("--name") + 2] == "example/repository:1"
+    assert killed == ["kill", name]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((docker / f"{name}.pid").read_text()), 0)
+
+
+def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
+    program = docker / "docker"
+    program.write_text(program.read_text().replace("os.execvp", "sys.exit('no such image') #"))
+
+    async def start() -> None:
+        sandbox = opened(docker)
+        try:
+            await sandbox.start()
+        finally:
+            await sandbox.close()
+
+    with pytest.raises(SandboxError, match=r"(?s)sandbox\.backend=docker did not start.*no such image"):
+        asyncio.run(start())
+
+
+def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RefusedError(Exception):
+        """As Modal's, which derives from no error of Python's own."""
+
+    def refuse(**arguments: object) -> None:
+        raise RefusedError("Token missing")
+
+    monkeypatch.setitem(swe_rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
+    with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*Token missing"):
+        open_sandbox(SandboxOptions(backend="modal"), image="example/repository:1", directory=None)

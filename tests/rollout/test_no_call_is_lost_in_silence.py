@@ -49,6 +49,8 @@ OTHER_FORMATS = {
         '<atem:function_calls>\n<atem:invoke name="shell">{"command": "ls"}</atem:invoke>',
     ),
     "without tags": ("run " + NAME + " with " + ARGUMENTS, 'run shell with {"command": "ls"}'),
+    # As LFM2's of old: it shows the tools, and leaves earlier calls out.
+    "of no call": ("", "<|tool_call_start|>[shell(command='ls')]<|tool_call_end|>"),
 }
 
 
@@ -177,17 +179,13 @@ def test_a_call_in_another_familys_form_does_not_run_without_arguments(form: str
     assert reading.content == (turn if form != "harmony" else '"ls"')
 
 
-def test_calls_of_mistral_need_no_mark_of_arguments() -> None:
-    assert found(read("mistral", '[TOOL_CALLS]shell{"command": "ls"}')) == MEANT
-
-
-@pytest.mark.parametrize("form", ["qwen3_coder"])
 @pytest.mark.parametrize("calls", [MEANT, [("shell", {})], [*MEANT, *MEANT]], ids=["one", "no arguments", "two"])
-def test_a_whole_xml_call_needs_no_last_tag(form: str, calls: list[Any]) -> None:
-    turn = WRITERS[form][1](calls)
+def test_a_whole_call_needs_no_last_tag_and_none_of_arguments(calls: list[Any]) -> None:
+    turn = WRITERS["qwen3_coder"][1](calls)
     for kept in (turn.removesuffix("</tool_call>"), turn[:-4], turn.replace("</tool_call>", "")):
-        reading = read(form, kept)
+        reading = read("qwen3_coder", kept)
         assert (found(reading), reading.content, reading.fault) == (calls, "", None)
+    assert found(read("mistral", WRITERS["mistral"][1](calls).replace("[ARGS]", ""))) == calls
 
 
 def test_an_engine_that_drops_arguments_is_refused_and_one_in_reasoning_counts() -> None:
@@ -207,31 +205,20 @@ def test_an_engine_that_drops_arguments_is_refused_and_one_in_reasoning_counts()
     assert (found(reading), reading.reasoning, reading.fault) == (MEANT, "why ", "in_reasoning")
 
 
-def tokenizer_that_writes(call: str) -> Any:
-    tokenizer = build_tokenizer(CALLING_TEMPLATE.replace("CALL", call))
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
-    return tokenizer
-
-
 @pytest.mark.parametrize("family", OTHER_FORMATS)
 def test_a_template_that_no_dialect_reads_is_told_at_start_and_its_calls_count(
     family: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     template, turn = OTHER_FORMATS[family]
-    scene = Scene(tokenizer_that_writes(template), tools=(SHELL,))
-    assert "which dialect='hermes' does not read" in caplog.text
+    tokenizer = build_tokenizer(CALLING_TEMPLATE.replace("CALL", template))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
+    scene = Scene(tokenizer, tools=(SHELL,))
+    told = "which dialect='hermes' does not read" if template else "writes a tool call as nothing"
+    assert told in caplog.text
     message = scene.answer([user("go")], turn)
     assert (message.content, message.tool_calls) == (turn, ())
     scene.answer([user("hello")], "I call nothing.")
     assert scene.recorder.drift_report().unread == {0: "other_format"}
-
-
-def test_a_template_that_writes_no_call_counts_by_its_control_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    """As LFM2's: it shows the tools, and leaves earlier calls out."""
-    scene = Scene(tokenizer_that_writes(""), tools=(SHELL,))
-    assert "writes a tool call as nothing" in caplog.text
-    scene.answer([user("go")], OTHER_FORMATS["lfm2"][1])
-    assert list(scene.recorder.drift_report().unread.values()) == ["other_format"]
 
 
 @pytest.mark.parametrize("template", [None, CHATML, CALLING_TEMPLATE.replace("CALL", HERMES_CALL)])
@@ -243,20 +230,18 @@ def test_other_templates_are_not_judged(template: str | None, caplog: pytest.Log
     assert "does not read" not in caplog.text
 
 
-@pytest.mark.parametrize("end", ["<|endoftext|>", "<|im_start|>"])
-def test_a_turn_that_ends_with_another_token_branches_with_a_cause(end: str) -> None:
-    scene = Scene(build_tokenizer())
+@pytest.mark.parametrize(
+    ("end", "causes"),
+    [("<|endoftext|>", {0: "other_end"}), ("<|im_start|>", {0: "other_end"}), ("<|im_end|>", {}), ("", {})],
+)
+def test_a_turn_that_ends_with_another_token_branches_with_a_cause(
+    tiny: SimpleNamespace, end: str, causes: dict[int, str]
+) -> None:
+    scene = Scene(tiny.tokenizer)
     answer = scene.answer([user("go")], "It is done.", end=end)
     for _ in range(2):
         scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert scene.recorder.drift_report().branch_causes == {0: "other_end"}
-
-
-def test_a_turn_that_ends_as_the_template_does_or_at_a_limit_has_no_cause() -> None:
-    scene = Scene(build_tokenizer())
-    answer = scene.answer([user("go")], "It is done.")
-    scene.prompt(user("go"), ChatMessage(role="assistant", content=answer.content), user("more"))
-    assert scene.recorder.drift_report().branch_causes == {}
+    assert scene.recorder.drift_report().branch_causes == causes
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), 0.5])

@@ -9,38 +9,36 @@ from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.branching.policies import Cut, Node, SessionNodes, entropy, fixed, tail, turns, within_budget
 
 
-def session(number: int, *lengths: int, reward: float = 0.0, entropies: tuple[float, ...] = ()) -> SessionNodes:
-    """A first session whose calls generated so many tokens, each after a tool's result but the first."""
-    starts = [sum(lengths[:turn]) for turn in range(len(lengths))]
+def session(
+    number: int,
+    *lengths: int,
+    reward: float = 0.0,
+    entropies: tuple[float, ...] = (),
+    parent: int | None = None,
+    cut: int | None = None,
+    turn: int = 0,
+) -> SessionNodes:
+    """A session whose calls generated so many tokens, each after a tool's result but the first of all.
+
+    A branch has calls of its own from the turn of the cut on.
+    """
+    starts = [(cut or 0) + sum(lengths[:index]) for index in range(len(lengths))]
     nodes = tuple(
         Node(
             start=start,
             end=start + length,
-            turn=turn,
-            entropy=entropies[turn] if entropies else None,
-            after_tool=turn > 0,
+            turn=turn + index,
+            entropy=entropies[index] if entropies else None,
+            after_tool=parent is not None or index > 0,
         )
-        for turn, (start, length) in enumerate(zip(starts, lengths, strict=True))
+        for index, (start, length) in enumerate(zip(starts, lengths, strict=True))
     )
-    return SessionNodes(session=number, reward=reward, tokens=sum(lengths), turns=len(lengths), nodes=nodes)
+    tokens, turns_ = (cut or 0) + sum(lengths), turn + len(lengths)
+    return SessionNodes(session=number, reward=reward, tokens=tokens, turns=turns_, nodes=nodes, parent=parent, cut=cut)
 
 
 def branch(number: int, parent: int, cut: int, *lengths: int, turn: int, reward: float = 0.0) -> SessionNodes:
-    """A branch whose own calls, from the turn of the cut on, generated so many tokens."""
-    starts = [cut + sum(lengths[:index]) for index in range(len(lengths))]
-    nodes = tuple(
-        Node(start=start, end=start + length, turn=turn + index, after_tool=True)
-        for index, (start, length) in enumerate(zip(starts, lengths, strict=True))
-    )
-    return SessionNodes(
-        session=number,
-        reward=reward,
-        tokens=cut + sum(lengths),
-        turns=turn + len(lengths),
-        nodes=nodes,
-        parent=parent,
-        cut=cut,
-    )
+    return session(number, *lengths, reward=reward, parent=parent, cut=cut, turn=turn)
 
 
 def places(cuts: list[Cut]) -> list[tuple[int, int, int]]:

@@ -1,7 +1,6 @@
 """The native agent's switches, each with the exact rows it must leave; log-probs are checked against the model."""
 
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from gateway_harness import TinyModel, build_tokenizer
@@ -17,7 +16,7 @@ END = "<|im_end|>"
 
 
 async def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNamespace) -> None:
-    done, record, trained = await play(tiny, by_turn(BOTH, COPY, DONE), ReActOptions())
+    done, record, trained = await play(tiny, by_turn(BOTH, COPY, DONE))
     assert (done.status, done.reward, done.outcome.answer) == ("completed", 1.0, "done")
     assert trained == [BOTH + END + COPY + END + DONE + END]
     text = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
@@ -50,13 +49,12 @@ async def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleN
     assert (done.status, done.reward) == ("completed", 1.0)
     by_agent = {name: [c for c in record.calls if c.agent == name] for name in ("main", "sub-1", "sub-2")}
     assert [len(calls) for calls in by_agent.values()] == [3, 2, 2]
+    said = {letter: shell(f"cat {letter}.txt") for letter in "ab"}
     assert sorted(trained) == sorted(
         [
             delegating + END + COPY + END + DONE + END,
-            *(
-                thinking("look", shell(f"cat {letter}.txt")) + END + thinking("ok", f"it says {word}") + END
-                for letter, word in (("a", "alpha"), ("b", "beta"))
-            ),
+            thinking("look", said["a"]) + END + thinking("ok", "it says alpha") + END,
+            thinking("look", said["b"]) + END + thinking("ok", "it says beta") + END,
         ]
     )
     main = tiny.tokenizer.decode(by_agent["main"][1].prompt_ids)
@@ -92,11 +90,8 @@ async def test_stripped_reasoning_makes_every_turn_a_branch_and_kept_reasoning_n
     assert trained == [thinking("look", shell("cat a.txt")) + END, COPY + END, DONE + END]
     kept_done, _, kept = await play(tiny, script, ReActOptions(think="keep"), reasoning="inline")
     assert kept_done.reward == 1.0 and len(kept) == 1
-
-
-async def test_stripping_needs_the_reasoning_inside_the_text(tiny: SimpleNamespace) -> None:
-    done, _, _ = await play(tiny, by_turn(COPY, DONE), ReActOptions(think="strip"))
-    assert done.status == "agent_failed" and "reasoning=inline" in done.detail
+    apart, _, _ = await play(tiny, script, ReActOptions(think="strip"))
+    assert apart.status == "agent_failed" and "reasoning=inline" in apart.detail
 
 
 async def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) -> None:
@@ -187,23 +182,18 @@ async def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_sco
     assert (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
 
 
-async def test_a_command_that_no_shell_reads_is_answered_and_the_session_is_scored(tiny: SimpleNamespace) -> None:
-    class Answering(ShellEnvironment):
-        answers: ClassVar[list[str]] = []
-
-        async def call(self, call: ToolCall) -> str:
-            Answering.answers.append(await super().call(call))
-            return "answered"
-
-    done, _, _ = await play(tiny, by_turn(call("shell", command="echo \0"), "done"), environment=Answering(HERE))
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (call("fly", command="echo ok"), "error: unknown tool 'fly'; the only tool is shell"),
+        (call("shell", command="echo \0"), "[exit 126]"),
+    ],
+)
+async def test_a_tool_or_command_that_is_none_is_answered(tiny: SimpleNamespace, asked: str, said: str) -> None:
+    done, record, _ = await play(tiny, by_turn(asked, "sorry"))
     assert (done.status, done.reward) == ("completed", 0.0), done
-    assert Answering.answers and "[exit 126]" in Answering.answers[0]
-
-
-async def test_an_unknown_tool_is_answered_with_the_known_ones(tiny: SimpleNamespace) -> None:
-    done, record, _ = await play(tiny, by_turn(call("fly", command="echo ok"), "sorry"))
     assert (done.outcome.answer, done.outcome.malformed_calls) == ("sorry", 0)
-    assert "error: unknown tool 'fly'; the only tool is shell" in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+    assert said in tiny.tokenizer.decode(record.calls[1].prompt_ids)
 
 
 async def test_long_results_are_cut_in_the_middle(tiny: SimpleNamespace) -> None:

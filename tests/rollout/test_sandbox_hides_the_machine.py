@@ -1,4 +1,4 @@
-"""Commands really run, and what they must not do they cannot do."""
+"""Commands really run, and what they must not do they cannot do. A mistake is answered, and the session goes on."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 @pytest.fixture(params=BOTH)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[SandboxFolder]:
-    limits = Limits(timeout_seconds=15, cpu_seconds=1, output_bytes=2000, file_bytes=1 << 20, processes=12)
+    limits = Limits(timeout_seconds=30, cpu_seconds=1, output_bytes=400_000, file_bytes=1 << 20, processes=12)
     with closing(
         SandboxFolder({"a.txt": "alpha\n", "sub/b.txt": "beta\n"}, limits=limits, unconfined=request.param)
     ) as made:
@@ -97,3 +97,38 @@ def test_the_commands_user_has_a_name_and_no_account_of_the_machine_shows() -> N
             assert sandbox.run(f"git init -q . && {commit} && git log --format=%s").output == "empty\n"
         if shutil.which("node", path=SEARCH_PATH):
             assert sandbox.run("node -p 'os.userInfo().username'").output == "agent\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("echo a\0b", "NUL"), ("echo \ud800", "UTF-8"), ("echo \udc80", "UTF-8")],
+    ids=["NUL", "surrogate", "escaped byte"],
+)
+def test_a_command_that_no_shell_can_read_is_refused(sandbox: SandboxFolder, command: str, said: str) -> None:
+    result = sandbox.run(command)
+    assert said in result.output and result.exit_code == 126
+    result.output.encode("utf-8")
+    assert sandbox.run("cat a.txt").output == "alpha\n"
+
+
+@pytest.mark.parametrize("size", [119_990, 131_072, 140_000, 300_000])
+def test_a_long_command_runs_as_written(sandbox: SandboxFolder, size: int) -> None:
+    text = "é" * (size // 2)
+    result = sandbox.run(f"cat a.txt; printf %s {text}; exit 3")
+    assert (result.output, result.exit_code) == (f"alpha\n{text}", 3)
+    # It cannot be altered while it runs, and standard input stays empty.
+    change = "for fd in /proc/self/fd/* /proc/$$/fd/*; do echo 'echo altered' 2>/dev/null >> $fd; done; cat; echo end"
+    assert sandbox.run(f"{change} # {text}\necho last").output.endswith("end\nlast\n")
+
+
+@pytest.mark.parametrize("change", ["chmod 0 .", "chmod 444 .", "chmod -R a-rwx .", "chmod 7777 ."])
+def test_a_locked_directory_is_opened_again(sandbox: SandboxFolder, change: str) -> None:
+    sandbox.run(change)
+    assert sandbox.run("touch b; ls b").output == "b\n"
+    sandbox.write("c.txt", "gamma")
+    assert sandbox.read("c.txt") == "gamma"
+
+
+def test_a_directory_that_is_empty_or_full_of_links_still_works(sandbox: SandboxFolder) -> None:
+    assert sandbox.run("rm -rf ./* ; rmdir ../workspace; ln -s . a; ln -s a b; echo on").output.endswith("on\n")
+    assert sandbox.run("echo x > new; cat new").output == "x\n"

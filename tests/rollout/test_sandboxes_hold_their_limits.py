@@ -6,16 +6,13 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_processes import wait_until_gone
+from live_processes import wait_for, wait_until_gone
 from sandboxes_here import BOTH, HERE
 
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment
@@ -39,17 +36,14 @@ def server() -> Iterator[dict[str, Any]]:
     program = Path(sys.executable).with_name("swerex-remote")
     command = [program, "--auth-token", token, "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1)
-                break
-            except urllib.error.HTTPError:
-                break
-            except OSError:
-                assert process.poll() is None
-                time.sleep(0.1)
+        wait_for(answers)
         yield {"host": "http://127.0.0.1", "port": port, "auth_token": token, "timeout": 5.0}
     finally:
         process.kill()

@@ -65,10 +65,7 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(unconfined: bool) -> Non
 
 def test_the_next_process_that_needs_a_sandbox_sweeps(temporary: Path) -> None:
     left = subprocess.run(
-        [sys.executable, "-c", f"{OWN}\nprint(OwnedFolder('x').path)"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", f"{OWN}\nprint(OwnedFolder('x').path)"], capture_output=True, text=True, check=True
     ).stdout.strip()
     assert Path(left).is_dir()
     program = "from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder\nSandboxFolder().close()"

@@ -58,11 +58,7 @@ KINDS = (*COMMANDS, "invalid json", *SERVER_FAULTS)
 KINDS_OF_SESSIONS = [KINDS[number % len(KINDS)] for number in range(SESSIONS)]
 ENDS = defaultdict(
     lambda: ("completed", 1.0),
-    {
-        "dead sandbox": ("sandbox_died", 0.0),
-        "500 for ever": ("agent_failed", 0.0),
-        "hanging model": ("timed_out", 0.0),
-    },
+    {"dead sandbox": ("sandbox_died", 0.0), "500 for ever": ("agent_failed", 0.0), "hanging model": ("timed_out", 0.0)},
 )
 READS: Mapping[str, str] = {
     "ten megabytes": "[output cut]",

@@ -1,6 +1,7 @@
 """Laws of cutting a session into rows."""
 
 import pytest
+from gateway_harness import generated_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,15 +74,6 @@ def sessions(draw: st.DrawFn) -> list[ModelCall]:
         cut = draw(st.integers(1, len(context)))
         calls.append(call(context[:cut] + draw(tokens), draw(tokens)))
     return calls
-
-
-def generated_edges(calls: list[ModelCall]) -> dict[tuple[tuple[int, ...], int], float]:
-    edges = {}
-    for one in calls:
-        sequence = one.prompt_ids + one.response_ids
-        for position in range(len(one.prompt_ids), len(sequence)):
-            edges[sequence[:position], sequence[position]] = one.log_probs[position - len(one.prompt_ids)]
-    return edges
 
 
 def row_edges(row: Row) -> list[tuple[tuple[int, ...], int, int, float]]:

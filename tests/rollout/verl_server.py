@@ -11,6 +11,7 @@ from typing import Any
 
 import anthropic
 import openai
+import torch
 
 CONTEXT_TOKENS = 700
 VERSION = 7
@@ -141,3 +142,57 @@ def ask(
             return SimpleNamespace(result=result, record=await gateway.close_session(session), seen=witness.seen)
 
     return asyncio.run(run())
+
+
+async def branching_talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic) -> dict[str, Any]:
+    """Five ways to ask, three of which go on from an answer: a session that branches. Returns what was said."""
+    options: dict[str, Any] = {"model": "m", "max_tokens": 40}
+    opening = [user("every unique token of the forest stands once, and a row reads its own path from root to leaf")]
+    whole = (await chat.chat.completions.create(messages=opening, logprobs=True, **options)).choices[0]
+    turn = [*opening, whole.message.model_dump()]
+    chunks = await chat.chat.completions.create(messages=[*turn, user("and its segments?")], stream=True, **options)
+    streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+    several = await chat.chat.completions.create(messages=opening, n=2, **options)
+    back = [*opening, {"role": "assistant", "content": whole.message.content}, user("what does a tool return?")]
+    answer = text_of(await messages.messages.create(messages=back, **options))
+    back += [{"role": "assistant", "content": answer}, user("go on")]
+    async with messages.messages.stream(messages=back, **options) as events:
+        async for _event in events:
+            pass
+    return {
+        "openai": whole.message.content or "",
+        "openai tokens": [(token.token, token.logprob) for token in whole.logprobs.content],
+        "openai stream": streamed,
+        **{f"openai n {choice.index}": choice.message.content or "" for choice in several.choices},
+        "anthropic": answer,
+        "anthropic stream": text_of(await events.get_final_message()),
+    }
+
+
+def text_of(answer: anthropic.types.Message) -> str:
+    return "".join(block.text for block in answer.content if block.type == "text")
+
+
+def check_calls(talked: SimpleNamespace) -> None:
+    """All six calls are recorded as the server was asked and answered, with the version of its weights."""
+    calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in talked.record.calls}
+    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in talked.seen}
+    assert len(calls) == 6
+    assert all(call.log_probs is not None and call.response_ids for call in talked.record.calls)
+    assert {(call.min_version, call.max_version) for call in talked.record.calls} == {(VERSION, VERSION)}
+    log_probs = tuple(log_prob for _, log_prob in talked.result["openai tokens"])
+    assert log_probs == talked.seen[0].log_probs
+
+
+def hugging_face(served: SimpleNamespace) -> Any:
+    """The served model, computed by transformers."""
+    from transformers import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
+
+
+def check_rows(served: SimpleNamespace, record: Any) -> None:
+    """Rows train what was generated and nothing else, with the log-probs that transformers computes."""
+    from gateway_harness import check_record
+
+    check_record(SimpleNamespace(model=hugging_face(served)), record)

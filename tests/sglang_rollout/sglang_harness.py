@@ -1,12 +1,12 @@
 """SGLang as verl starts it, on a CPU, and the settings of that which the tests share."""
 
-import os
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / folder) for folder in ("rollout", "verl_plugin", "vllm_rollout")]
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("rollout", "verl_plugin", "vllm_rollout"))
+
+import vllm_harness
 
 ENGINE = {
     "device": "cpu",
@@ -22,22 +22,8 @@ ENGINE = {
 """rollout.engine_kwargs.sglang: arguments of SGLang's server that verl passes on."""
 ROLLOUT_OVERRIDES = (
     "actor_rollout_ref.rollout.name=sglang",
-    "actor_rollout_ref.rollout.dtype=float32",
-    "actor_rollout_ref.rollout.enforce_eager=true",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    "actor_rollout_ref.rollout.calculate_log_probs=true",
-    "actor_rollout_ref.rollout.free_cache_engine=false",
+    *vllm_harness.ON_A_CPU,
     *(f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in ENGINE.items()),
 )
-
-
-def environment() -> Mapping[str, str]:
-    """What every process of a run with SGLang on a CPU needs."""
-    return {
-        # As in this process, which may have started Ray's parts already.
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-    }
+environment = partial(vllm_harness.environment, SGLANG_USE_CPU_ENGINE="1")
+"""What every process of a run with SGLang on a CPU needs."""

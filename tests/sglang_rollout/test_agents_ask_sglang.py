@@ -4,122 +4,51 @@ SGLang draws anew in every run: it heeds a seed only with attention kernels of C
 """
 
 import asyncio
-from dataclasses import replace
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
-import numpy as np
 import openai
 import pytest
-import torch
-from verl_server import CONTEXT_TOKENS, VERSION, ask, backend, user
-from vllm_harness import LOG_PROB_TOLERANCE, engine_log_probs
+from verl_server import CONTEXT_TOKENS, ask, backend, branching_talk, check_calls, check_rows, hugging_face, user
+from vllm_harness import (
+    LOG_PROB_TOLERANCE,
+    check_a_foreign_token_shows,
+    check_agreement,
+    engine_log_probs,
+    trained_differences,
+)
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.transcript import Row, rows_of_calls
-from tree_rl.tree.forest import Forest
+from tree_rl.rollout.transcript import rows_of_calls
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def conversation(served: SimpleNamespace) -> SimpleNamespace:
-    """Five ways to ask, three of which go on from an answer: a session that branches."""
-
-    async def talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic) -> dict[str, Any]:
-        options: dict[str, Any] = {"model": "m", "max_tokens": 40}
-        opening = [user("every unique token of the forest stands once")]
-        whole = (await chat.chat.completions.create(messages=opening, logprobs=True, **options)).choices[0]
-        turn = [*opening, whole.message.model_dump()]
-        chunks = await chat.chat.completions.create(messages=[*turn, user("and its segments?")], stream=True, **options)
-        streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
-        several = await chat.chat.completions.create(messages=opening, n=2, **options)
-        back = [*opening, {"role": "assistant", "content": whole.message.content}, user("what does a tool return?")]
-        answer = text_of(await messages.messages.create(messages=back, **options))
-        back += [{"role": "assistant", "content": answer}, user("go on")]
-        async with messages.messages.stream(messages=back, **options) as events:
-            async for _event in events:
-                pass
-        return {
-            "openai": whole.message.content or "",
-            "openai log-probs": tuple(token.logprob for token in whole.logprobs.content),
-            "openai stream": streamed,
-            **{f"openai n {choice.index}": choice.message.content or "" for choice in several.choices},
-            "anthropic": answer,
-            "anthropic stream": text_of(await events.get_final_message()),
-        }
-
-    return ask(served, talk)
-
-
-def text_of(answer: anthropic.types.Message) -> str:
-    """What an answer says."""
-    return "".join(block.text for block in answer.content if block.type == "text")
+    return ask(served, branching_talk)
 
 
 def test_recorded_calls_are_what_sglang_was_asked_and_answered(
     served: SimpleNamespace, conversation: SimpleNamespace
 ) -> None:
-    calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in conversation.record.calls}
-    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in conversation.seen}
-    assert len(calls) == 6
-    said = conversation.result
-    assert said.pop("openai log-probs") == conversation.seen[0].log_probs
-    assert len(said) == 6
+    check_calls(conversation)
+    said = {text for name, text in conversation.result.items() if name != "openai tokens"}
     # What is between thinking tags or the like reaches the agent apart from the text.
     markup = set(served.tokenizer.added_tokens_decoder) - {served.tokenizer.eos_token_id}
     plain = [one.token_ids for one in conversation.seen if markup.isdisjoint(one.token_ids)]
-    assert plain and {served.tokenizer.decode(ids).removesuffix("<|im_end|>") for ids in plain} <= set(said.values())
-    assert all(call.log_probs is not None and call.response_ids for call in conversation.record.calls)
-
-
-def test_every_call_carries_the_version_of_the_weights(conversation: SimpleNamespace) -> None:
-    assert {(call.min_version, call.max_version) for call in conversation.record.calls} == {(VERSION, VERSION)}
-
-
-def hugging_face(served: SimpleNamespace) -> Any:
-    """The served model, computed by transformers."""
-    from transformers import Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
+    assert plain and {served.tokenizer.decode(ids).removesuffix("<|im_end|>") for ids in plain} <= said
 
 
 def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
-    from gateway_harness import check_record
-
-    check_record(SimpleNamespace(model=hugging_face(served)), conversation.record)
+    check_rows(served, conversation.record)
 
 
-def trained_differences(row: Row, replayed: list[float]) -> list[float]:
-    """How far the log-prob that each trained token was drawn with is from another computation of it."""
-    assert row.response_log_probs is not None
-    pairs = zip(row.response_mask, row.response_log_probs, replayed, strict=True)
-    return [abs(drawn - again) for mask, drawn, again in pairs if mask]
-
-
-def test_the_tree_engine_agrees_with_sglang_on_every_trained_token(
+def test_the_tree_engine_agrees_with_sglang_on_every_trained_token_and_notices_a_foreign_one(
     served: SimpleNamespace, conversation: SimpleNamespace
 ) -> None:
-    rows = rows_of_calls(conversation.record.calls)
-    forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
-    assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
-    again = engine_log_probs(served, rows)
-    differences = [trained_differences(row, replayed) for row, replayed in zip(rows, again, strict=True)]
-    trained, worst = sum(map(len, differences)), max(map(max, differences))
-    print(f"\n{trained} trained tokens in {len(rows)} rows, largest difference of log-probs {worst:.2e}")
-    assert trained >= 150
-    assert worst < LOG_PROB_TOLERANCE
-
-
-def test_the_agreement_notices_one_foreign_token(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
-    row = rows_of_calls(conversation.record.calls)[0]
-    foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
-    changed = replace(row, response_ids=(*row.response_ids[:3], foreign, *row.response_ids[4:]))
-    differences = trained_differences(changed, *engine_log_probs(served, [changed]))
-    assert max(differences[:3]) < LOG_PROB_TOLERANCE
-    assert median(differences[3:30]) > 100 * LOG_PROB_TOLERANCE
+    check_agreement(served, conversation.record.calls)
+    check_a_foreign_token_shows(served, conversation.record.calls)
 
 
 def test_log_probs_are_those_at_the_temperature_of_the_draw(served: SimpleNamespace) -> None:

@@ -1,13 +1,16 @@
 """Jobs of verl whose rollouts a real engine draws: an agent that asks it, runs of the recipe, and what they leave."""
 
+import json
 import os
 import re
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm_harness import environment
+from vllm_harness import environment, save_model
 
 AGREEMENT = 1e-5
 STALE = 1e-2
@@ -73,3 +76,38 @@ def trained_probabilities(model: Path, rows: list[dict[str, Any]]) -> torch.Tens
             scores = torch.softmax(policy(ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0]
         found.append(scores[-len(row["response_ids"]) :][torch.tensor(row["response_mask"]).bool()])
     return torch.cat(found)
+
+
+def check_that_the_second_step_samples_anew(
+    tmp_path: Path, overrides: Sequence[str], **variables: str
+) -> tuple[str, list[dict[str, Any]]]:
+    """Two steps of verl's `main_ppo` whose rollouts have the probabilities of the trainer's weights of their step.
+
+    Args:
+        tmp_path: for the model and what the job leaves.
+        overrides: which engine draws, and how.
+        variables: of the job's environment.
+
+    Returns:
+        The log, and the rows.
+    """
+    import toy_qwen
+
+    (tmp_path / "asking_agent.py").write_text(AGENT)
+    model = save_model(tmp_path / "model", toy_qwen.build_tokenizer())
+    given = toy_qwen.gateway_overrides(tmp_path, str(model), "asking_agent.AskingAgent")
+    log = run([sys.executable, "-m", "verl.trainer.main_ppo", *given, *overrides, *LARGE_STEPS], tmp_path, **variables)
+    differences = figures(log, "training/rollout_probs_diff_max")
+    print("\nlargest difference of probabilities, rollout against trainer, by step:", differences)
+    assert len(differences) == 2 and max(differences) < AGREEMENT
+    assert max(figures(log, "tree/self_check_error")) < 1e-4
+
+    dumped = "".join(path.read_text() for path in (tmp_path / "trees").glob("train-*.jsonl"))
+    rows = [json.loads(line) for line in dumped.splitlines()]
+    assert len({(row["step"], row["uid"], row["session"]) for row in rows}) == 2 * 4 * 3
+    second = [row for row in rows if row["step"] == 2]
+    after_step = next((tmp_path / "out").glob("global_step_1/**/huggingface"))
+    moved = float((trained_probabilities(model, second) - trained_probabilities(after_step, second)).abs().max())
+    print("largest difference of probabilities, first step's policy against the second's:", moved)
+    assert moved > STALE, "the first step must move the policy far enough for stale weights to show"
+    return log, rows

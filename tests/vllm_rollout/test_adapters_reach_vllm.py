@@ -32,7 +32,6 @@ LORA = (
 
 
 def job(folder: Path, *overrides: str, fails: bool) -> str:
-    """Run a job of agents that ask vLLM; return its log."""
     import toy_qwen
 
     (folder / "asking_agent.py").write_text(AGENT)

@@ -1,109 +1,42 @@
 """Real SDK clients, the gateway, verl's client and vLLM: what is recorded is what vLLM generated, and trains."""
 
 import time
-from dataclasses import replace
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
-import numpy as np
 import openai
 import pytest
-import torch
-from verl_server import CONTEXT_TOKENS, VERSION, ask, user
-from vllm_harness import LOG_PROB_TOLERANCE, engine_log_probs
-
-from tree_rl.rollout.transcript import rows_of_calls
-from tree_rl.tree.forest import Forest
+from verl_server import CONTEXT_TOKENS, ask, branching_talk, check_calls, check_rows, user
+from vllm_harness import check_a_foreign_token_shows, check_agreement
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def conversation(served: SimpleNamespace) -> SimpleNamespace:
-    """Five ways to ask, three of which go on from an answer: a session that branches."""
-
-    async def talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnthropic) -> dict[str, str]:
-        said = {}
-        opening = [user("every unique token of the forest stands once, and a row reads its own path from root to leaf")]
-        options: dict[str, Any] = {"model": "m", "max_tokens": 40}
-        whole = await chat.chat.completions.create(messages=opening, logprobs=True, **options)
-        said["openai"] = whole.choices[0].message.content or ""
-        said["openai tokens"] = "".join(token.token for token in whole.choices[0].logprobs.content)
-        more = [*opening, whole.choices[0].message.model_dump(), user("and its segments?")]
-        chunks = await chat.chat.completions.create(messages=more, stream=True, **options)
-        said["openai stream"] = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
-        several = await chat.chat.completions.create(messages=opening, n=2, **options)
-        said |= {f"openai n {index}": choice.message.content or "" for index, choice in enumerate(several.choices)}
-        back = [*opening, {"role": "assistant", "content": said["openai"]}, user("what does a tool return?")]
-        answer = await messages.messages.create(messages=back, **options)
-        said["anthropic"] = "".join(block.text for block in answer.content if block.type == "text")
-        back += [{"role": "assistant", "content": said["anthropic"]}, user("go on")]
-        async with messages.messages.stream(messages=back, **options) as events:
-            async for _event in events:
-                pass
-        final = await events.get_final_message()
-        said["anthropic stream"] = "".join(block.text for block in final.content if block.type == "text")
-        return said
-
-    return ask(served, talk)
+    return ask(served, branching_talk)
 
 
 def test_recorded_calls_are_what_vllm_was_asked_and_answered(
     served: SimpleNamespace, conversation: SimpleNamespace
 ) -> None:
-    calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in conversation.record.calls}
-    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in conversation.seen}
-    assert len(calls) == 6
-    decode = served.tokenizer.decode
-    written = {decode(one.token_ids).replace("<|im_end|>", "") for one in conversation.seen}
-    said = conversation.result
-    assert {text for name, text in said.items() if name != "openai tokens"} <= written
-    assert said["openai tokens"].replace("<|im_end|>", "") == said["openai"]
-    assert all(call.log_probs is not None and call.response_ids for call in conversation.record.calls)
-
-
-def test_every_call_carries_the_version_of_the_weights(conversation: SimpleNamespace) -> None:
-    assert {(call.min_version, call.max_version) for call in conversation.record.calls} == {(VERSION, VERSION)}
+    check_calls(conversation)
+    said = dict(conversation.result)
+    tokens = "".join(token for token, _ in said.pop("openai tokens"))
+    assert tokens.replace("<|im_end|>", "") == said["openai"]
+    written = {served.tokenizer.decode(one.token_ids).replace("<|im_end|>", "") for one in conversation.seen}
+    assert set(said.values()) <= written
 
 
 def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
-    from gateway_harness import check_record
-    from transformers import Qwen3ForCausalLM
-
-    model = Qwen3ForCausalLM.from_pretrained(served.model, dtype=torch.float32).eval()
-    check_record(SimpleNamespace(model=model), conversation.record)
+    check_rows(served, conversation.record)
 
 
-def test_the_tree_engine_agrees_with_vllm_on_every_trained_token(
+def test_the_tree_engine_agrees_with_vllm_on_every_trained_token_and_notices_a_foreign_one(
     served: SimpleNamespace, conversation: SimpleNamespace
 ) -> None:
-    rows = rows_of_calls(conversation.record.calls)
-    forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
-    assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
-    trained, worst = 0, 0.0
-    for row, replayed in zip(rows, engine_log_probs(served, rows), strict=True):
-        assert row.response_log_probs is not None
-        for mask, drawn, again in zip(row.response_mask, row.response_log_probs, replayed, strict=True):
-            if mask:
-                trained += 1
-                worst = max(worst, abs(drawn - again))
-    print(f"\n{trained} trained tokens, largest difference of log-probs {worst:.2e}")
-    assert trained >= 150
-    assert worst < LOG_PROB_TOLERANCE
-
-
-def test_the_agreement_notices_one_foreign_token(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
-    row = rows_of_calls(conversation.record.calls)[0]
-    assert row.response_log_probs is not None
-    foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
-    changed = replace(row, response_ids=(*row.response_ids[:3], foreign, *row.response_ids[4:]))
-    (replayed,) = engine_log_probs(served, [changed])
-    differences = [abs(a - b) for a, b in zip(row.response_log_probs, replayed, strict=True)]
-    behind = [difference for difference, mask in zip(differences[3:30], row.response_mask[3:30], strict=True) if mask]
-    assert max(differences[:3]) < LOG_PROB_TOLERANCE
-    assert median(behind) > 100 * LOG_PROB_TOLERANCE
+    check_agreement(served, conversation.record.calls)
+    check_a_foreign_token_shows(served, conversation.record.calls)
 
 
 def test_turns_end_by_their_end_token_a_limit_or_a_stop_text(served: SimpleNamespace) -> None:

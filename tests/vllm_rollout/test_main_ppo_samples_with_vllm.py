@@ -1,14 +1,13 @@
 """verl's stock `main_ppo` on a CPU with rollouts by vLLM: agents branch, trees train, and vLLM gets the new weights."""
 
-import json
 import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_jobs import AGENT, AGREEMENT, LARGE_STEPS, STALE, figures, run, trained_probabilities
-from vllm_harness import ROLLOUT_OVERRIDES, save_model
+from engine_jobs import check_that_the_second_step_samples_anew, figures, run
+from vllm_harness import ROLLOUT_OVERRIDES
 
 from tree_rl.tree.forest import Forest
 
@@ -20,29 +19,7 @@ VOCABULARY = 2048
 
 
 def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_path: Path) -> None:
-    import toy_qwen
-
-    (tmp_path / "asking_agent.py").write_text(AGENT)
-    model = save_model(tmp_path / "model", toy_qwen.build_tokenizer())
-    overrides = toy_qwen.gateway_overrides(tmp_path, str(model), "asking_agent.AskingAgent")
-    overrides += [*ROLLOUT_OVERRIDES, *LARGE_STEPS]
-    log = run([sys.executable, "-m", "verl.trainer.main_ppo", *overrides], tmp_path)
-
-    differences = figures(log, "training/rollout_probs_diff_max")
-    print("\nlargest difference of probabilities, vLLM against the trainer, by step:", differences)
-    assert len(differences) == 2 and max(differences) < AGREEMENT
-    assert max(figures(log, "tree/self_check_error")) < 1e-4
-
-    dumped = "".join(path.read_text() for path in (tmp_path / "trees").glob("train-*.jsonl"))
-    rows = [json.loads(line) for line in dumped.splitlines()]
-    second = [row for row in rows if row["step"] == 2]
-    first_policy = trained_probabilities(model, second)
-    second_policy = trained_probabilities(next((tmp_path / "out").glob("global_step_1/**/huggingface")), second)
-    moved = float((first_policy - second_policy).abs().max())
-    print("largest difference of probabilities, first step's policy against the second's:", moved)
-    assert moved > STALE, "the first step must move the policy far enough for stale weights to show"
-
-    assert len({(row["step"], row["uid"], row["session"]) for row in rows}) == 2 * 4 * 3
+    _, rows = check_that_the_second_step_samples_anew(tmp_path, ROLLOUT_OVERRIDES)
     assert len(rows) >= 3 * 2 * 4 * 3
     for uid in {row["uid"] for row in rows}:
         group = [np.asarray(row["prompt_ids"] + row["response_ids"]) for row in rows if row["uid"] == uid]

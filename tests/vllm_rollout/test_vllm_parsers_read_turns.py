@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from dialect_writers import MARKUP, WRITERS, tools_for
+from gateway_harness import build_tokenizer
 
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
 
@@ -26,19 +28,12 @@ CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "types": [("edit", {"count": 5, "deep": {"a": [1, None, "x"]}, "exact": True, "share": 0.5, "text": "5"})],
     "lines": [("write", {"text": "def f():\n    return 'a \"b\"'\n", "path": "ü/中.py"})],
 }
-
-
-DIFFERENT = {
-    "mistral_list": ("mistral", "the whole list as the name and arguments of one call"),
-}
+DIFFERENT = {"mistral_list": ("mistral", "the whole list as the name and arguments of one call")}
 """How calls are written -> the parser that reads them otherwise, and how. Our own dialect reads them."""
 
 
 def tokenizer() -> Any:
     """With the control tokens that parsers look up."""
-    from dialect_writers import MARKUP
-    from gateway_harness import build_tokenizer
-
     made = build_tokenizer()
     marks = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>")
     deep = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>")
@@ -49,8 +44,6 @@ def tokenizer() -> Any:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("form", "parser"), [(form, parser) for form, names in PARSERS.items() for parser in names])
 def test_vllm_reads_what_we_read(form: str, parser: str, case: str) -> None:
-    from dialect_writers import WRITERS, tools_for
-
     name, write = WRITERS[form]
     calls = CASES[case]
     made = tokenizer()
@@ -65,8 +58,6 @@ def test_vllm_reads_what_we_read(form: str, parser: str, case: str) -> None:
 
 @pytest.mark.parametrize("form", DIFFERENT)
 def test_what_vllm_reads_otherwise_is_named(form: str) -> None:
-    from dialect_writers import WRITERS, tools_for
-
     name, write = WRITERS[form]
     calls = CASES["one"]
     made = tokenizer()
@@ -79,8 +70,6 @@ def test_what_vllm_reads_otherwise_is_named(form: str) -> None:
 
 @pytest.mark.parametrize("form", PARSERS)
 def test_a_cut_turn_never_raises(form: str) -> None:
-    from dialect_writers import WRITERS, tools_for
-
     calls = CASES["two"]
     made = tokenizer()
     engine = dialect_named(f"vllm:{PARSERS[form][0]}", template=made.chat_template, tokenizer=made)

@@ -2,27 +2,33 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+from tree_rl.tree.forest import Forest
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "rollout"), str(TESTS / "verl_plugin")]
 
-ROLLOUT_OVERRIDES = (
-    "actor_rollout_ref.rollout.name=vllm",
+ON_A_CPU = (
     "actor_rollout_ref.rollout.dtype=float32",
     "actor_rollout_ref.rollout.enforce_eager=true",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
     # A CPU has no memory of an accelerator to give back between rollout and update.
     "actor_rollout_ref.rollout.free_cache_engine=false",
-    "+actor_rollout_ref.rollout.enable_sleep_mode=false",
 )
+SLEEPLESS = "+actor_rollout_ref.rollout.enable_sleep_mode=false"
+ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *ON_A_CPU, SLEEPLESS)
 
 
 def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
@@ -57,7 +63,7 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
 
 
 def environment(**more: str) -> Mapping[str, str]:
-    """What every process of a run with vLLM on a CPU needs."""
+    """What every process of a run with an engine on a CPU needs."""
     return {
         # As in this process, which may have started Ray's parts already.
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
@@ -87,3 +93,33 @@ def engine_log_probs(served: SimpleNamespace, rows: list[Any]) -> list[list[floa
     with engine.eval_mode(disable_auto_offload=True):
         output = engine.infer_batch(data)["model_output"]["log_probs"]
     return [values.tolist() for values in response_from_nested(output, data["response_mask"]).unbind()]
+
+
+def trained_differences(row: Row, replayed: list[float]) -> list[float]:
+    """How far the log-prob that each trained token was drawn with is from another computation of it."""
+    assert row.response_log_probs is not None
+    pairs = zip(row.response_mask, row.response_log_probs, replayed, strict=True)
+    return [abs(drawn - again) for mask, drawn, again in pairs if mask]
+
+
+def check_agreement(served: SimpleNamespace, calls: Sequence[ModelCall]) -> None:
+    """The tree engine computes the log-probs of every trained token, and shares what the rows share."""
+    rows = rows_of_calls(calls)
+    forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
+    assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
+    again = engine_log_probs(served, rows)
+    differences = [trained_differences(row, replayed) for row, replayed in zip(rows, again, strict=True)]
+    trained, worst = sum(map(len, differences)), max(map(max, differences))
+    print(f"\n{trained} trained tokens in {len(rows)} rows, largest difference of log-probs {worst:.2e}")
+    assert trained >= 150
+    assert worst < LOG_PROB_TOLERANCE
+
+
+def check_a_foreign_token_shows(served: SimpleNamespace, calls: Sequence[ModelCall]) -> None:
+    """The agreement ends at a token that another took the place of."""
+    row = rows_of_calls(calls)[0]
+    foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
+    changed = replace(row, response_ids=(*row.response_ids[:3], foreign, *row.response_ids[4:]))
+    differences = trained_differences(changed, *engine_log_probs(served, [changed]))
+    assert max(differences[:3]) < LOG_PROB_TOLERANCE
+    assert median(differences[3:30]) > 100 * LOG_PROB_TOLERANCE
