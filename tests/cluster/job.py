@@ -140,6 +140,8 @@ def config(folder: Path) -> list[str]:
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=working_environment.WorkingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
+        # Measured times would decide which groups the ranks split.
+        "actor_rollout_ref.actor.fsdp_config.full_determinism=true",
         "trainer.v1.trainer_mode=tree_sync",
         "trainer.resume_mode=auto",
         f"trainer.save_freq={SAVE_FREQ}",

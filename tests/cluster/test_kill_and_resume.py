@@ -116,10 +116,10 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], sec
 
 
 def in_phase(folder: Path, kill: Kill, step: int) -> Callable[[], bool]:
-    """Whether the job is in the phase of a step."""
+    """Whether the job is in the phase of a step, in a rollout also of a later one: steps may end between two looks."""
 
     def rollout() -> bool:
-        return trained_step(folder) == step - 1 and bool(job.sandboxes(folder))
+        return trained_step(folder) >= step - 1 and bool(job.sandboxes(folder))
 
     def update() -> bool:
         texts = [path.read_text() for path in (folder / "trees").glob(f"train-step{step:06}-*.jsonl")]

@@ -47,7 +47,8 @@ def python_program(command: Command) -> dict[str, object]:
 
 
 def expanded(command: Command) -> list[str]:
-    """The words, with the shell variables that the same block sets; a loop's variables are 1."""
+    """The words, with the shell variables that the same page sets: a loop's by its first turn, others are 1."""
+    loops = dict(re.findall(r"\bfor (\w+) in ([\w.-]+)", (ROOT / command.document).read_text(encoding="utf-8")))
     values = {
         name: value
         for other in ALL
@@ -59,7 +60,7 @@ def expanded(command: Command) -> list[str]:
         if word.startswith("$") and word[1:] in values:
             words += shlex.split(values[word[1:]])
         else:
-            words.append(re.sub(r"\$(\w)\b", "1", word))
+            words.append(re.sub(r"\$(\w+)", lambda found: loops.get(found[1], "1"), word))
     return words
 
 

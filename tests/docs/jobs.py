@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -20,7 +21,10 @@ from tree_rl.verl_plugin.refusals.table import TABLE
 
 STAND_IN = """#!/bin/bash
 # Stands for python in a recipe's script: notes the arguments of a job, and makes what a program would write.
-if [[ $1 == -m ]]; then
+if [[ $1 == -m && $2 != *tree_rl* ]]; then
+    touch "$3/tasks.parquet"
+    set -- "" "$3/model"
+elif [[ $1 == -m ]]; then
     printf '%s\\0' "$@" >"$NOTED/$(ls "$NOTED" | wc -l)"
     for argument in "$@"; do
         case $argument in
@@ -84,8 +88,9 @@ def check_recipe(command: Command, folder: Path) -> None:
 def check_train(arguments: Sequence[str]) -> None:
     """Raises a ValueError as a job's driver would."""
     job = read_job(arguments, PROGRAM)
+    recipes = patch.object(sys, "path", [str(ROOT / "recipes"), *sys.path])
     # The reader's machine has the GPUs, packages and weights that the page asks for.
-    with patch.dict(TABLE, {Of.MACHINE: (), Of.MODEL_FILES: ()}):
+    with recipes, patch.dict(TABLE, {Of.MACHINE: (), Of.MODEL_FILES: ()}):
         assert checked(job.config, job.given), "the job trains on trees"
 
 

@@ -1,6 +1,6 @@
 """Random updates on trees against stock verl on rows alone: models, options, losses and layouts of ranks, in float32.
 
-    export PYTHONPATH=.:kernels:tests:tests/verl_plugin
+    export PYTHONPATH=.:kernels:tests
     python tests/verl_plugin/random_updates.py --seconds 600 --seed 1
     python tests/verl_plugin/random_updates.py --seconds 600 --seed 1 --ranks 4
 
