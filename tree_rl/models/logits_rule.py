@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
 from tree_rl.models.own_forwards import own_forward
+from tree_rl.models.stubs import stubbed
 
 TOLERANCE = 1e-12
 EXACT = torch.float64
@@ -73,7 +74,7 @@ def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -
     type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
     stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
-        with _stubbed(stubs), _visible_masks(model.config), torch.no_grad():
+        with stubbed(stubs), _visible_masks(model.config), torch.no_grad():
             output = model.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long),
                 position_ids=torch.arange(2)[None],
@@ -185,19 +186,3 @@ def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
     finally:
         for one, implementation in zip(configs, kept, strict=True):
             one._attn_implementation_internal = implementation
-
-
-@contextmanager
-def _stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Temporarily replace the forwards of modules."""
-    kept = {module: vars(module).get("forward") for module in stubs}
-    for module, forward in stubs.items():
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, was in kept.items():
-            if was is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = was

@@ -9,6 +9,7 @@ from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.logits_rule import find_logits_rule
 from tree_rl.models.recurrent.layers import KINDS, kind_of, readable_layer_types
+from tree_rl.models.stock_windows import find_stock_windows
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -119,7 +120,11 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     if settings.get("cross_attention_layers"):
         reasons.append("some of its layers attend to images alone (cross_attention_layers)")
-    return reasons + _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(settings, override)
+    reasons += _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(settings, override)
+    if reasons:
+        return reasons
+    windows = find_stock_windows(model)
+    return [windows] if isinstance(windows, str) else []
 
 
 def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
