@@ -9,6 +9,7 @@ from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.logits_rule import find_logits_rule
 from tree_rl.models.recurrent.layers import KINDS, kind_of, readable_layer_types
+from tree_rl.models.router_noise import noise_reasons
 from tree_rl.models.stock_windows import find_stock_windows
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -120,7 +121,7 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     if settings.get("cross_attention_layers"):
         reasons.append("some of its layers attend to images alone (cross_attention_layers)")
-    reasons += _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(settings, override)
+    reasons += _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(model, override)
     if reasons:
         return reasons
     windows = find_stock_windows(model)
@@ -149,14 +150,10 @@ def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
         return AutoModelForImageTextToText.from_config(critic.config)
 
 
-def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
+def _router_reasons(model: PreTrainedModel, override: str) -> list[str]:
     """Settings of Mixture-of-Experts routers that a tree does not support."""
-    reasons = []
-    jitters = {k: v for k, v in settings.items() if "jitter" in k and isinstance(v, int | float) and v > 0}
-    if jitters:
-        key, value = next(iter(jitters.items()))
-        reasons.append(f"{key}={value}: branches would share the routers' noise; set {override}.{key}=0")
-    if settings.get("output_router_logits"):
+    reasons = noise_reasons(model, override)
+    if model.config.to_dict().get("output_router_logits"):
         reasons.append(
             "the model's own router auxiliary loss counts unique tokens, not rows (and verl would drop it); set "
             f"{override}.output_router_logits=False, and tree.router_aux_loss_coef for the loss over rows"
