@@ -9,6 +9,7 @@ from float64_layers import float64_throughout
 from tiny_sizes import VOCAB
 from transformers import (
     DbrxConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     PhimoeConfig,
@@ -73,6 +74,19 @@ def test_length_dependent_rope_is_refused_by_name() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UnsupportedModelError, match="rope_type=dynamic"):
         check_model(build(LlamaConfig(**SIZES, rope_parameters=rope)))
+
+
+def test_queries_scaled_by_their_place_in_the_batch_are_refused() -> None:
+    config = Llama4TextConfig(
+        **SIZES,
+        num_local_experts=2,
+        intermediate_size_mlp=40,
+        layer_types=["full_attention"] * 2,
+        no_rope_layers=[1, 0],
+        attn_temperature_tuning=True,
+    )
+    with pytest.raises(UnsupportedModelError, match=r"model_type=llama4_text.*attn_temperature_tuning=True scales"):
+        check_model(build(config))
 
 
 def test_router_auxiliary_loss_is_refused_by_name() -> None:

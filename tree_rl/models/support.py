@@ -121,7 +121,7 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     if settings.get("cross_attention_layers"):
         reasons.append("some of its layers attend to images alone (cross_attention_layers)")
-    reasons += _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(model, override)
+    reasons += _position_reasons(model, settings) + dropout_reasons(whole) + _router_reasons(model, override)
     if reasons:
         return reasons
     windows = find_stock_windows(model)
@@ -179,11 +179,19 @@ def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
     return reasons
 
 
-def _rope_reasons(settings: dict[str, object]) -> list[str]:
+def _position_reasons(model: PreTrainedModel, settings: dict[str, object]) -> list[str]:
+    """Settings that depend on more than a token's position in its row."""
     kinds = [one.get("rope_type", one.get("type")) for one in _ropes(settings)]
-    return [
+    reasons = [
         f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE
     ]
+    tuned = [m for m in model.modules() if getattr(m, "attn_temperature_tuning", False)]
+    if any(not getattr(module, "use_rope", True) for module in tuned):
+        reasons.append(
+            "attn_temperature_tuning=True scales queries of layers without rotary positions by the number of tokens "
+            "before them in the batch; train on rows with model_type=language_model"
+        )
+    return reasons
 
 
 def _ropes(settings: dict[str, object]) -> list[dict[str, object]]:
