@@ -67,7 +67,9 @@ def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -
     head = model.get_output_embeddings()
     # Two tokens, of which the second is kept. Logits of both signs from 1/64 to 64, because a cap shows at large ones.
     column_V = torch.arange(head.out_features, dtype=EXACT)
-    known_11V = (((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6))[None, None]
+    known_V = ((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6)
+    # Every second of twice as many, so that `contiguous()` (OPT) returns another tensor and shows as an operation.
+    known_11V = known_V.repeat_interleave(2)[None, None, ::2]
     seen: list[tuple[int, ...]] = []
     accepted = inspect.signature(own_forward(type(model))).parameters if is_wrapper(model) else ()
     # Processors pass zeros for text; some models let tokens of other types look ahead.
