@@ -7,6 +7,7 @@ from wrapped_models import wrapped_config, wrapped_model
 READABLE = (
     *("qwen3_5", "qwen3_5_moe", "gemma3", "gemma4", "mistral3", "ministral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
     *("qwen3_vl_moe", "glm4v", "glm46v", "glm4v_moe", "llava", "internvl", "aya_vision", "idefics3", "lfm2_vl"),
+    *("llava_onevision", "got_ocr2"),
 )
 
 

@@ -129,6 +129,25 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "vision_config": {**VISION, "model_type": "clip_vision_model"},
         "image_token_index": 95,
     },
+    "llava_onevision": {
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": {**SIGLIP, "vision_use_head": False},
+        "image_token_index": 95,
+        "video_token_index": 96,
+    },
+    "got_ocr2": {
+        "text_config": {**TEXT, "model_type": "qwen2"},
+        "vision_config": {
+            **{key: VISION[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+            "image_size": 32,
+            "patch_size": 16,
+            "output_channels": 8,
+            "mlp_dim": 16,
+            "global_attn_indexes": [0],
+            "window_size": 2,
+        },
+        "image_token_index": 95,
+    },
     "internvl": {
         "text_config": {**TEXT, "model_type": "qwen3"},
         "vision_config": {**VISION, "image_size": [8, 8], "patch_size": [4, 4]},

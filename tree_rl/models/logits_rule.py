@@ -164,8 +164,8 @@ def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
     for mask in masks.values() if isinstance(masks, dict) else (masks,):
         if mask is not None and mask.ndim == 4 and not _is_causal(mask):
             raise _OtherTextError("tokens of a text see tokens behind them (its mask is not causal)")
-    # A wrapper may pass what the language model would compute from the tokens itself.
-    known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs")
+    # A wrapper may pass what the language model would compute from the tokens itself, and what only its head reads.
+    known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs", "logits_to_keep")
     others = [name for name, value in given.items() if isinstance(value, torch.Tensor) and name not in known]
     if others:
         raise _OtherTextError(f"it gives its language model {others[0]}, which rows of text do not have")
