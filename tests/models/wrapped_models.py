@@ -179,6 +179,17 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "audio_config": None,
         "image_token_id": 95,
     },
+    "kosmos-2.5": {
+        "text_config": {
+            "vocab_size": VOCAB,
+            "embed_dim": 32,
+            "layers": 2,
+            "attention_heads": 4,
+            "ffn_dim": 48,
+            **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0),
+        },
+        "vision_config": {**VISION, "head_dim": 8},
+    },
     "llama4": {
         "text_config": {**TEXT, "num_local_experts": 4, "intermediate_size_mlp": 48},
         "vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},

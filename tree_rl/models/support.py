@@ -27,6 +27,8 @@ RECURRENT_MIXERS = (
 """Suffixes of the class names of recurrent layers."""
 BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
 """Model types whose masks transformers builds without looking at positions."""
+COUNTS_FROM_PADDING = "create_position_ids_from_input_ids"
+"""Method of modules that count positions from `padding_idx` + 1 unless they are given (Kosmos-2.5)."""
 OWN_MASKS = {
     "index_topk": "a sparse indexer, which lets each token see some tokens only",
     "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
@@ -190,6 +192,11 @@ def _position_reasons(model: PreTrainedModel, settings: dict[str, object]) -> li
         reasons.append(
             "attn_temperature_tuning=True scales queries of layers without rotary positions by the number of tokens "
             "before them in the batch; train on rows with model_type=language_model"
+        )
+    if any(hasattr(module, COUNTS_FROM_PADDING) for module in model.modules()):
+        reasons.append(
+            "rows alone start at position padding_idx + 1, those of a tree at 0; train on rows with "
+            "model_type=language_model"
         )
     return reasons
 
