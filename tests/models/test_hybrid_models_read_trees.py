@@ -5,6 +5,7 @@ transformers' own float32 recurrence is off by up to tens of per cent in gate gr
 trees are held against stock rows in float64.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -132,6 +133,14 @@ def test_a_gated_delta_net_that_calls_other_functions_is_refused_by_name(monkeyp
     monkeypatch.setattr(mixer, "forward", forward)
     with pytest.raises(UnsupportedModelError, match="Qwen3_5GatedDeltaNet, whose state is not followed along trees"):
         check_model(model)
+
+
+@pytest.mark.parametrize("family", ("qwen3_next", "bamba"))
+def test_a_convolution_with_another_activation_is_refused_by_name(family: str) -> None:
+    config = copy.deepcopy(CONFIGS[family])
+    config.hidden_act = "gelu"
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.\S+ applies gelu to its convolution"):
+        check_model(build(config, torch.float32))
 
 
 def test_kimi_delta_attention_is_refused_by_name() -> None:

@@ -1,10 +1,13 @@
 """Checks, before training starts, whether a tree can run a model exactly; other models are refused."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
 
+from tree_kernels.tree_causal_conv1d import ACTIVATIONS
 from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.logits_rule import find_logits_rule
@@ -166,7 +169,13 @@ def _router_reasons(model: PreTrainedModel, override: str) -> list[str]:
 def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
     """Recurrent mixers and sequence convolutions that cannot read trees."""
     reasons = []
-    inside = [name + "." for name, module in model.named_modules() if kind_of(module) is not None]
+    readable: dict[str, Any] = {name: m for name, m in model.named_modules() if kind_of(m) is not None}
+    for name, mixer in readable.items():
+        activation = getattr(mixer, "activation", None)
+        if activation not in ACTIVATIONS:
+            reasons.append(f"{name} applies {activation} to its convolution; trees read silu and swish")
+            break
+    inside = [name + "." for name in readable]
     others = [(n, m) for n, m in model.named_modules() if not any((n + ".").startswith(prefix) for prefix in inside)]
     mixers = [(n, type(m).__name__) for n, m in others if type(m).__name__.endswith(RECURRENT_MIXERS)]
     if mixers:
