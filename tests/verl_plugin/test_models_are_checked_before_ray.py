@@ -70,6 +70,12 @@ def test_others_are_refused_with_key_and_reason(
         ("qwen3", {}, {"router_replay": {"mode": "R3"}}, r"no experts .*router_replay\.mode"),
         ("qwen3", {}, {"tree": {"router_aux_loss_coef": 0.01}}, r"no experts .*unset tree\.router_aux_loss_coef"),
         (
+            "glm4_moe",
+            {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+            {"tree": {"router_aux_loss_coef": 0.01}},
+            r"router_aux_loss_coef=0\.01: the router logits of Glm4MoeDecoderLayer cannot be read; set it to 0",
+        ),
+        (
             "mixtral",
             {"num_experts_per_tok": 1, "num_local_experts": 4},
             {"router_replay": {"mode": "R3"}},
