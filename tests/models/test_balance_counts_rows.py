@@ -1,17 +1,32 @@
 """Load, auxiliary loss and bias balancing of a forest are those of its rows: each unique token counts g_t times."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SHAPES, assert_equal_gradients, build, gradients
+from moe_models import (
+    BIASED,
+    EXPERTS,
+    FAMILIES,
+    LAYERS,
+    SHAPES,
+    SIZES,
+    SPARSE,
+    assert_equal_gradients,
+    build,
+    gradients,
+)
 from partitioned_steps import partitioned_gradients
+from transformers import MellumConfig, PretrainedConfig
 
-from tree_rl.models import use_tree_attention
+from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.load_balance import balance_loss, balance_weight, expert_load
 from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
+from tree_rl.training import StepContext, TreeOptions, TreeStep
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
 
@@ -127,6 +142,22 @@ def test_load_counts_every_row(config: object) -> None:
     routing.close(trace)
     assert torch.equal(routing.load(EXPERTS), torch.stack(alone).sum(0))
     assert torch.equal(routing.load_of_rows(EXPERTS), torch.stack(alone))
+
+
+UNREADABLE: dict[str, PretrainedConfig] = {
+    "Glm4MoeDecoderLayer": BIASED,
+    "MellumDecoderLayer": MellumConfig(**SIZES, **SPARSE, sliding_window=3),
+}
+
+
+@pytest.mark.parametrize("layer", UNREADABLE)
+def test_a_router_whose_logits_cannot_be_read_only_counts(layer: str) -> None:
+    model = build(UNREADABLE[layer])
+    use_tree_attention(model)
+    context = replace(StepContext.of(model), routers=RouterHooks(model))
+    TreeStep(model, TreeOptions(router_aux_loss_coef=0.0), context=context)
+    with pytest.raises(UnsupportedModelError, match=rf"router_aux_loss_coef=0\.5: the router logits of {layer} cannot"):
+        TreeStep(model, TreeOptions(router_aux_loss_coef=0.5), context=context)
 
 
 @settings(max_examples=30, deadline=None)

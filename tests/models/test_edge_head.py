@@ -10,7 +10,7 @@ import torch
 from dense_models import FAMILIES, SIZES, build, some_rows
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import CohereConfig, GPTNeoXConfig, GraniteConfig, PretrainedConfig
+from transformers import CohereConfig, GPTNeoXConfig, GraniteConfig, OPTConfig, PretrainedConfig
 
 from tree_kernels.edge_log_probs import EdgeValues
 from tree_rl.models import use_edge_head, use_tree_attention
@@ -23,6 +23,7 @@ SCALED: dict[str, PretrainedConfig] = {
     "cohere_scale": CohereConfig(**SIZES, logit_scale=0.25),
     "granite_scale": GraniteConfig(**SIZES, logits_scaling=3.0),
     "granite_scale_of_one": GraniteConfig(**SIZES),
+    "opt_contiguous": OPTConfig(**SIZES, ffn_dim=40, word_embed_proj_dim=32, dropout=0.0, enable_bias=False),
     "gpt_neox": GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "head_dim"}),
 }
 ALL = {**FAMILIES, **SCALED}

@@ -3,14 +3,40 @@
 import pytest
 import torch
 from hybrid_models import float64_throughout
-from moe_models import BIASED, FAMILIES, LATENT, SHAPES, assert_equal_gradients, build, gradients, weighted
+from moe_models import (
+    BIASED,
+    EXPERTS,
+    FAMILIES,
+    LATENT,
+    SHAPES,
+    SIZES,
+    SPARSE,
+    assert_equal_gradients,
+    build,
+    gradients,
+    weighted,
+)
+from transformers import OlmoeConfig, PhimoeConfig, PretrainedConfig, Qwen2MoeConfig
 
 from tree_rl.models import check_model, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
 
-ALL = {**FAMILIES, "glm4_moe": BIASED, **LATENT}
+WINDOWS: dict[str, PretrainedConfig] = {
+    "qwen2_moe_window": Qwen2MoeConfig(
+        **SIZES,
+        **SPARSE,
+        shared_expert_intermediate_size=16,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=3,
+    ),
+    "phimoe_window": PhimoeConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=4, router_jitter_noise=0.0),
+    "olmoe_window": OlmoeConfig(**SIZES, num_experts=EXPERTS, sliding_window=4),
+}
+"""Windows that only the mask has (Qwen2-MoE, PhiMoE), or only the layer's keyword (OLMoE)."""
+ALL = {**FAMILIES, **WINDOWS, "glm4_moe": BIASED, **LATENT}
 WITH_EXPERTS = [family for family in ALL if family != "youtu"]
 
 
@@ -19,6 +45,7 @@ WITH_EXPERTS = [family for family in ALL if family != "youtu"]
     sorted(
         {(family, list(SHAPES)[at % len(SHAPES)]) for at, family in enumerate(ALL)}
         | {(family, shape) for family in ("qwen3_moe", *LATENT) for shape in SHAPES}
+        | {(family, "branches") for family in WINDOWS}
     ),
 )
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:

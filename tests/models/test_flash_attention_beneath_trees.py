@@ -14,7 +14,13 @@ import torch
 from latent_models import latent_configs
 from tiny_sizes import sizes
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config, modeling_flash_attention_utils
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    modeling_flash_attention_utils,
+)
 
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import use_tree_attention
@@ -23,10 +29,25 @@ from tree_rl.models.attention import skip_mask
 ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
 CALLS: list[list[int]] = []
 UNSET = dict.fromkeys(("pad_token_id", "initializer_range", "max_position_embeddings"))
+SIZES = sizes(vocab_size=32, hidden_size=16, intermediate_size=32, **UNSET)
 FAMILIES: dict[str, PretrainedConfig] = {
-    "qwen3": Qwen3Config(**sizes(vocab_size=32, hidden_size=16, intermediate_size=32, **UNSET)),
+    "qwen3": Qwen3Config(**SIZES),
     "values_of_another_size": latent_configs()["deepseek_v3"],
 }
+
+MASK_WINDOW: dict[str, PretrainedConfig] = {
+    "qwen2_moe": Qwen2MoeConfig(
+        **SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        use_sliding_window=True,
+        sliding_window=2,
+        max_window_layers=2,
+    )
+}
+"""Has its window in the mask alone, which flash attention does not get."""
 
 
 def varlen(
@@ -66,7 +87,9 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     monkeypatch.setattr(modeling_flash_attention_utils, "is_flash_attn_2_available", lambda: True)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
     torch.manual_seed(0)
-    built = AutoModelForCausalLM.from_config(FAMILIES[request.param], attn_implementation="sdpa").eval()
+    built = AutoModelForCausalLM.from_config(
+        {**FAMILIES, **MASK_WINDOW}[request.param], attn_implementation="sdpa"
+    ).eval()
     CALLS.clear()
     return built
 
@@ -78,6 +101,18 @@ def packed_logits(model: Any) -> torch.Tensor:
     return model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
 
 
+def tree_logits(model: Any) -> torch.Tensor:
+    """The same from a tree, in which the rows share their first three tokens."""
+    ids = torch.tensor([[5, 9, 3, 7, 2, 4, 8, 1]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]])
+    layout = TreeLayout.from_subtree_end(torch.tensor([8, 8, 8, 6, 6, 6, 8, 8]))
+    out = model(
+        input_ids=ids, position_ids=positions, attention_mask=skip_mask("cpu"), tree_layout=layout, use_cache=False
+    )
+    tree_of_flat = torch.tensor([0, 1, 2, 6, 7, 0, 1, 2, 3, 4, 5])
+    return out.logits[0, tree_of_flat]
+
+
 def test_flat_calls_reach_flash_attention_and_trees_do_not(model: Any) -> None:
     alone = torch.cat([model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in ROWS])
     model.config._attn_implementation_internal = "flash_attention_2"
@@ -86,16 +121,18 @@ def test_flat_calls_reach_flash_attention_and_trees_do_not(model: Any) -> None:
     torch.testing.assert_close(packed_logits(model), alone)
     assert CALLS == [[0, 5, 11]] * 2
 
-    # The rows' first three tokens are shared.
-    ids = torch.tensor([[5, 9, 3, 7, 2, 4, 8, 1]])
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]])
-    layout = TreeLayout.from_subtree_end(torch.tensor([8, 8, 8, 6, 6, 6, 8, 8]))
-    out = model(
-        input_ids=ids, position_ids=positions, attention_mask=skip_mask("cpu"), tree_layout=layout, use_cache=False
-    )
-    tree_of_flat = torch.tensor([0, 1, 2, 6, 7, 0, 1, 2, 3, 4, 5])
-    torch.testing.assert_close(out.logits[0, tree_of_flat], alone)
+    torch.testing.assert_close(tree_logits(model), alone)
     assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize("model", MASK_WINDOW, indirect=True)
+def test_a_window_that_flash_attention_does_not_get_is_not_the_tree_s(model: Any) -> None:
+    windowed = packed_logits(model)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    rows = packed_logits(model)
+    use_tree_attention(model)
+    torch.testing.assert_close(tree_logits(model), rows)
+    assert not torch.allclose(rows, windowed)
 
 
 def test_a_failing_flat_call_leaves_the_tree_s_name_behind(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ transformers' own float32 recurrence is off by up to tens of per cent in gate gr
 trees are held against stock rows in float64.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -104,6 +105,14 @@ REFUSED = {
 def test_other_recurrent_layers_are_refused_by_name(mixer: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"layers\.0\.\S+ is a {mixer}.* that are: BambaMixer, .*Lfm2"):
         check_model(AutoModelForCausalLM.from_config(REFUSED[mixer]))
+
+
+@pytest.mark.parametrize("family", ("qwen3_next", "bamba"))
+def test_a_convolution_with_another_activation_is_refused_by_name(family: str) -> None:
+    config = copy.deepcopy(CONFIGS[family])
+    config.hidden_act = "gelu"
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.\S+ applies gelu to its convolution"):
+        check_model(build(config, torch.float32))
 
 
 class KimiDeltaAttention(torch.nn.Module):

@@ -13,6 +13,7 @@ from transformers import (
     GlmMoeDsaConfig,
     LlamaConfig,
     PretrainedConfig,
+    Qwen2Config,
 )
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
@@ -31,6 +32,10 @@ TOLD: dict[str, tuple[PretrainedConfig, str]] = {
     "gemma_3_encoder": (
         Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, use_bidirectional_attention=True),
         "it attends in both directions",
+    ),
+    "qwen_2_encoder": (
+        Qwen2Config(**SIZES, is_causal=False),
+        "mask of its Qwen2DecoderLayer is neither causal nor sliding",
     ),
 }
 

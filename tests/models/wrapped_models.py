@@ -34,6 +34,22 @@ GROUPED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 LFM2 = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 LLAMA4_VISION = {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 MLLAMA_VISION = {**VISION, "vision_output_dim": 16, "intermediate_layers_indices": [0]}
+GOT_VISION = {
+    **{key: VISION[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+    "image_size": 32,
+    "patch_size": 16,
+    "output_channels": 8,
+    "mlp_dim": 16,
+    "global_attn_indexes": [0],
+    "window_size": 2,
+}
+KOSMOS = {
+    "embed_dim": 32,
+    "layers": 2,
+    "attention_heads": 4,
+    "ffn_dim": 48,
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0),
+}
 INDEX, ID = {"image_token_index": 95}, {"image_token_id": 95}
 
 WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -54,11 +70,18 @@ WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "glm46v": ({"model_type": "glm4v_text", **GLM_ROPE}, {**GLM_VISION, "model_type": "glm4v_vision"}, TOKENS),
     "glm4v_moe": ({**GLM_ROPE, **GROUPED, "first_k_dense_replace": 1}, GLM_VISION, TOKENS),
     "llava": ({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, INDEX),
+    "llava_onevision": (
+        {"model_type": "qwen2"},
+        {**SIGLIP, "vision_use_head": False},
+        {**INDEX, "video_token_index": 96},
+    ),
+    "got_ocr2": ({"model_type": "qwen2"}, GOT_VISION, INDEX),
     "internvl": ({"model_type": "qwen3"}, {**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, ID),
     "aya_vision": ({"model_type": "cohere2", "logit_scale": 0.25, **WINDOWS}, SIGLIP, INDEX),
     "idefics3": ({"model_type": "llama"}, VISION, ID),
     "lfm2_vl": (LFM2, {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}, ID),
     "gemma4": ({**WINDOWS, **NO_EXTRA_INPUTS}, VISION, {"audio_config": None, **ID}),
+    "kosmos-2.5": (KOSMOS, {**VISION, "head_dim": 8}, {}),
     "llama4": ({"num_local_experts": 4, "intermediate_size_mlp": 48}, LLAMA4_VISION, INDEX),
     "paligemma": ({"model_type": "gemma"}, SIGLIP, INDEX),
     "mllama": ({"cross_attention_layers": [1]}, MLLAMA_VISION, INDEX),
@@ -75,7 +98,8 @@ def wrapped_config(name: str, *, tied: bool = False, **text: Any) -> PretrainedC
         text: replaces entries of `text_config`.
     """
     own, vision, more = WRAPPED[name]
-    sizes_of_text = {key: value for key, value in TEXT.items() if name != "lfm2_vl" or key != "head_dim"}
+    unknown = {"lfm2_vl": ["head_dim"], "kosmos-2.5": TEXT.keys() - {"vocab_size"}}.get(name, ())
+    sizes_of_text = {key: value for key, value in TEXT.items() if key not in unknown}
     settings = {
         "text_config": {**sizes_of_text, **own, **text, "tie_word_embeddings": tied},
         "vision_config": vision,

@@ -37,6 +37,12 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"engine": {"tree": {"router_aux_loss_coef": 0.01}}},
         r"no experts .*unset tree\.router_aux_loss_coef",
     ),
+    (
+        "glm4_moe",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+        {"engine": {"tree": {"router_aux_loss_coef": 0.01}}},
+        r"router_aux_loss_coef=0\.01: the router logits of Glm4MoeDecoderLayer cannot be read; set it to 0",
+    ),
     ("mixtral", ONE_OF_FOUR, {"engine": REPLAY}, r"router_replay\.mode=R3"),
     ("qwen3", UNTIED, {"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
     ("qwen3", UNTIED, {"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),

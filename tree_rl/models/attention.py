@@ -30,6 +30,7 @@ from tree_rl.models.recurrent.short_convolution import use_tree_short_convolutio
 from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors, number_relays, relay_number
 from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
+from tree_rl.models.stock_windows import find_stock_windows
 from tree_rl.models.support import UnsupportedModelError, check_model
 from tree_rl.models.text_forward import use_language_model
 from tree_rl.models.tiled_mlp import KEYWORD as TILE_TOKENS
@@ -40,6 +41,9 @@ BY = "_by_"
 
 # transformers does not build a mask, which would have N x N entries, if it is given one with four dimensions.
 SKIP_MASK_SHAPE = (1, 1, 1, 1)
+
+WINDOW = "_window_of_mask"
+"""Attribute of an attention module: the window in the mask that transformers builds for it without a tree."""
 
 UNRESTRICTING = frozenset(
     {
@@ -90,6 +94,7 @@ def use_tree_attention(
     check_model(model)
     use_language_model(model)
     model = language_model(model)
+    _keep_windows(model)
     name = attention_name(flat, impl=impl, deterministic=deterministic)
     forward = partial(_attention_forward, flat_implementation=flat, impl=impl, deterministic=deterministic)
     ALL_ATTENTION_FUNCTIONS.register(name, forward)
@@ -103,6 +108,15 @@ def use_tree_attention(
     use_tree_state_space(model, impl=state_space_impl)
     use_tiled_mlp(model)
     return flat
+
+
+def _keep_windows(model: nn.Module) -> None:
+    """Set `WINDOW` on every attention module."""
+    windows = find_stock_windows(model)
+    if isinstance(windows, str):
+        raise UnsupportedModelError(f"{type(model).__name__} cannot train on trees: {windows}")
+    for module, window in windows.items():
+        vars(module)[WINDOW] = window
 
 
 def _relays(module: Any) -> bool:
@@ -178,7 +192,8 @@ def _attention_forward(
         past_k=past.get(KEYS),
         past_v=past.get(VALUES),
         scale=scaling,
-        window=sliding_window,
+        # Flash attention reads the keyword and gets no mask; the others read the mask.
+        window=sliding_window if "flash" in flat_implementation else vars(module)[WINDOW],
         softcap=softcap,
         sinks=s_aux,
         impl=impl,
@@ -215,6 +230,8 @@ def _refuse_own_masks(
         reason = "attention in both directions"
     elif query_1HND.shape[2] != key_1HND.shape[2]:
         reason = f"{key_1HND.shape[2]} keys for {query_1HND.shape[2]} tokens"
+    elif WINDOW not in vars(module):
+        reason = "a mask that transformers builds for no layer of the model"
     elif others:
         reason = f"{others[0]}, which tree attention does not read"
     if reason is not None:

@@ -199,6 +199,10 @@ class _AbsorbingValues(NamedTuple):
         """Models that cast their logits (Nemotron-H) get the values, which are float32 already."""
         return self._passed_on()
 
+    def contiguous(self) -> "_AbsorbingValues":
+        """Models that want their logits contiguous (OPT) get the values."""
+        return self._passed_on()
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_AbsorbingValues":
         if function is not torch.tanh:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
 from tree_rl.models.own_forwards import own_forward
+from tree_rl.models.stubs import stubbed
 
 TOLERANCE = 1e-12
 EXACT = torch.float64
@@ -66,14 +67,16 @@ def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -
     head = model.get_output_embeddings()
     # Two tokens, of which the second is kept. Logits of both signs from 1/64 to 64, because a cap shows at large ones.
     column_V = torch.arange(head.out_features, dtype=EXACT)
-    known_11V = (((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6))[None, None]
+    known_V = ((column_V % 2) * 2 - 1) * 2.0 ** (column_V % 13 - 6)
+    # Every second of twice as many, so that `contiguous()` (OPT) returns another tensor and shows as an operation.
+    known_11V = known_V.repeat_interleave(2)[None, None, ::2]
     seen: list[tuple[int, ...]] = []
     accepted = inspect.signature(own_forward(type(model))).parameters if is_wrapper(model) else ()
     # Processors pass zeros for text; some models let tokens of other types look ahead.
     type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
     stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
-        with _stubbed(stubs), _visible_masks(model.config), torch.no_grad():
+        with stubbed(stubs), _visible_masks(model.config), torch.no_grad():
             output = model.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long),
                 position_ids=torch.arange(2)[None],
@@ -161,8 +164,8 @@ def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
     for mask in masks.values() if isinstance(masks, dict) else (masks,):
         if mask is not None and mask.ndim == 4 and not _is_causal(mask):
             raise _OtherTextError("tokens of a text see tokens behind them (its mask is not causal)")
-    # A wrapper may pass what the language model would compute from the tokens itself.
-    known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs")
+    # A wrapper may pass what the language model would compute from the tokens itself, and what only its head reads.
+    known = ("input_ids", "past_key_values", "cache_position", "per_layer_inputs", "logits_to_keep")
     others = [name for name, value in given.items() if isinstance(value, torch.Tensor) and name not in known]
     if others:
         raise _OtherTextError(f"it gives its language model {others[0]}, which rows of text do not have")
@@ -185,19 +188,3 @@ def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
     finally:
         for one, implementation in zip(configs, kept, strict=True):
             one._attn_implementation_internal = implementation
-
-
-@contextmanager
-def _stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Temporarily replace the forwards of modules."""
-    kept = {module: vars(module).get("forward") for module in stubs}
-    for module, forward in stubs.items():
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, was in kept.items():
-            if was is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = was

@@ -1,14 +1,19 @@
 """Checks, before training starts, whether a tree can run a model exactly; other models are refused."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
 
+from tree_kernels.tree_causal_conv1d import ACTIVATIONS
 from tree_rl.models.dropout import dropout_reasons
 from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.logits_rule import find_logits_rule
 from tree_rl.models.recurrent.layers import KINDS, kind_of, readable_layer_types
+from tree_rl.models.router_noise import noise_reasons
+from tree_rl.models.stock_windows import find_stock_windows
 
 READABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -25,6 +30,8 @@ RECURRENT_MIXERS = (
 """Suffixes of the class names of recurrent layers."""
 BLIND_MASKS = frozenset({"gpt_oss", "afmoe"})
 """Model types whose masks transformers builds without looking at positions."""
+COUNTS_FROM_PADDING = "create_position_ids_from_input_ids"
+"""Method of modules that count positions from `padding_idx` + 1 unless they are given (Kosmos-2.5)."""
 OWN_MASKS = {
     "index_topk": "a sparse indexer, which lets each token see some tokens only",
     "keep_window_size": "a dynamic mask, which lets each token see some tokens only",
@@ -119,7 +126,11 @@ def _reasons(model: PreTrainedModel) -> list[str]:
     reasons += [f"{mask}; tree attention is causal or sliding" for mask in own_masks[:1]]
     if settings.get("cross_attention_layers"):
         reasons.append("some of its layers attend to images alone (cross_attention_layers)")
-    return reasons + _rope_reasons(settings) + dropout_reasons(whole) + _router_reasons(settings, override)
+    reasons += _position_reasons(model, settings) + dropout_reasons(whole) + _router_reasons(model, override)
+    if reasons:
+        return reasons
+    windows = find_stock_windows(model)
+    return [windows] if isinstance(windows, str) else []
 
 
 def _wrapper_reasons(model: PreTrainedModel) -> list[str]:
@@ -144,14 +155,10 @@ def _generator(critic: PreTrainedModel) -> PreTrainedModel | None:
         return AutoModelForImageTextToText.from_config(critic.config)
 
 
-def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
+def _router_reasons(model: PreTrainedModel, override: str) -> list[str]:
     """Settings of Mixture-of-Experts routers that a tree does not support."""
-    reasons = []
-    jitters = {k: v for k, v in settings.items() if "jitter" in k and isinstance(v, int | float) and v > 0}
-    if jitters:
-        key, value = next(iter(jitters.items()))
-        reasons.append(f"{key}={value}: branches would share the routers' noise; set {override}.{key}=0")
-    if settings.get("output_router_logits"):
+    reasons = noise_reasons(model, override)
+    if model.config.to_dict().get("output_router_logits"):
         reasons.append(
             "the model's own router auxiliary loss counts unique tokens, not rows (and verl would drop it); set "
             f"{override}.output_router_logits=False, and tree.router_aux_loss_coef for the loss over rows"
@@ -162,7 +169,13 @@ def _router_reasons(settings: dict[str, object], override: str) -> list[str]:
 def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
     """Recurrent mixers and sequence convolutions that cannot read trees."""
     reasons = []
-    inside = [name + "." for name, module in model.named_modules() if kind_of(module) is not None]
+    readable: dict[str, Any] = {name: m for name, m in model.named_modules() if kind_of(m) is not None}
+    for name, mixer in readable.items():
+        activation = getattr(mixer, "activation", None)
+        if activation not in ACTIVATIONS:
+            reasons.append(f"{name} applies {activation} to its convolution; trees read silu and swish")
+            break
+    inside = [name + "." for name in readable]
     others = [(n, m) for n, m in model.named_modules() if not any((n + ".").startswith(prefix) for prefix in inside)]
     mixers = [(n, type(m).__name__) for n, m in others if type(m).__name__.endswith(RECURRENT_MIXERS)]
     if mixers:
@@ -177,11 +190,24 @@ def _recurrence_reasons(model: PreTrainedModel) -> list[str]:
     return reasons
 
 
-def _rope_reasons(settings: dict[str, object]) -> list[str]:
+def _position_reasons(model: PreTrainedModel, settings: dict[str, object]) -> list[str]:
+    """Settings that depend on more than a token's position in its row."""
     kinds = [one.get("rope_type", one.get("type")) for one in _ropes(settings)]
-    return [
+    reasons = [
         f"rope_type={kind} depends on the longest row of a batch" for kind in kinds if kind in LENGTH_DEPENDENT_ROPE
     ]
+    tuned = [m for m in model.modules() if getattr(m, "attn_temperature_tuning", False)]
+    if any(not getattr(module, "use_rope", True) for module in tuned):
+        reasons.append(
+            "attn_temperature_tuning=True scales queries of layers without rotary positions by the number of tokens "
+            "before them in the batch; train on rows with model_type=language_model"
+        )
+    if any(hasattr(module, COUNTS_FROM_PADDING) for module in model.modules()):
+        reasons.append(
+            "rows alone start at position padding_idx + 1, those of a tree at 0; train on rows with "
+            "model_type=language_model"
+        )
+    return reasons
 
 
 def _ropes(settings: dict[str, object]) -> list[dict[str, object]]:

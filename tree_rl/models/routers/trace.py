@@ -157,6 +157,8 @@ class RouterHooks:
         """K of routers that can replay routes; 0 if none can."""
         self.unknown_router: str | None = None
         """Decoder layer class whose router is in neither table of scores: recording works, replay does not."""
+        self._silent_router: str | None = None
+        """Decoder layer class whose router's logits cannot be read, so that it has no auxiliary loss."""
         self._traces: dict[int, RouterTrace | None] = {}
         stack = language_model(model)
         decoder_layers = [(name, m) for name, m in stack.named_modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -172,6 +174,18 @@ class RouterHooks:
                 "unset tree.router_aux_loss_coef and fsdp_config.router_replay.mode"
             )
 
+    def check_auxiliary_loss(self, coef: float | None) -> None:
+        """Check that `tree.router_aux_loss_coef` can add a loss; None and 0 do not.
+
+        Raises:
+            UnsupportedModelError: a router's logits cannot be read.
+        """
+        if coef and self._silent_router is not None:
+            raise UnsupportedModelError(
+                f"tree.router_aux_loss_coef={coef}: the router logits of {self._silent_router} cannot be read; set it "
+                f"to 0, which counts the load alone. Routers that can: {', '.join(SCORES)}"
+            )
+
     def _hook(self, layer: int, decoder_layer: nn.Module, experts: Any) -> None:
         self.layers += (layer,)
         self.num_experts = experts.num_experts
@@ -184,7 +198,9 @@ class RouterHooks:
         if routers:
             self.experts_per_token = int(routers[0].top_k)
             routers[0].register_forward_hook(partial(self._route, layer))
-        elif blocks:
+            return
+        self._silent_router = type(decoder_layer).__name__
+        if blocks:
             self.experts_per_token = int(blocks[0].top_k)
             scores = BLOCK_SCORES[type(blocks[0]).__name__]
             # Set on the instance, so that the class and its other models do not change.

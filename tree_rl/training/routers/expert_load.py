@@ -40,7 +40,12 @@ class ExpertLoad:
     """Load of a step's experts: in the current call, and in rows of the last inference."""
 
     def __init__(self, hooks: RouterHooks, coef: float, context: StepContext) -> None:
-        """Start without loads; `coef` is the factor on the auxiliary loss, and 0 only counts."""
+        """Start without loads; `coef` is the factor on the auxiliary loss, and 0 only counts.
+
+        Raises:
+            UnsupportedModelError: the model's routers have no auxiliary loss.
+        """
+        hooks.check_auxiliary_loss(coef)
         self.last_inference = LastInference()
         self._hooks, self._coef, self._context = hooks, coef, context
         self._ranks = context.ranks

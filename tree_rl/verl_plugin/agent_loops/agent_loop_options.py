@@ -24,7 +24,8 @@ class GatewayAgentOptions:
     session_timeout_s: float = 1800.0
     """Limit of a session; an agent that takes longer is cancelled."""
     failed_reward: float | None = None
-    """Reward of a session whose agent failed or was cancelled. None drops the session; its siblings stay."""
+    """Reward of a session whose agent failed or was cancelled; figures that verl's `algorithm` reads are 0. None drops
+    the session."""
     seed: int | None = None
     """Makes rollouts repeatable: a call's random numbers depend on it, the step, the prompt's index, the session and
     the call's prompt. None leaves them to the server."""

@@ -148,6 +148,7 @@ def _check_engine(built: Any, engine: Any, key: str) -> None:
     refuse_if_unsupported({SEQUENCE_PARALLEL: engine.get(SEQUENCE_PARALLEL, 1), "config": built.config}, key, Of.HEADS)
     if tree.router_aux_loss_coef is not None or mode != DISABLED:
         hooks = RouterHooks(built)
+        hooks.check_auxiliary_loss(tree.router_aux_loss_coef)
         if mode != DISABLED:
             RouterReplay(hooks, mode)
 
