@@ -10,7 +10,7 @@ from measured_models import KINDS, build, hostile_rows
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
-from tree_rl.training import EdgeOutputs, Rows, TreeOptions, TreeStep
+from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.self_check import TreeMismatchError
 
@@ -126,3 +126,5 @@ def test_options_and_rows_for_experts_act_or_are_refused() -> None:
     for call in (lambda: step.run(rows, mean, records_routes=True), lambda: step.infer(routed)):
         with pytest.raises(ValueError, match=r"by StepContext\.routers: expected RouterHooks, received None"):
             call()
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef needs StepContext\.routers"):
+        TreeStep(model, TreeOptions(router_aux_loss_coef=0.1), context=StepContext.of(model))

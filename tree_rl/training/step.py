@@ -48,12 +48,15 @@ class TreeStep:
 
         Raises:
             UnsupportedModelError: the model draws dropout masks, or has no experts for `router_aux_loss_coef`.
+            ValueError: `router_aux_loss_coef` with a context without `routers`.
         """
         self.options = TreeOptions() if options is None else options
         if context is None:
             context = StepContext.of(model, group)
             if self.options.router_aux_loss_coef is not None:
                 context = replace(context, routers=RouterHooks(model))
+        elif self.options.router_aux_loss_coef is not None and context.routers is None:
+            raise ValueError("router_aux_loss_coef needs StepContext.routers: expected RouterHooks, received None")
         self.context = context
         check_dropout(context.module)
         self.learner = Learner(self.context, self.options)
