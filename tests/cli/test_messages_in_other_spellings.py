@@ -168,8 +168,18 @@ def test_logs_kept_as_text(record: dict[str, Any], ending: str, tmp_path: Path, 
     assert of(read_row_file(write(tmp_path / f"f.{ending}", [record]), tokenizer=chatml)) == of(expected)
 
 
-def test_an_answer_in_json_stays_text(tmp_path: Path, chatml: Path) -> None:
-    record = {"request": {"messages": PLAIN[:2]}, "response": '{"name": "x", "content": "y"}'}
+@pytest.mark.parametrize(
+    "answer",
+    (
+        {"name": "x", "content": "y"},
+        [{"type": "file", "name": "a.txt"}],
+        [{"type": "text", "value": "hi"}],
+        [{"type": "image", "id": 3}],
+        [{"type": "document", "title": "T"}],
+    ),
+)
+def test_an_answer_in_json_stays_text(answer: Any, tmp_path: Path, chatml: Path) -> None:
+    record = {"request": {"messages": PLAIN[:2]}, "response": TEXT(answer)}
     (row,) = read_row_file(write(tmp_path / "f.jsonl", [record]), tokenizer=chatml)
     assert trained_text(row, chatml).strip() == record["response"] + "<|im_end|>"
 

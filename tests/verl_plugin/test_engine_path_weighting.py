@@ -14,10 +14,13 @@ from hostile_rows import SHAPES, row, tokens, whole_batch, whole_rows
 from rank_engines import join, spawn
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.engine_workers import allgather_dict_into_dict
 from verl.workers.utils.losses import sft_loss
 
 from tree_rl.cost.balance.batch import number_groups
 from tree_rl.tree.forest import RowError
+from tree_rl.verl_plugin.engine.outputs_back import even_out, metric_of
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.path_weights import path_weight_columns
 
@@ -135,8 +138,26 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
     for weighting, budget in WEIGHED.items():
         tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
         data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
-        torch.save(run(build_engine(Path(model), tree=tree), data, LOSS)["gradients"], f"{out}/{weighting}_{rank}.pt")
+        got = run(build_engine(Path(model), tree=tree), data, LOSS)
+        torch.save(got["gradients"], f"{out}/{weighting}_{rank}.pt")
+        join_metrics(got["metrics"])
+    # One rank has a row of each of two weights, the other rows of one weight.
+    shared = [row(tokens(1, 4) + tokens(seed, 3), uid="a") for seed in (2, 3, 4)]
+    rows = [shared, [*shared[:2], row(tokens(9, 6), uid="b")]][rank]
+    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", path_weighting="sep_avg"))
+    joined = join_metrics(run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=6), LOSS)["metrics"])
+    assert len(joined) > 5
     torch.distributed.destroy_process_group()
+
+
+def join_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """As verl joins the metrics of its ranks."""
+    joined = allgather_dict_into_dict(metrics, torch.distributed.group.WORLD)
+    return {
+        key: Metric.aggregate_dp(values)
+        for key, values in joined.items()
+        if isinstance(values, list) and isinstance(values[0], Metric)
+    }
 
 
 def test_rows_weigh_the_same_on_two_ranks(
@@ -157,3 +178,20 @@ def test_in_sft_a_conversation_is_a_session(model_path: Path) -> None:
     data[PATH_WEIGHT_COLUMNS["custom"]] = nested([torch.full((8,), weight).double() for weight in (0.5, 0.5, 1.0)])
     custom = weighted_run(model_path, "custom", data, SFT)
     assert_equal_gradients(custom["gradients"], one["gradients"])
+
+
+def test_a_rank_that_reports_less_leaves_joined_metrics_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, means, least = (AggregationType(name) for name in ("sum", "mean", "min"))
+    full = {"loss": (sums, [1.0, 2.0]), "share": (means, [0.2, 0.4]), "least": (least, [0.5, 0.7])}
+    part = {"loss": (sums, [3.0])}
+
+    def gather(found: list[Any], mine: Any, group: Any = None) -> None:
+        found[:] = [(full, []), (part, [])]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    ranks = []
+    for reported in (full, part):
+        metrics = {key: metric_of(kind, values) for key, (kind, values) in reported.items()}
+        ranks.append(even_out(metrics, 2, None))
+    joined = {key: Metric.aggregate_dp([rank[key] for rank in ranks]) for key in full}
+    assert joined == pytest.approx({"loss": (1 + 2 + 3) / 2, "share": 0.3, "least": 0.5})

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rank_processes
 import sft_harness
@@ -11,9 +12,11 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
 
+from tree_rl.cost.balance.batch import number_groups
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.sft import TreeSFTTrainer
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
+from tree_rl.verl_plugin.sft.sft_trainer import GroupedRows, collate_with_uid
 
 QWEN = Path(__file__).parents[2] / "examples" / "qwen_chat_template.jinja"
 ALTERNATES = (
@@ -147,3 +150,17 @@ def test_ranks_share_the_rows_and_say_the_same(tmp_path: Path) -> None:
     # Ids of rows before 700 are at least 0; behind it 1 // negative is -1.
     assert said[0].startswith("data.train_files: row 700 of the data set of a.parquet: ")
     assert "ZeroDivisionError" in said[0] and "199 more of 900 rows: 701, 702" in said[0]
+
+
+def test_the_group_key_decides_which_rows_are_a_tree() -> None:
+    rows = [{"input_ids": torch.tensor([1, 2, *range(at, at + 8)])} for at in (10, 30, 10, 70)]
+    conversation_of_row = np.array([5, 5, 7, 7])
+    grouped = GroupedRows(rows, conversation_of_row)
+
+    def collate(bare: list[dict[str, Any]]) -> dict[str, Any]:
+        assert all(row.keys() == {"input_ids"} for row in bare)
+        return {}
+
+    for read, expected in ((grouped, conversation_of_row), (rows, np.array([0, 1, 0, 2]))):
+        named = collate_with_uid(collate, [read[number] for number in range(4)])["uid"].tolist()
+        assert number_groups(named).tolist() == number_groups([str(one) for one in expected]).tolist()

@@ -18,6 +18,8 @@ MEDIA = (
     *("image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio"),
     *("file", "input_file", "document", "inlineData", "inline_data", "fileData", "file_data"),
 )
+SOURCES = ("source", "url", "path", "data", "file_id", "image_url", "file_url", "file_data")
+"""Fields of a medium that hold or name it, besides one named after its kind."""
 KNOWN = {*TEXT, *THOUGHT, *CALL, *RESULT, *MEDIA, "redacted_thinking"}
 """Kinds of parts: the value of the field `type`, or in Gemini's parts the name of the only field."""
 
@@ -58,7 +60,7 @@ def read_blocks(content: Any, role: str, where: str) -> Blocks:
         return Blocks()
     if isinstance(content, str):
         parts = decoded(content) if role != TOOL else content
-        if not (isinstance(parts, list) and parts and all(_has_type(part) for part in parts)):
+        if not (isinstance(parts, list) and parts and all(_is_written_part(part) for part in parts)):
             return Blocks(parts=[content])
         content = parts
     if isinstance(content, dict):
@@ -75,7 +77,7 @@ def read_blocks(content: Any, role: str, where: str) -> Blocks:
 def _sort(part: Any, blocks: Blocks, where: str) -> None:
     if isinstance(part, str):
         inner = decoded(part)
-        if not _has_type(inner):
+        if not _is_written_part(inner):
             blocks.parts.append(part)
             return
         part = inner
@@ -124,8 +126,15 @@ def _document_text(part: dict[str, Any]) -> str | None:
     return data if isinstance(data, str) else None
 
 
-def _has_type(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in KNOWN
+def _is_written_part(part: Any) -> bool:
+    """True if an object in a text is a whole part; other JSON is an answer that is JSON itself."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in KNOWN:
+        return False
+    if kind in TEXT:
+        return isinstance(part.get("refusal" if kind == "refusal" else "text"), str)
+    # Chat templates put a medium where a part has its type alone.
+    return kind not in MEDIA or len(part) == 1 or any(part.get(name) for name in (kind, *SOURCES))
 
 
 def _kind(part: Any) -> str | None:

@@ -35,7 +35,7 @@ def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *,
     for parts in result.metrics:
         for part in parts:
             append_to_dict(metrics, part)
-    metrics = _even_out(metrics, len(result.losses), context.num_ranks, context.data_parallel)
+    metrics = even_out(metrics, context.num_ranks, context.data_parallel)
     metrics |= _plan_metrics(result, step)
     if result.load is not None:
         metrics |= _load_metrics(result.load)
@@ -100,24 +100,42 @@ def _load_metrics(load: LoadReport) -> dict[str, Metric]:
     return metrics
 
 
-def _even_out(
-    metrics: dict[str, Any], count: int, world: int, group: torch.distributed.ProcessGroup | None
-) -> dict[str, Any]:
-    """Add neutral values on ranks with fewer micro-batches, because verl joins metrics of ranks value by value."""
+def even_out(metrics: dict[str, Any], world: int, group: torch.distributed.ProcessGroup | None) -> dict[str, Any]:
+    """Add neutral values where ranks report fewer than others, because verl joins metrics of ranks value by value.
+
+    A rank may have fewer micro-batches, fewer path weights in one, or only padding rows, of which a loss says nothing.
+    """
     if world == 1:
         return metrics
-    mine = {key: value.aggregation for key, value in metrics.items() if isinstance(value, Metric)}
+    mine = {key: (value.aggregation, value.values) for key, value in metrics.items() if isinstance(value, Metric)}
     plain = [key for key, value in metrics.items() if not isinstance(value, Metric)]
     gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, (count, mine, plain), group=group)
-    missing = max(others for others, _, _ in gathered) - count
-    for _, aggregations, plain_keys in gathered:
-        for key, aggregation in aggregations.items():
-            metrics.setdefault(key, Metric(aggregation))
+    torch.distributed.all_gather_object(gathered, (mine, plain), group=group)
+    found: dict[str, list[Metric]] = {}
+    for of_rank, plain_keys in gathered:
+        for key, (aggregation, values) in of_rank.items():
+            found.setdefault(key, []).append(metric_of(aggregation, values))
         for key in plain_keys:
             metrics.setdefault(key, [])
-    for value in metrics.values():
-        if isinstance(value, Metric) and missing:
-            neutral = 0.0 if value.aggregation == AggregationType.SUM or not value.values else value.aggregate()
-            value.extend([float(neutral)] * missing)
+    for key, of_ranks in found.items():
+        metric = metrics.setdefault(key, Metric(of_ranks[0].aggregation))
+        missing = max(len(other.values) for other in of_ranks) - len(metric.values)
+        metric.extend([_neutral(metric, of_ranks)] * missing)
     return metrics
+
+
+def _neutral(metric: Metric, of_ranks: list[Metric]) -> float:
+    """A value that leaves the joined metric as it is: 0 in a sum, else this rank's own, or what the others make."""
+    if metric.aggregation == AggregationType.SUM:
+        return 0.0
+    if metric.values:
+        return float(metric.aggregate())
+    known = [float(other.aggregate()) for other in of_ranks if other.values]
+    return float(metric_of(metric.aggregation, known).aggregate()) if known else 0.0
+
+
+def metric_of(aggregation: AggregationType, values: list[float]) -> Metric:
+    """verl's metric with these values."""
+    metric = Metric(aggregation)
+    metric.extend(values)
+    return metric

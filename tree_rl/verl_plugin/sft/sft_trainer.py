@@ -36,6 +36,8 @@ from tree_rl.verl_plugin.trainer.step_metrics import reduce_engine_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
+CONVERSATION = "conversation"
+"""Key of a row's conversation, by number."""
 
 
 class SFTWorker(TreeTrainingWorker):
@@ -102,6 +104,8 @@ class TreeSFTTrainer(SFTTrainer):
         if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
             weights = row_weights(self.train_dataset, engine.tree.custom_weights)
             self.train_dataset = WeighedRows(self.train_dataset, weights)
+        if self.group_of_row is not None:
+            self.train_dataset = GroupedRows(self.train_dataset, self.group_of_row)
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
@@ -148,10 +152,28 @@ class WeighedRows(Dataset):
         return {**row, PATH_WEIGHT_COLUMNS["custom"]: weight_T}
 
 
+class GroupedRows(Dataset):
+    """A dataset whose rows also have the number of their conversation."""
+
+    def __init__(self, rows: Any, group_of_row: np.ndarray) -> None:
+        self._rows, self._group_of_row = rows, group_of_row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        return {**self._rows[index], CONVERSATION: int(self._group_of_row[index])}
+
+
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
-    """Collate as verl does, and add each row's conversation, by which the engine builds trees."""
-    batch = collate(rows)
-    conversations = conversations_of_rows([row["input_ids"].numpy() for row in rows])
+    """Collate as verl does, and add each row's conversation, by which the engine builds trees.
+
+    Rows without a number of theirs are in one conversation if they share much of their beginning.
+    """
+    batch = collate([{name: value for name, value in row.items() if name != CONVERSATION} for row in rows])
+    conversations = [row.get(CONVERSATION) for row in rows]
+    if None in conversations:
+        conversations = list(conversations_of_rows([row["input_ids"].numpy() for row in rows]))
     batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
     return batch
 
