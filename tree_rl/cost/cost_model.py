@@ -22,6 +22,8 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 FORWARD_AND_BACKWARD = 3
 """Operations of forward and backward over those of the forward: a backward has one product per operand's gradient."""
 MOE_WIDTH = "moe_intermediate_size"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json for the number of experts."""
 LEAST_GAIN = 1.02
 """Least flat cost over tree cost for which a group runs as a tree; a smaller gain would not pay for planning."""
 
@@ -148,7 +150,7 @@ class ModelShape:
             heads=config["num_attention_heads"],
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
-            active_experts=per_token if width == MOE_WIDTH else 0,
+            active_experts=per_token if num_experts(config) or width == MOE_WIDTH else 0,
             layer_parameters=None if kinds is None else hybrid_parameters(config, kinds, experts=per_token),
             **(_latent_heads(config) if config.get("kv_lora_rank") else _heads(config)),
         )
@@ -208,6 +210,11 @@ class ModelShape:
         """Largest speed-up counted in operations, attention and head included; 1 without tokens."""
         tree = self.tree_flops(overlap)
         return self.flat_flops(overlap) / tree if tree else 1.0
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Routed experts of a layer in a config.json; 0 without experts."""
+    return next((config[name] for name in EXPERTS if config.get(name)), 0)
 
 
 def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:
