@@ -1,6 +1,7 @@
 """One set of rows in every file format and under every column name gives one forest."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,15 @@ def test_each_file_is_a_group(names: Sequence[str], groups: list[str], pattern: 
         text = json.dumps({"input_ids": [1, 2]})
         (tmp_path / name).write_text(f"[{text}]" if name.endswith("json") else text)
     assert [row.group for row in read_row_file(tmp_path / pattern)] == groups
+
+
+def test_ids_beyond_a_gap_in_the_vocabulary_are_read(tmp_path: Path, chatml: Path) -> None:
+    folder = Path(shutil.copytree(chatml, tmp_path / "tokenizer"))
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    for token in vocabulary["added_tokens"]:
+        token["id"] += 1000
+        vocabulary["model"]["vocab"][token["content"]] = token["id"]
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "rows.json").write_text(json.dumps([{"messages": MESSAGES}]))
+    (row,) = read_row_file(tmp_path / "rows.json", tokenizer=folder)
+    assert row.token_ids.max() > 1000

@@ -88,7 +88,7 @@ def _read_file(
             groups, named = [str(value) for value in file.values(content.pair[0])], f"equal {content.pair[0]}"
         chat = None if tokenizer is None else ChatTokenizer(tokenizer)
         rows, taken = _read_rows(file, content, groups, chat, rows_per)
-        known = 2**31 - 1 if chat is None else int(chat.vocabulary.get_vocab_size(with_added_tokens=True))
+        known = 2**31 - 1 if chat is None else max(chat.vocabulary.get_vocab().values(), default=-1) + 1
         check_vocabulary(rows, vocab_size or known)
         if values is not None:
             _check_groups(values, str(named))
