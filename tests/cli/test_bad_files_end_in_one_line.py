@@ -16,6 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tree_rl.inspection.model_shape import read_model_config
+
 Run = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., None]
 
@@ -180,6 +182,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "no heads": ({**SIZES, "num_attention_heads": 0}, "expected the sizes num_attention_heads"),
     "more heads than width": ({**SIZES, "num_attention_heads": 16}, "head_dim: expected at least 1"),
     "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
+    "width of a layer": ({**SIZES, "intermediate_size": [8, -8]}, "intermediate_size: expected a count, received list"),
     "decoder": ({"text_config": [1]}, "expected text_config: an object, received list [1]"),
 }
 
@@ -192,6 +195,12 @@ def test_a_bad_model_config_is_named(case: str, tmp_path: Path, refused: Refused
     model.write_text(json.dumps(config))
     for command in (("inspect",), ("plan", "--max-tokens", "8")):
         refused(message, *command, rows, "--model", model)
+
+
+def test_a_width_for_each_layer_is_read_as_their_mean(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_hidden_layers": 2, "intermediate_size": [8, 16]}))
+    shape, config = read_model_config(tmp_path)
+    assert shape.intermediate == config["intermediate_size"] == 12
 
 
 def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:

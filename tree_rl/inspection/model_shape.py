@@ -40,6 +40,8 @@ SIZES = (
     *("n_mamba_heads", "mamba_ngroups", "attention_head_dim"),
     *("moe_shared_expert_intermediate_size", "moe_latent_size"),
 )
+WIDTHS = "intermediate_size"
+"""The size of which a config.json can have a list: Gemma 3n has one for each layer, and the mean is what counts."""
 LARGEST = 2**31 - 1
 
 
@@ -73,8 +75,11 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
             config = _object(config["text_config"], "text_config: an object")
         for name in SIZES:
             size = config.get(name)
-            if size is not None and not (type(size) is int and 0 <= size <= LARGEST):
+            sizes = size if name == WIDTHS and isinstance(size, list) and size else [size]
+            if size is not None and not all(type(one) is int and 0 <= one <= LARGEST for one in sizes):
                 raise InputError(f"{name}: expected a count, received {_typed(size)}")
+        if isinstance(config.get(WIDTHS), list):
+            config[WIDTHS] = round(sum(config[WIDTHS]) / len(config[WIDTHS]))
         for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
             kinds = config.get(name)
             if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
