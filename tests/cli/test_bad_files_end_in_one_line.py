@@ -183,6 +183,12 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "more heads than width": ({**SIZES, "num_attention_heads": 16}, "head_dim: expected at least 1"),
     "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
     "width of a layer": ({**SIZES, "intermediate_size": [8, -8]}, "intermediate_size: expected a count, received list"),
+    "layers": ({**SIZES, "num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected at most 65536, received 2147"),
+    "delta net": (
+        {**SIZES, "linear_num_value_heads": 2, "linear_value_head_dim": 4},
+        "expected the sizes linear_num_key_heads, linear_key_head_dim in its config.json",
+    ),
+    "delta net of names": ({**SIZES, "linear_num_value_heads": "x"}, "linear_num_value_heads: expected a count"),
     "decoder": ({"text_config": [1]}, "expected text_config: an object, received list [1]"),
 }
 

@@ -122,6 +122,18 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     assert read_run(folder).steps in ((1,), (7,))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step:1 - timing_s/step:1.5 - tree/por:1.2.3 - train/loss:0.5",
+        '{"step": 1, "data": {"timing_s/step": 1.5, "train/loss": 0.5, "tree/por": 1' + "0" * 400 + "}}",
+    ],
+)
+def test_figures_that_are_no_numbers_are_skipped(line: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(f"step:{'1' * 5000} - train/loss:1\n{line}\n")
+    assert read_run(tmp_path).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
+
+
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:
     empty, absent = log_file(tmp_path / "run", ["{}"]), tmp_path / "none"
     for given, said in (

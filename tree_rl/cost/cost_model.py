@@ -134,6 +134,8 @@ class ModelShape:
         needed: tuple[str, ...] = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
         if config.get("kv_lora_rank"):
             needed += ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if config.get("linear_num_value_heads") and config.get("linear_value_head_dim"):
+            needed += ("linear_num_key_heads", "linear_key_head_dim")
         missing = [name for name in needed if not config.get(name)]
         if missing:
             name = config.get("model_type") or "this model"
