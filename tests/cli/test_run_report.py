@@ -135,6 +135,12 @@ def test_figures_that_are_no_numbers_are_skipped(line: str, tmp_path: Path) -> N
     assert read_run(tmp_path).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
 
 
+def test_a_folder_is_read_past_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "old.log").mkdir()
+    (tmp_path / "latest.log").symlink_to(tmp_path / "gone.log")
+    assert read_run(log_file(tmp_path, [step(1)])).steps == (1,)
+
+
 def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
     assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"

@@ -59,7 +59,7 @@ def read_run(path: Path) -> RunLog:
         if log is None:
             raise InputError(f"{quoted_path(path)}: {EXPECTED}, found no step")
         return log
-    files = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
+    files = [file for ending in ("jsonl", "log", "txt") for file in path.glob(f"*.{ending}") if file.is_file()]
     read = [
         (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
     ]
