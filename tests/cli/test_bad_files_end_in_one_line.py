@@ -16,6 +16,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tree_rl.inspection.model_shape import read_model_config
+
 Run = Callable[..., tuple[int, str, str]]
 Refused = Callable[..., None]
 
@@ -180,6 +182,13 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "no heads": ({**SIZES, "num_attention_heads": 0}, "expected the sizes num_attention_heads"),
     "more heads than width": ({**SIZES, "num_attention_heads": 16}, "head_dim: expected at least 1"),
     "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
+    "width of a layer": ({**SIZES, "intermediate_size": [8, -8]}, "intermediate_size: expected a count, received list"),
+    "layers": ({**SIZES, "num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected at most 65536, received 2147"),
+    "delta net": (
+        {**SIZES, "linear_num_value_heads": 2, "linear_value_head_dim": 4},
+        "expected the sizes linear_num_key_heads, linear_key_head_dim in its config.json",
+    ),
+    "delta net of names": ({**SIZES, "linear_num_value_heads": "x"}, "linear_num_value_heads: expected a count"),
     "decoder": ({"text_config": [1]}, "expected text_config: an object, received list [1]"),
 }
 
@@ -192,6 +201,12 @@ def test_a_bad_model_config_is_named(case: str, tmp_path: Path, refused: Refused
     model.write_text(json.dumps(config))
     for command in (("inspect",), ("plan", "--max-tokens", "8")):
         refused(message, *command, rows, "--model", model)
+
+
+def test_a_width_for_each_layer_is_read_as_their_mean(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_hidden_layers": 2, "intermediate_size": [8, 16]}))
+    shape, config = read_model_config(tmp_path)
+    assert shape.intermediate == config["intermediate_size"] == 12
 
 
 def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
@@ -244,6 +259,19 @@ def test_a_bad_tokenizer_folder_is_named(
         (("inspect",), "Missing argument"),
         (("inspect", "a.json", "b\x1b[31m.json"), "b\\x1b[31m.json"),
         (("plan", "a.json", "--max-tokens", "0"), "--max-tokens"),
+        (("plan", "a.json", "--max-tokens", "8", "--sp", "1"), "--sp: expected it together with --ranks"),
+        (("plan", "a.json", "--max-tokens", "8", "--cluster"), "--cluster: expected it together with --ranks"),
+        (
+            ("plan", "a.json", "--max-tokens", "8", "--checkpoint", "c"),
+            "--checkpoint: expected it together with --ranks",
+        ),
+        (("plan", "--ranks", "8", "--cluster", "--max-tokens", "8"), "--max-tokens: expected it together with --model"),
+        (("plan", "--ranks", "8", "--cluster", "--shards", "8"), "--shards: expected it together with --model"),
+        (("plan", "--ranks", "8", "--model", "8b", "--server-gpus", "2"), "--server-gpus: expected it together with"),
+        (("plan", "--ranks", "8", "--model", "8b", "--rollout-seconds", "2"), "together with --cluster and no --model"),
+        (("inspect", "a.json", "--gpus", "8"), "--gpus: expected it together with --model"),
+        (("inspect", "a.json", "--gpu", "h200"), "--gpu: expected it together with --model"),
+        (("inspect", "a.json", "--draw-group", "a"), "--draw-group: expected it together with --draw"),
         (("nothing\x1b[2J",), "nothing"),
         (("inspect", "a.json", "--\x1b[2J"), "--\\x1b[2J"),
     ],

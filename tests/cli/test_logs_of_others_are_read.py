@@ -275,6 +275,10 @@ def test_arrays_of_uni_agent(tmp_path: Path) -> None:
     assert found.rows[1].trained is not None and found.rows[1].trained.tolist() == [False, False, True, False]
     groups = ["other", *["step_1/session-sample-0"] * 3, *["step_2/session-sample-0"] * 11]
     assert [row.group for row in found.rows] == groups
+    log.rename(tmp_path / "first")
+    save_session(tmp_path / "second" / "step_1" / "session-sample-0-rollout-0-ab12", ([1, 2], [3], [1]))
+    groups = [*(f"first/{group}" for group in groups), "second/step_1/session-sample-0"]
+    assert [row.group for row in read_recording(tmp_path).rows] == groups
 
 
 def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, refused: Refused) -> None:

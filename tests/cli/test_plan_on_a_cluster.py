@@ -15,6 +15,8 @@ from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import KEPT, StepModel, StepWork
 from tree_rl.cost.cost_fit import CostFit, Work
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.memory.model import assumed_memory_model
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
@@ -38,6 +40,22 @@ def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
         tokens_C=tokens_C,
         budget=budget,
     )
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "num_attention_heads")
+MIXTRAL_8X7B = dict(zip(SIZES, (4096, 32, 14336, 32000, 32), strict=True)) | {"num_key_value_heads": 8}
+MIXTRAL_8X7B |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+OLMOE_1B_7B = dict(zip(SIZES, (2048, 16, 1024, 50304, 16), strict=True))
+OLMOE_1B_7B |= {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "published"), [(MIXTRAL_8X7B, 46.7e9), (OLMOE_1B_7B, 6.92e9)], ids=["Mixtral 8x7B", "OLMoE 1B-7B"]
+)
+def test_all_experts_count_where_the_mlp_width_is_theirs(config: dict[str, int], published: float) -> None:
+    shape = ModelShape.from_config(config)
+    assert shape.active_experts == config["num_experts_per_tok"] and not assumed_memory_model(shape).tiles
+    assert Parameters.of(shape, config).total == pytest.approx(published, rel=0.01)
 
 
 def test_one_gpu_sends_nothing() -> None:

@@ -91,6 +91,13 @@ def test_a_run_on_trees_tells_both_arms(tree_rl: Run, tmp_path: Path) -> None:
     )
 
 
+def test_steps_that_computed_nothing_do_not_tell_of_rows(tree_rl: Run, tmp_path: Path) -> None:
+    log = log_of(tmp_path, *[{**STEP, **TREES, "tree/realised_saving": 1.0}] * 2)
+    code, out, _ = tree_rl("plan", log, "--ranks", 8, "--cluster", "--json")
+    said = json.loads(out)
+    assert code == 0 and said["trees"]["gpu_seconds"] and not said.get("rows")
+
+
 def test_given_seconds_replace_measured_ones(tree_rl: Run, tmp_path: Path) -> None:
     log = log_of(tmp_path, {**STEP, **TREES})
     code, out, _ = tree_rl(

@@ -1,6 +1,8 @@
 """One set of rows in every file format and under every column name gives one forest."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,32 @@ def test_trajectories_of_others(name: str, content: Any, tmp_path: Path, chatml:
     assert found.trained is not None and expected.trained is not None
     assert found.trained.tolist() == expected.trained.tolist()
     assert found.group == ("7" if name == "tau2.json" else Path(name).stem)
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (("a/train.jsonl", "b/train.jsonl"), ["a/train.jsonl", "b/train.jsonl"]),
+        (("a/train.json", "a/train.jsonl"), ["train.json", "train.jsonl"]),
+        (("a/train.jsonl", "b/test.jsonl"), ["train", "test"]),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["", "*/t*"])
+def test_each_file_is_a_group(names: Sequence[str], groups: list[str], pattern: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = json.dumps({"input_ids": [1, 2]})
+        (tmp_path / name).write_text(f"[{text}]" if name.endswith("json") else text)
+    assert [row.group for row in read_row_file(tmp_path / pattern)] == groups
+
+
+def test_ids_beyond_a_gap_in_the_vocabulary_are_read(tmp_path: Path, chatml: Path) -> None:
+    folder = Path(shutil.copytree(chatml, tmp_path / "tokenizer"))
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    for token in vocabulary["added_tokens"]:
+        token["id"] += 1000
+        vocabulary["model"]["vocab"][token["content"]] = token["id"]
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "rows.json").write_text(json.dumps([{"messages": MESSAGES}]))
+    (row,) = read_row_file(tmp_path / "rows.json", tokenizer=folder)
+    assert row.token_ids.max() > 1000

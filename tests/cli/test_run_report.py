@@ -12,6 +12,7 @@ from rich.console import RenderableType
 
 from tree_rl.commands import report
 from tree_rl.inspection.files.run_log import read_run
+from tree_rl.run_report.report import summary_rows
 from tree_rl.run_report.sections import SECTIONS
 
 Run = Callable[..., tuple[int, str, str]]
@@ -120,6 +121,29 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
     (folder / "grpo.jsonl").write_text(step(7) + "\n")
     assert read_run(folder).steps in ((1,), (7,))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step:1 - timing_s/step:1.5 - tree/por:1.2.3 - train/loss:0.5",
+        '{"step": 1, "data": {"timing_s/step": 1.5, "train/loss": 0.5, "tree/por": 1' + "0" * 400 + "}}",
+    ],
+)
+def test_figures_that_are_no_numbers_are_skipped(line: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(f"step:{'1' * 5000} - train/loss:1\n{line}\n")
+    assert read_run(tmp_path).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
+
+
+def test_a_folder_is_read_past_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "old.log").mkdir()
+    (tmp_path / "latest.log").symlink_to(tmp_path / "gone.log")
+    assert read_run(log_file(tmp_path, [step(1)])).steps == (1,)
+
+
+def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
+    lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
+    assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
 
 
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:

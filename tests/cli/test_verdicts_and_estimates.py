@@ -287,7 +287,7 @@ def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, config: Pat
         (("--gpu", "h2000"), "--gpu"),
         (("--json", "--draw", "text", "-"), "--json and --draw: expected a file"),
         (("--timing", "."), "expected a file, received a folder"),
-        (("--gpu-price", "1"), "--gpu-price: expected a model"),
+        (("--gpu-price", "1"), "--gpu-price: expected it together with --model"),
         (("--model", "absent.json"), "absent.json: no such file"),
         (("--model", config, "--gpus", "0"), "--gpus"),
         (("--model", config, "--gpus", "99999999999999999999"), "--gpus"),

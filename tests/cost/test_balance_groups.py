@@ -135,3 +135,17 @@ def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: in
 def test_a_group_without_rows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rows of 3 groups: expected \[1, 1, 1\] rows, received \[1, 0, 1\]"):
         lay_out_groups(np.array([0, 2]), alone(np.ones(3)), num_ranks=1, num_cells=1)
+
+
+def test_a_layout_costs_no_group_anew_for_each_of_the_others() -> None:
+    paths, count = [star(1, 0, 1 + group % 97) for group in range(600)], 0
+    cost = GroupPaths.cost
+
+    def counted(group: GroupPaths, held: np.ndarray) -> float:
+        nonlocal count
+        count += 1
+        return cost(group, held)
+
+    with mock.patch.object(GroupPaths, "cost", counted):
+        lay_out_groups(np.arange(600), paths, num_ranks=2, num_cells=1)
+    assert count < 10 * len(paths)

@@ -1,6 +1,7 @@
 """The server's coroutines, in this process: joins, aborts, weight versions, errors."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -59,6 +60,29 @@ async def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(
     assert len((await parked).token_ids) == 24
     await server.abort_all_requests(reject_request=True)
     assert (await server.generate([5], dict(params), request_id="c")).stop_reason == "aborted"
+
+
+async def test_a_request_whose_images_are_read_during_an_abort_waits_for_the_resume(
+    word_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = build_server(word_model)
+    is_reading, may_go_on = threading.Event(), threading.Event()
+
+    def read_images(*_: Any) -> None:
+        is_reading.set()
+        may_go_on.wait(60)
+
+    monkeypatch.setattr(server, "_read_images", read_images)
+    asked = asyncio.create_task(server.generate([5, 6], {"temperature": 1.0}, request_id="a", image_data=["picture"]))
+    await asyncio.to_thread(is_reading.wait, 60)
+    abort = asyncio.create_task(server.abort_all_requests())
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await abort
+    await asyncio.sleep(0.05)
+    assert server.engine.is_idle and not asked.done()
+    await server.resume_generation()
+    assert (await asyncio.wait_for(asked, 60)).stop_reason == "completed"
 
 
 def test_weights_of_another_model_are_refused_by_name() -> None:

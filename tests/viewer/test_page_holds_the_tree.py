@@ -160,6 +160,15 @@ def test_a_run_folder_gives_its_tree_dumps_by_step(tmp_path: Path) -> None:
         assert (versions, along(group, "weight_version")[:2]) == ([step + 4, step + 5, None], [None, None])
 
 
+def test_steps_that_lie_in_a_file_each_are_shown_apart(rows_file: Write) -> None:
+    for step in (1, 2):
+        record = {"uid": "p", "step": step, "input_ids": [1, 2, step], "reward": step}
+        folder = rows_file([record, record], f"dumps/{step}.jsonl").parent
+    groups = page_of(folder)["groups"]
+    assert [(group["name"], group["rows"]) for group in groups] == [("step 1 · p", 2), ("step 2 · p", 2)]
+    assert page_of(folder / "*.jsonl")["groups"] == groups
+
+
 def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPatch, rows_file: Write) -> None:
     monkeypatch.setattr("tree_rl.viewer.tracks.MOST_RUNS", 50)
     rng = random.Random(3)

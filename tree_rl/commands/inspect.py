@@ -19,6 +19,7 @@ from tree_rl.commands.row_options import (
     Tokenizer,
     UpdateShareOption,
     read_file,
+    refuse_unused,
     typed_command,
 )
 from tree_rl.cost.cluster.gpus import Gpu
@@ -55,6 +56,7 @@ DrawWidth = Annotated[int, typer.Option("--draw-width", min=200, help="Width of 
 
 
 def inspect_file(
+    context: typer.Context,
     file: File,
     tokenizer: Tokenizer = None,
     rows_per: RowsOption = RowsPer.TRIAL,
@@ -81,8 +83,10 @@ def inspect_file(
             fail("--json and --draw: expected a file for the drawing, received standard output; name one")
         if draw is not None:
             require_folder_of(draw[1], "--draw")
-        if model is None and gpu_price is not None:
-            fail("--gpu-price: expected a model to predict its steps, received none; name one with --model")
+        if model is None:
+            refuse_unused(context, "--model", "gpu", "gpus", "gpu_price")
+        if draw is None:
+            refuse_unused(context, "--draw", "draw_group_named", "draw_width")
         share = chosen_share(update_share, timing)
         shape = QWEN2_5_7B if model is None else read_model_shape(model)
         recording = read_file(file, tokenizer, rows_per, group_by, model)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows, refuse_unused
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import GIB, assumed_memory_model
@@ -27,7 +27,14 @@ File = Annotated[
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
 
 
+OF_SPLITS = ("server_gpus", "rollout_seconds", "training_seconds", "rows_seconds")
+"""Options of `--ranks --cluster` without `--model`."""
+OF_STEPS = ("shards", "mini_batches", "prompts", "gpus_per_node", "tflops", "network", "gpu_memory", "checkpoint")
+"""Options of `--ranks` with `--model`."""
+
+
 def plan_file(
+    context: typer.Context,
     file: File = None,
     max_tokens: MaxTokens = None,
     tokenizer: Tokenizer = None,
@@ -58,6 +65,12 @@ def plan_file(
     training step takes on that many GPUs. With --ranks --cluster and no --model: GPUs for rollout and for training.
     """
     with one_line_errors():
+        if ranks is None:
+            refuse_unused(context, "--ranks", "sp", "cluster", *OF_STEPS, *OF_SPLITS)
+        elif model is not None:
+            refuse_unused(context, "--cluster and no --model", *OF_SPLITS)
+        elif cluster:
+            refuse_unused(context, "--model", "max_tokens", *OF_STEPS)
         if ranks is not None and cluster and model is None:
             given = GivenSeconds(rollout=rollout_seconds, training=training_seconds, rows=rows_seconds)
             splits, sources = propose_split(file, given, ranks, server_gpus=server_gpus, sharing=sp)

@@ -8,6 +8,7 @@ import typer
 
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
@@ -60,6 +61,15 @@ Timing = Annotated[
     Path | None,
     typer.Option(help="Measure that share: verl's console log, or the jsonl of its logger file, of a run of rows."),
 ]
+
+
+def refuse_unused(context: typer.Context, partner: str, *names: str) -> None:
+    """Raise an InputError for the first of these parameters on the command line: without `partner` it does nothing."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            option = max(parameter.opts, key=len)
+            raise InputError(f"{option}: expected it together with {partner}; add that, or leave {option} out")
 
 
 def read_file(

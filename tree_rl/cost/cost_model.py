@@ -22,6 +22,8 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 FORWARD_AND_BACKWARD = 3
 """Operations of forward and backward over those of the forward: a backward has one product per operand's gradient."""
 MOE_WIDTH = "moe_intermediate_size"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json for the number of experts."""
 LEAST_GAIN = 1.02
 """Least flat cost over tree cost for which a group runs as a tree; a smaller gain would not pay for planning."""
 
@@ -132,6 +134,8 @@ class ModelShape:
         needed: tuple[str, ...] = ("hidden_size", "num_hidden_layers", width, "num_attention_heads", "vocab_size")
         if config.get("kv_lora_rank"):
             needed += ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if config.get("linear_num_value_heads") and config.get("linear_value_head_dim"):
+            needed += ("linear_num_key_heads", "linear_key_head_dim")
         missing = [name for name in needed if not config.get(name)]
         if missing:
             name = config.get("model_type") or "this model"
@@ -148,7 +152,7 @@ class ModelShape:
             heads=config["num_attention_heads"],
             vocab=config["vocab_size"],
             attention_layers=with_attention if with_attention < len(layer_types) else None,
-            active_experts=per_token if width == MOE_WIDTH else 0,
+            active_experts=per_token if num_experts(config) or width == MOE_WIDTH else 0,
             layer_parameters=None if kinds is None else hybrid_parameters(config, kinds, experts=per_token),
             **(_latent_heads(config) if config.get("kv_lora_rank") else _heads(config)),
         )
@@ -208,6 +212,11 @@ class ModelShape:
         """Largest speed-up counted in operations, attention and head included; 1 without tokens."""
         tree = self.tree_flops(overlap)
         return self.flat_flops(overlap) / tree if tree else 1.0
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Routed experts of a layer in a config.json; 0 without experts."""
+    return next((config[name] for name in EXPERTS if config.get(name)), 0)
 
 
 def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:

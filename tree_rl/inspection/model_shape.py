@@ -35,12 +35,17 @@ SIZES = (
     "qk_rope_head_dim",
     "v_head_dim",
     "vocab_size",
+    *("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim"),
     *("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size"),
     *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_ssm", "mamba_expand"),
     *("n_mamba_heads", "mamba_ngroups", "attention_head_dim"),
     *("moe_shared_expert_intermediate_size", "moe_latent_size"),
 )
+WIDTHS = "intermediate_size"
+"""The size of which a config.json can have a list: Gemma 3n has one for each layer, and the mean is what counts."""
 LARGEST = 2**31 - 1
+MOST_LAYERS = 2**16
+"""Most layers of a decoder: predictions go through them one by one."""
 
 
 def read_model_shape(path: Path) -> ModelShape:
@@ -73,8 +78,13 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
             config = _object(config["text_config"], "text_config: an object")
         for name in SIZES:
             size = config.get(name)
-            if size is not None and not (type(size) is int and 0 <= size <= LARGEST):
+            sizes = size if name == WIDTHS and isinstance(size, list) and size else [size]
+            if size is not None and not all(type(one) is int and 0 <= one <= LARGEST for one in sizes):
                 raise InputError(f"{name}: expected a count, received {_typed(size)}")
+        if (layers := config.get("num_hidden_layers") or 0) > MOST_LAYERS:
+            raise InputError(f"num_hidden_layers: expected at most {MOST_LAYERS}, received {layers}")
+        if isinstance(config.get(WIDTHS), list):
+            config[WIDTHS] = round(sum(config[WIDTHS]) / len(config[WIDTHS]))
         for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
             kinds = config.get(name)
             if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):

@@ -1,6 +1,7 @@
 """One row of a file, ready for a forest. Legend: L tokens of the row."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -19,8 +20,10 @@ class Row:
     """int64 [L]."""
     trained: np.ndarray | None
     """bool [L], tokens that the model sampled and that have a loss; None if the file does not say."""
+    file: Path | None = None
+    """Its file; None if it is not from a file, as then is `record`."""
     record: int | None = None
-    """Index of its record in the file; None if it is not from a file."""
+    """Index of its record in the file."""
     step: str | None = None
     """Training step that sampled it; None if the file has none."""
     reward: float | None = None

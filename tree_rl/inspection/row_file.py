@@ -1,5 +1,6 @@
 """Rows of a file of token ids, texts, chat messages or model calls."""
 
+import os
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
@@ -9,6 +10,7 @@ from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS, RowsPer, read_chat_
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.columns import ColumnFile, read_columns
+from tree_rl.inspection.files.npz import group_of_session
 from tree_rl.inspection.files.quoting import quoted, quoted_names, quoted_path
 from tree_rl.inspection.formats.call_log import CALL_COLUMNS, call_pair, read_calls
 from tree_rl.inspection.formats.text_rows import PAIRS, SEGMENTS, TEXT_COLUMNS, read_text_rows, text_pair
@@ -18,6 +20,7 @@ from tree_rl.inspection.row import Row, check_vocabulary
 from tree_rl.inspection.steps import STEPS, separate_steps
 from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
 
+SESSIONS = ".npz"
 NO_PADDING = "text has none"
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
@@ -43,12 +46,26 @@ def read_recording(path: Path, *, group_by: str | None = None, **options: Any) -
     Raises:
         InputError: names the file, row or column and what was expected.
     """
-    whole = Recording.joined([_read_file(file, group_by=group_by, **options) for file in data_files(path)])
+    files = data_files(path)
+    named = zip(files, _names_of_groups(files), strict=True)
+    whole = Recording.joined([_read_file(file, name, group_by=group_by, **options) for file, name in named])
     return whole if group_by is not None else separate_steps(whole)
+
+
+def _names_of_groups(files: list[Path]) -> list[str]:
+    """Group of each file whose rows name none: its stem if no other file has it, or its path in their common folder."""
+    # uni-agent writes one file per session, into a folder whose name identifies the prompt.
+    keys = [group_of_session(file) if file.suffix == SESSIONS else file.absolute() for file in files]
+    short = [key.name if file.suffix == SESSIONS else file.stem for file, key in zip(files, keys, strict=True)]
+    if len(set(short)) == len(set(keys)):
+        return short
+    folder = os.path.commonpath([key.parent for key in keys])
+    return [str(key.relative_to(folder)) for key in keys]
 
 
 def _read_file(
     path: Path,
+    own_group: str,
     *,
     tokenizer: Path | None = None,
     rows_per: RowsPer = RowsPer.TRIAL,
@@ -62,14 +79,16 @@ def _read_file(
         raise RowFileError(f"{quoted_path(path)}: --group-by {quoted(group_by)}: no such column; the file has {names}")
     named = group_by or next((name for name in GROUPS if name in file.columns), None)
     values = None if named is None else file.values(named)
-    groups = [path.stem] * file.num_rows if values is None else [str(value) for value in values]
+    groups = [own_group] * file.num_rows if values is None else [str(value) for value in values]
     try:
         content = _content_of(file)
+        if values is None and path.suffix == SESSIONS:
+            named = "folder"
         if values is None and content.pair and not content.is_calls:
             groups, named = [str(value) for value in file.values(content.pair[0])], f"equal {content.pair[0]}"
         chat = None if tokenizer is None else ChatTokenizer(tokenizer)
         rows, taken = _read_rows(file, content, groups, chat, rows_per)
-        known = 2**31 - 1 if chat is None else int(chat.vocabulary.get_vocab_size(with_added_tokens=True))
+        known = 2**31 - 1 if chat is None else max(chat.vocabulary.get_vocab().values(), default=-1) + 1
         check_vocabulary(rows, vocab_size or known)
         if values is not None:
             _check_groups(values, str(named))
@@ -79,7 +98,10 @@ def _read_file(
     column = next((file.values(name) for name in STEPS if name in file.columns), None)
     steps = [None if column is None else column[row.record or 0] for row in rows]
     return Recording(
-        rows=[row if step is None else replace(row, step=str(step)) for row, step in zip(rows, steps, strict=True)],
+        rows=[
+            replace(row, file=path, step=None if step is None else str(step))
+            for row, step in zip(rows, steps, strict=True)
+        ],
         taken=(replace(taken, group=named),),
         labels={name: [str(column[row.record or 0]) for row in rows] for name, column in labels.items()},
     )

@@ -41,8 +41,9 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
         share = [(run.mean(metric) or 0.0, name) for metric, name in TIMES]
         longest = ", ".join(f"{name} {part / step:.0%}" for part, name in sorted(share, reverse=True)[:3] if part)
         yield "most of it", longest or "not logged"
-    if (memory := run.latest("actor/perf/max_memory_allocated_gb")) is not None:
-        yield "most memory", f"{memory:.3g} GiB"
+    memory = [peak for peak in run.column("actor/perf/max_memory_allocated_gb") if peak is not None]
+    if memory:
+        yield "most memory", f"{max(memory):.3g} GiB"
     for band in BANDS:
         divisor = 1.0 if band.over is None else run.latest(band.over)
         if (value := run.latest(band.metric)) is not None and divisor:

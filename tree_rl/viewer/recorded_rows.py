@@ -6,7 +6,8 @@ Legend: L tokens of a row.
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,19 @@ def read_recorded_rows(path: Path, read_rows: ReadRows) -> list[Row]:
 
     Args:
         path: the file, folder or pattern.
-        read_rows: reads the rows of one file.
+        read_rows: reads the rows of a file, a folder or a pattern.
 
     Raises:
         InputError: as in `read_rows`; a value that is not a number, or a list as long as neither the row nor its
             response.
     """
-    files = data_files(path)
-    dumps = [file for file in files if DUMP.fullmatch(file.name)]
-    return list(chain.from_iterable(_read_file(file, read_rows) for file in dumps or files))
+    dumps = [file for file in data_files(path) if DUMP.fullmatch(file.name)]
+    # Other files are read together: the steps of a run can lie in a file each.
+    rows = chain.from_iterable(map(read_rows, dumps or [path]))
+    return [row for file, of_file in groupby(rows, attrgetter("file")) for row in _with_values(file, list(of_file))]
 
 
-def _read_file(path: Path, read_rows: ReadRows) -> list[Row]:
-    rows = read_rows(path)
+def _with_values(path: Path, rows: list[Row]) -> list[Row]:
     file = read_columns(path, {*VALUES, *RESPONSES, ATTENTION})
     columns = {name: file.values(name) for name in file.columns}
     dump = DUMP.fullmatch(path.name)

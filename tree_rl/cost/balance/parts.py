@@ -56,6 +56,8 @@ class Parts:
         """For each rank, the paths of each of its groups, ascending."""
         self.ranks_of: list[set[int]] = [set() for _ in groups]
         """For each group, the ranks that run part of it."""
+        self._costs: list[dict[int, float]] = [{} for _ in range(num_ranks)]
+        """For each rank, the cost of each of its groups."""
         self._runs: dict[tuple[int, int], Runs] = {}
 
     def copy(self) -> "Parts":
@@ -64,6 +66,7 @@ class Parts:
         other.load_D = self.load_D.copy()
         other.on_rank = [dict(held) for held in self.on_rank]
         other.ranks_of = [set(ranks) for ranks in self.ranks_of]
+        other._costs = [dict(costs) for costs in self._costs]
         other._runs = dict(self._runs)
         return other
 
@@ -139,11 +142,14 @@ class Parts:
 
     def _set(self, rank: int, group: int, paths: np.ndarray) -> None:
         held = self.on_rank[rank].pop(group, None)
+        costs = self._costs[rank]
+        costs.pop(group, None)
         self._runs.pop((rank, group), None)
         self.ranks_of[group].discard(rank)
         if len(paths):
             self.on_rank[rank][group] = paths
+            costs[group] = self.groups[group].cost(paths)
             self.ranks_of[group].add(rank)
         if held is not None or len(paths):
             # A fresh sum instead of an update, so that rounding does not depend on earlier trials.
-            self.load_D[rank] = sum(self.groups[g].cost(self.on_rank[rank][g]) for g in sorted(self.on_rank[rank]))
+            self.load_D[rank] = sum(costs[one] for one in sorted(costs))

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tree_rl.cost.cost_model import ModelShape, mean_mlp_width
+from tree_rl.cost.cost_model import ModelShape, mean_mlp_width, num_experts
 from tree_rl.cost.hybrid_layers import hybrid_kinds, hybrid_parameters, repeated_parameters
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of config.json for the number of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +21,7 @@ class Parameters:
     @classmethod
     def of(cls, shape: ModelShape, config: Mapping[str, Any]) -> "Parameters":
         """Count the parameters of a config.json's decoder."""
-        experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
+        experts = num_experts(config)
         width = shape.intermediate
         if experts and shape.active_experts:
             width = mean_mlp_width({"num_hidden_layers": shape.layers, **config}, experts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.json_text import parse_json
-from tree_rl.inspection.files.npz import group_of_session, read_npz
+from tree_rl.inspection.files.npz import read_npz
 from tree_rl.inspection.files.open_file import open_regular, read_bytes
 from tree_rl.inspection.files.quoting import escaped, quoted_path
 from tree_rl.inspection.messages.json_cells import without_padding
@@ -87,8 +87,6 @@ def _read_table(path: Path, wanted: Collection[str]) -> ColumnFile:
 def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
     columns = read_npz(path)
     num_rows = len(columns["prompt_ids"])
-    # uni-agent writes one file per session, into a folder whose name identifies the prompt.
-    columns["group"] = [group_of_session(path)] * num_rows
     return ColumnFile(path=path, num_rows=num_rows, names=tuple(columns), columns=columns, labels=dict)
 
 

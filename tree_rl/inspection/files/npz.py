@@ -19,11 +19,11 @@ SESSION = re.compile(r"(session-sample-\d+)-rollout-\d+-[0-9a-f]+")
 """Name of a session's folder, inside the folder of its step."""
 
 
-def group_of_session(path: Path) -> str:
+def group_of_session(path: Path) -> Path:
     """Group of a session's file: sessions of one step and one sample; a folder with another name is its own group."""
     folder = path.absolute().parent
     found = SESSION.fullmatch(folder.name)
-    return f"{folder.parent.name}/{found[1]}" if found else folder.name
+    return folder.parent / found[1] if found else folder
 
 
 def read_npz(path: Path) -> dict[str, list[Any]]:

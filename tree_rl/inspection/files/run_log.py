@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from tree_rl.inspection.files.quoting import quoted_path
 
 MARKS = ("timing_s/step", "train/loss")
 """Metrics that only a training step has, in reinforcement learning and in SFT."""
-CONSOLE = re.compile(r"step:(\d+) - (.+)")
-FIGURE = re.compile(r"([\w@./-]+):(?:np\.\w+\()?(-?(?:\d[\d.]*(?:e[+-]?\d+)?|nan|inf))\)?(?= - |\s*$)", re.IGNORECASE)
+CONSOLE = re.compile(r"step:(\d{1,18}) - (.+)")
+NUMBER = r"-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf)"
+FIGURE = re.compile(rf"([\w@./-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
 """A metric in a line of the console; numbers of NumPy are written as np.float64(1.5)."""
 EXPECTED = "expected a file of verl's file logger or a console log with steps; set trainer.logger=[console,file]"
 
@@ -57,7 +59,7 @@ def read_run(path: Path) -> RunLog:
         if log is None:
             raise InputError(f"{quoted_path(path)}: {EXPECTED}, found no step")
         return log
-    files = [*path.glob("*.jsonl"), *path.glob("*.log"), *path.glob("*.txt")]
+    files = [file for ending in ("jsonl", "log", "txt") for file in path.glob(f"*.{ending}") if file.is_file()]
     read = [
         (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
     ]
@@ -116,4 +118,5 @@ def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Integers of JSON can be larger than any float; no comparison with NaN is true.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -115,7 +115,11 @@ def _measured(run: RunLog) -> tuple[dict[str, StepLoad], list[str]]:
     ]
     if not run.has(TREES):
         return {"rows": load}, said
-    saved = gpus * median(_saved(step) for step in steps)
+    # A step that computed nothing does not tell what its rows would take.
+    saved_seconds = [_saved(step) for step in steps if step.get(SAVING, 0.0) < 1]
+    if not saved_seconds:
+        return {"trees": load}, said
+    saved = gpus * median(saved_seconds)
     said.append(
         "Rows: passes over rows take longer by the tokens that trees saved; --rows-seconds tells a measured time."
     )

@@ -102,14 +102,15 @@ class HFServer:
             eos_token_ids=self.eos_token_ids,
             logprobs_mode=self.config.logprobs_mode,
         )
+        images = None
+        if image_data:
+            images = await self._in_thread(self._read_images, list(prompt_ids), image_data, mm_processor_kwargs)
+        # Nothing awaits between this check and the request, so that an abort misses none.
         while not self._is_open.is_set():
             if self._reject:
                 version = {"global_steps": self.global_steps}
                 return TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields=version)
             await self._is_open.wait()
-        images = None
-        if image_data:
-            images = await self._in_thread(self._read_images, list(prompt_ids), image_data, mm_processor_kwargs)
         request = self.engine.request(prompt_ids, sampling, images)
         await self._finished(request)
         return TokenOutput(
