@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from small_swe import writing
 
 from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
+from tree_rl.rollout.environments.suite_judge import left_out_of_suite
 from tree_rl.rollout.environments.swe_reports import passed_tests, verdicts_of
 
 FORMATS = ("unittest", "pytest")
@@ -108,6 +110,23 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
     assert report.fail_to_pass[0] == 0, report
     reward, report = score_task(task_of(log_format), f"{command}\n{writing({'durations.py': SOUND})}")
     assert reward == 1.0, report
+
+
+@pytest.mark.parametrize(
+    ("test", "present", "path", "is_left_out"),
+    [
+        ("pkg/io/tests/test_a.py", ["pkg", "pkg/io", "pkg/__init__.py"], "pkg/io/ascii.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/types.py"], "pkg/types.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/__init__.py"], "pkg/random.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/tests/__init__.py"], "pkg/tests/random.py", True),
+        ("lib/pkg/tests/test_a.py", ["lib", "lib/pkg/__init__.py"], "lib/random.py", True),
+        ("tests/test_a.py", ["tests"], "random/__init__.py", True),
+        ("tests/test_a.py", ["tests"], "tests.py", True),
+    ],
+)
+def test_what_shadows_nothing_reaches_the_judge(test: str, present: list[str], path: str, is_left_out: bool) -> None:
+    task = replace(pytest_task(), files={}, image="example/durations:1", test_files={}, test_targets=(test,))
+    assert left_out_of_suite(task, present)(path) == is_left_out
 
 
 RUNNER = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)

@@ -106,12 +106,16 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
     """A function that returns True for files of the agent that would configure or shadow the test framework or tests.
 
     Args:
-        present: names at the top of the task's repository, besides those of `task.files`.
+        present: paths in the task's repository, besides those of `task.files`: those at its top and in
+            `folders_above_tests`.
     """
     tests = _own_tests(task)
-    roots = {"", *(folder for path in tests for folder in _folders_of(path))}
-    modules = {path.partition(".")[0] for path in tests} | roots - {""}
-    own = set(present) | {path.partition("/")[0] for path in task.files}
+    above_tests = folders_above_tests(task)
+    own = {*present, *task.files, *(folder for path in task.files for folder in _folders_of(path))}
+    # Test frameworks add no folder of a package to Python's path, so names in it shadow nothing.
+    packages = {folder for folder in above_tests if f"{folder}/__init__.py" in own}
+    roots = {"", *(posixpath.dirname(path) for path in tests), *(above_tests - packages)}
+    modules = {path.partition(".")[0] for path in tests} | above_tests
 
     def leave_out(path: str) -> bool:
         *folders, name = path.split("/")
@@ -121,17 +125,21 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
             above = "/".join(folders[:depth])
             module = posixpath.join(above, part.partition(".")[0])
             is_folder = depth < len(folders)
-            if module in modules and module not in roots and is_folder:
+            if module in modules and module not in above_tests and is_folder:
                 # A folder would shadow a module of tests: tests/test_a/ next to tests/test_a.py.
                 return True
-            if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in task.files:
+            if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in own:
                 return True
-            is_own = part in own if not above else path in task.files
-            if above in roots and not is_own and part.partition(".")[0] in SHADOWED:
+            if above in roots and posixpath.join(above, part) not in own and part.partition(".")[0] in SHADOWED:
                 return True
         return False
 
     return leave_out
+
+
+def folders_above_tests(task: SweTask) -> set[str]:
+    """The folders on the way to a task's tests, without the top."""
+    return {folder for path in _own_tests(task) for folder in _folders_of(path)}
 
 
 def _own_tests(task: SweTask) -> set[str]:
