@@ -192,3 +192,35 @@ def test_classes_that_are_mixed_in_take_nothing(tmp_path: Path) -> None:
     said = verdicts(tmp_path, planted.targets)
     assert planted.doubt(said) is None, said
     assert sound <= passed_tests(said), said
+
+
+PARAMETRIZED = """\
+import pytest
+
+from durations import parse
+
+
+MARK
+class TestHours:
+    def test_text(self, text, seconds):
+        assert parse(text).seconds == seconds
+
+    def test_twice(self, text, seconds):
+        assert parse(text + text).seconds == 2 * seconds
+"""
+
+
+@pytest.mark.parametrize("mark", ["@", "pytestmark = "])
+def test_parametrized_classes_and_files_keep_their_tests(mark: str) -> None:
+    path = "tests/test_hours.py"
+    mark += 'pytest.mark.parametrize("text, seconds", [("1h", 3600), ("2h", 7200)])'
+    text = PARAMETRIZED.replace("MARK", mark)
+    task = replace(
+        pytest_task(),
+        test_files={path: text},
+        test_targets=(path,),
+        fail_to_pass=tuple(f"{path}::TestHours::test_{name}[1h-3600]" for name in ("text", "twice")),
+        pass_to_pass=(),
+    )
+    reward, report = score_task(task, writing({"durations.py": SOUND}))
+    assert reward == 1.0, report
