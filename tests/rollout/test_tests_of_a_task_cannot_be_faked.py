@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judged_tasks import BUGGY, SOUND, UNITTEST, pytest_task, score_task
-from small_swe import writing
+from judged_tasks import BUGGY, SOUND, UNITTEST, pytest_folder, pytest_task, score_task
+from sandboxes_here import HERE
+from small_swe import score_after, writing
 
 from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
@@ -192,6 +193,29 @@ def test_classes_that_are_mixed_in_take_nothing(tmp_path: Path) -> None:
     said = verdicts(tmp_path, planted.targets)
     assert planted.doubt(said) is None, said
     assert sound <= passed_tests(said), said
+
+
+def test_long_reports_and_test_files_are_read_whole() -> None:
+    """Whatever an agent sees of its own commands."""
+    path = "tests/test_many.py"
+    text = "import pytest\n\nfrom durations import parse\n\n\n" + "".join(
+        f'@pytest.mark.parametrize("name", ["{number}" * 30])\n'
+        f'def test_{number}(name):\n    assert parse("1h").seconds == 3600\n\n\n'
+        for number in range(100, 150)
+    )
+    task = replace(
+        pytest_task(),
+        files={"durations.py": BUGGY, path: text},
+        test_files={},
+        before_tests="",
+        test_targets=(path,),
+        fail_to_pass=tuple(f"{path}::test_{number}[{str(number) * 30}]" for number in range(100, 150)),
+        pass_to_pass=(),
+        test_patch="",
+    )
+    options = replace(HERE, readable=(pytest_folder(),), limits=replace(HERE.limits, output_bytes=4096))
+    reward, report = score_after(task, writing({"durations.py": SOUND}), options=options)
+    assert reward == 1.0, report
 
 
 PARAMETRIZED = """\

@@ -52,6 +52,8 @@ async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
         await sandbox.write({runner: Path(__file__).with_name(UNITTEST_RUNNER).read_text(encoding="utf-8")})
     command = task.test_command.replace("{tests}", quote(planted.targets)).replace("{runner}", runner)
     result = await run((ADDED_TO_PYTEST if task.log_format == "pytest" else "") + command)
+    if result.truncated:
+        return report_of(task, (), f"the report was cut after {len(result.output)} characters, before its verdicts")
     return _decide(task, planted, result.output)
 
 
@@ -89,6 +91,8 @@ async def _read(run: Run, path: str) -> str | None:
     while len(content) < MAX_TEST_FILE_BYTES:
         command = f"tail -c +{len(content) + 1} {quote([path])} | head -c {READ_BYTES} | base64"
         done = await run(command)
+        if done.truncated:
+            return None
         try:
             read = base64.b64decode("".join(done.output.split()), validate=True)
         except ValueError:

@@ -16,7 +16,7 @@ class Limits:
     cpu_seconds: int = 30
     """CPU time of each process."""
     output_bytes: int = 65_536
-    """Output kept (standard output and error together)."""
+    """Output kept (standard output and error together); of commands that judge a session at least 8 MiB."""
     file_bytes: int = 16 << 20
     """Size of any file that a command writes."""
     disk_bytes: int = 256 << 20
