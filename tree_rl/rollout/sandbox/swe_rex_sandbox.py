@@ -185,7 +185,7 @@ class SweRexSandbox:
             limits.timeout_seconds,
             limits.output_bytes + 1,
             limits.file_bytes // 512,
-            limits.cpu_seconds,
+            limits.cpu_limit_seconds,
             limits.memory_bytes // 1024,
         )
         argv = [
