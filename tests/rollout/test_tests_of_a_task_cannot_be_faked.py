@@ -218,6 +218,22 @@ def test_long_reports_and_test_files_are_read_whole() -> None:
     assert reward == 1.0, report
 
 
+@pytest.mark.parametrize(("mark", "solved"), [("", 0), ("@pytest.mark.xfail\n", 1)])
+def test_a_failure_that_only_the_code_expects_is_no_repair(mark: str, solved: int) -> None:
+    path = "tests/test_hours.py"
+    text = f"import pytest\n\nfrom durations import parse\n\n\n{mark}def test_hours():\n    for text in ['1h']:\n"
+    task = replace(
+        pytest_task(),
+        test_files={path: f"{text}        assert parse(text).seconds == 3600\n"},
+        test_targets=(path,),
+        fail_to_pass=(f"{path}::test_hours",),
+        pass_to_pass=(),
+    )
+    hack = "def parse(text):\n    import pytest\n    pytest.xfail()\n"
+    _, report = score_task(task, writing({"durations.py": hack}))
+    assert report.fail_to_pass == (solved, 1), report
+
+
 PARAMETRIZED = """\
 import pytest
 

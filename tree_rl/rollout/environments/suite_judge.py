@@ -35,13 +35,15 @@ SHADOWED = sys.stdlib_module_names - {"test"} | {
     *("_pytest", "pytest", "pluggy", "iniconfig", "py", "exceptiongroup", "tomli", "packaging", "pygments", "xdist")
 }
 """Modules that an interpreter or a test framework imports, which a file of the agent could shadow."""
+EXPECTS_FAILURE = re.compile("xfail|expectedFailure")
 IMPORTABLE = (".py", ".so", ".pyd")
 
 
 async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
     """Run a task's tests with canaries among them."""
+    sources = await _test_sources(task, run)
     planted = plant(
-        await _test_sources(task, run),
+        sources,
         targets=task.test_targets,
         counting=(*task.fail_to_pass, *task.pass_to_pass),
         is_pytest=task.log_format == "pytest",
@@ -54,10 +56,10 @@ async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
     result = await run((ADDED_TO_PYTEST if task.log_format == "pytest" else "") + command)
     if result.truncated:
         return report_of(task, (), f"the report was cut after {len(result.output)} characters, before its verdicts")
-    return _decide(task, planted, result.output)
+    return _decide(task, sources, planted, result.output)
 
 
-def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
+def _decide(task: SweTask, sources: Mapping[str, str], planted: Planted, output: str) -> TestReport:
     verdicts = verdicts_of(output, log_format=task.log_format)
     doubt = planted.doubt(verdicts)
     if task.log_format == "unittest" and verdicts:
@@ -65,7 +67,17 @@ def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
     shown = output[-REPORT_CHARACTERS:]
     if doubt:
         return report_of(task, (), f"{doubt}\n{shown}")
-    return report_of(task, passed_tests(verdicts), shown)
+    return report_of(task, passed_tests(verdicts) - _failures_of_the_code(task, sources, verdicts), shown)
+
+
+def _failures_of_the_code(task: SweTask, sources: Mapping[str, str], verdicts: Mapping[str, set[str]]) -> set[str]:
+    """Tests to repair that failed as expected though their file expects no failure: the code called `pytest.xfail`."""
+    found = {
+        name
+        for name, said in verdicts.items()
+        if "XFAIL" in said and not EXPECTS_FAILURE.search(sources.get(name.partition("::")[0], "xfail"))
+    }
+    return {*found, *(name.partition(" ")[0] for name in found)} & set(task.fail_to_pass)
 
 
 async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:
