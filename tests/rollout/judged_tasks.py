@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from sandboxes_here import HERE
 from small_swe import score_after
 
 from tree_rl.rollout.environments.swe_reports import TestReport
@@ -197,4 +198,5 @@ def pytest_task() -> SweTask:
 
 def score_task(task: SweTask, command: str) -> tuple[float, TestReport]:
     """Reward and report after one command of an agent."""
-    return score_after(task, command, readable=(pytest_folder(),) if task.log_format == "pytest" else ())
+    readable = (pytest_folder(),) if task.log_format == "pytest" else ()
+    return score_after(task, command, options=replace(HERE, readable=readable))

@@ -5,7 +5,6 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,7 @@ from tree_rl.rollout.environments import Outcome, cases
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
 GENERATOR = Path(__file__).parents[2] / "recipes" / "swe_tasks" / "generate.py"
@@ -35,11 +35,11 @@ def all_tasks() -> dict[str, SweTask]:
     return {task.instance_id: task for task in generator().build_tasks()}
 
 
-def score_after(task: SweTask, command: str, *, readable: tuple[str, ...] = ()) -> tuple[float, TestReport]:
-    """Reward and report after one command of an agent, in a sandbox that sees further paths."""
+def score_after(task: SweTask, command: str, *, options: SandboxOptions = HERE) -> tuple[float, TestReport]:
+    """Reward and report after one command of an agent."""
 
     async def run() -> tuple[float, TestReport]:
-        environment = SweEnvironment(replace(HERE, readable=readable))
+        environment = SweEnvironment(options)
         try:
             await environment.reset({"swe": task.to_row()})
             await environment.run(command)

@@ -236,6 +236,11 @@ PASSED tests/test_sums.py::test_zero
 XFAIL tests/test_sums.py::test_known - reason
 FAILED tests/test_sums.py::test_add - assert -1 == 3
 PASSED tests/test_sums.py::test_text[a b]
+FAILED tests/test_sums.py::test_text[b a] - assert [1] == [2]
+PASSED tests/test_sums.py::test_text[b b]
+PASSED tests/test_sums.py::test_dash[(a - b]
+FAILED tests/test_sums.py::test_dash[(a - c] - assert [1] - [2]
+PASSED tests/test_sums.py::test_dash[a - c]
 ERROR tests/test_other.py - ImportError
 """
 
@@ -245,6 +250,11 @@ def test_reports_of_pytest_are_read() -> None:
         "tests/test_sums.py::test_zero",
         "tests/test_sums.py::test_known",
         "tests/test_sums.py::test_text[a b]",
+        "tests/test_sums.py::test_text[a",
+        "tests/test_sums.py::test_text[b b]",
+        "tests/test_sums.py::test_dash[(a - b]",
+        "tests/test_sums.py::test_dash[a - c]",
+        "tests/test_sums.py::test_dash[a",
     }
 
 

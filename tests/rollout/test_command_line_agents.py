@@ -4,6 +4,8 @@ It and mini-swe-agent play small software tasks: all is real but the model, whic
 repair, so the reward must be 1.0, and every token that it wrote must train.
 """
 
+import asyncio
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +25,8 @@ from tree_rl.rollout.agents.in_environment import AgentInEnvironment, SessionLos
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.sandbox.errors import SandboxError
+from tree_rl.rollout.sandbox.model_socket import socket_to
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -184,3 +188,24 @@ async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrained
     assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
     with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
         await run({"nothing": 1}, sandbox=UNCONFINED)
+
+
+async def test_the_socket_to_the_model_may_stand_in_a_long_folder(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(5))
+        writer.close()
+
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, socket_to("127.0.0.1", server.sockets[0].getsockname()[1], folder):
+        opened = os.open(folder, os.O_PATH)
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{opened}/socket")
+        writer.write(b"hello")
+        assert await reader.read() == b"hello"
+        writer.close()
+        os.close(opened)
+    assert not list(folder.iterdir())
+    with pytest.raises(SandboxError, match="the socket to the model"):
+        async with socket_to("127.0.0.1", 9, folder / "absent"):
+            pass

@@ -97,6 +97,16 @@ def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) ->
         }
 
 
+def test_what_the_agent_deleted_is_deleted_for_the_judge_too() -> None:
+    files = {"a.py": "a", "old/b.py": "b", "left/b.py": "b", "turned": "file", "far": "x"}
+    with closing(folder_here(files)) as sandbox, closing(folder_here(files)) as judge:
+        judge.run("ln -s a.py link")
+        sandbox.run("rm -r old left turned far; mkdir turned; echo c > turned/c; ln -s /etc/passwd far")
+        sandbox.stop()
+        sandbox.copy_to(judge, leave_out=lambda path: path.startswith("left/"))
+        assert judge.run("find . ! -type d | sort").output.split() == ["./a.py", "./far", "./left/b.py", "./turned/c"]
+
+
 @pytest.mark.parametrize(
     ("target", "depth", "inside"),
     [

@@ -172,6 +172,13 @@ def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     assert SandboxOptions(backend="docker").backend == "docker"
 
 
+def test_cpu_time_follows_the_time_limit_unless_it_is_given(tmp_path: Path) -> None:
+    for limits, seconds in ((Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45)):
+        done = outcome(SandboxOptions(limits=limits, unconfined=True), "ulimit -t", tmp_path)
+        assert done.output == f"{seconds}\n"
+    assert outcome(SandboxOptions(limits=LIMITS, unconfined=True), "ulimit -t", tmp_path).output == "5\n"
+
+
 def test_a_wrong_key_or_limit_is_named() -> None:
     with pytest.raises(ValueError, match=r"allow_unconfined: no such option; it is called unconfined now"):
         AgentInEnvironment(sandbox={"allow_unconfined": True})

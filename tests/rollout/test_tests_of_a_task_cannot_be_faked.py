@@ -7,14 +7,17 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judged_tasks import BUGGY, SOUND, UNITTEST, pytest_task, score_task
-from small_swe import writing
+from judged_tasks import BUGGY, SOUND, UNITTEST, pytest_folder, pytest_task, score_task
+from sandboxes_here import HERE
+from small_swe import score_after, writing
 
 from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
+from tree_rl.rollout.environments.suite_judge import left_out_of_suite
 from tree_rl.rollout.environments.swe_reports import passed_tests, verdicts_of
 
 FORMATS = ("unittest", "pytest")
@@ -110,6 +113,23 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
     assert reward == 1.0, report
 
 
+@pytest.mark.parametrize(
+    ("test", "present", "path", "is_left_out"),
+    [
+        ("pkg/io/tests/test_a.py", ["pkg", "pkg/io", "pkg/__init__.py"], "pkg/io/ascii.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/types.py"], "pkg/types.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/__init__.py"], "pkg/random.py", False),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/tests/__init__.py"], "pkg/tests/random.py", True),
+        ("lib/pkg/tests/test_a.py", ["lib", "lib/pkg/__init__.py"], "lib/random.py", True),
+        ("tests/test_a.py", ["tests"], "random/__init__.py", True),
+        ("tests/test_a.py", ["tests"], "tests.py", True),
+    ],
+)
+def test_what_shadows_nothing_reaches_the_judge(test: str, present: list[str], path: str, is_left_out: bool) -> None:
+    task = replace(pytest_task(), files={}, image="example/durations:1", test_files={}, test_targets=(test,))
+    assert left_out_of_suite(task, present)(path) == is_left_out
+
+
 RUNNER = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)
 
 
@@ -173,3 +193,74 @@ def test_classes_that_are_mixed_in_take_nothing(tmp_path: Path) -> None:
     said = verdicts(tmp_path, planted.targets)
     assert planted.doubt(said) is None, said
     assert sound <= passed_tests(said), said
+
+
+def test_long_reports_and_test_files_are_read_whole() -> None:
+    """Whatever an agent sees of its own commands."""
+    path = "tests/test_many.py"
+    text = "import pytest\n\nfrom durations import parse\n\n\n" + "".join(
+        f'@pytest.mark.parametrize("name", ["{number}" * 30])\n'
+        f'def test_{number}(name):\n    assert parse("1h").seconds == 3600\n\n\n'
+        for number in range(100, 150)
+    )
+    task = replace(
+        pytest_task(),
+        files={"durations.py": BUGGY, path: text},
+        test_files={},
+        before_tests="",
+        test_targets=(path,),
+        fail_to_pass=tuple(f"{path}::test_{number}[{str(number) * 30}]" for number in range(100, 150)),
+        pass_to_pass=(),
+        test_patch="",
+    )
+    options = replace(HERE, readable=(pytest_folder(),), limits=replace(HERE.limits, output_bytes=4096))
+    reward, report = score_after(task, writing({"durations.py": SOUND}), options=options)
+    assert reward == 1.0, report
+
+
+@pytest.mark.parametrize(("mark", "solved"), [("", 0), ("@pytest.mark.xfail\n", 1)])
+def test_a_failure_that_only_the_code_expects_is_no_repair(mark: str, solved: int) -> None:
+    path = "tests/test_hours.py"
+    text = f"import pytest\n\nfrom durations import parse\n\n\n{mark}def test_hours():\n    for text in ['1h']:\n"
+    task = replace(
+        pytest_task(),
+        test_files={path: f"{text}        assert parse(text).seconds == 3600\n"},
+        test_targets=(path,),
+        fail_to_pass=(f"{path}::test_hours",),
+        pass_to_pass=(),
+    )
+    hack = "def parse(text):\n    import pytest\n    pytest.xfail()\n"
+    _, report = score_task(task, writing({"durations.py": hack}))
+    assert report.fail_to_pass == (solved, 1), report
+
+
+PARAMETRIZED = """\
+import pytest
+
+from durations import parse
+
+
+MARK
+class TestHours:
+    def test_text(self, text, seconds):
+        assert parse(text).seconds == seconds
+
+    def test_twice(self, text, seconds):
+        assert parse(text + text).seconds == 2 * seconds
+"""
+
+
+@pytest.mark.parametrize("mark", ["@", "pytestmark = "])
+def test_parametrized_classes_and_files_keep_their_tests(mark: str) -> None:
+    path = "tests/test_hours.py"
+    mark += 'pytest.mark.parametrize("text, seconds", [("1h", 3600), ("2h", 7200)])'
+    text = PARAMETRIZED.replace("MARK", mark)
+    task = replace(
+        pytest_task(),
+        test_files={path: text},
+        test_targets=(path,),
+        fail_to_pass=tuple(f"{path}::TestHours::test_{name}[1h-3600]" for name in ("text", "twice")),
+        pass_to_pass=(),
+    )
+    reward, report = score_task(task, writing({"durations.py": SOUND}))
+    assert reward == 1.0, report

@@ -25,7 +25,6 @@ def program_limits() -> Limits:
     """Default limits of a program and everything it starts."""
     return Limits(
         timeout_seconds=1800,
-        cpu_seconds=1800,
         output_bytes=1 << 20,
         file_bytes=256 << 20,
         # V8 and other runtimes reserve far more address space than they use.

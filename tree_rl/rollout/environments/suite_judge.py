@@ -35,13 +35,15 @@ SHADOWED = sys.stdlib_module_names - {"test"} | {
     *("_pytest", "pytest", "pluggy", "iniconfig", "py", "exceptiongroup", "tomli", "packaging", "pygments", "xdist")
 }
 """Modules that an interpreter or a test framework imports, which a file of the agent could shadow."""
+EXPECTS_FAILURE = re.compile("xfail|expectedFailure")
 IMPORTABLE = (".py", ".so", ".pyd")
 
 
 async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
     """Run a task's tests with canaries among them."""
+    sources = await _test_sources(task, run)
     planted = plant(
-        await _test_sources(task, run),
+        sources,
         targets=task.test_targets,
         counting=(*task.fail_to_pass, *task.pass_to_pass),
         is_pytest=task.log_format == "pytest",
@@ -52,10 +54,12 @@ async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
         await sandbox.write({runner: Path(__file__).with_name(UNITTEST_RUNNER).read_text(encoding="utf-8")})
     command = task.test_command.replace("{tests}", quote(planted.targets)).replace("{runner}", runner)
     result = await run((ADDED_TO_PYTEST if task.log_format == "pytest" else "") + command)
-    return _decide(task, planted, result.output)
+    if result.truncated:
+        return report_of(task, (), f"the report was cut after {len(result.output)} characters, before its verdicts")
+    return _decide(task, sources, planted, result.output)
 
 
-def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
+def _decide(task: SweTask, sources: Mapping[str, str], planted: Planted, output: str) -> TestReport:
     verdicts = verdicts_of(output, log_format=task.log_format)
     doubt = planted.doubt(verdicts)
     if task.log_format == "unittest" and verdicts:
@@ -63,7 +67,17 @@ def _decide(task: SweTask, planted: Planted, output: str) -> TestReport:
     shown = output[-REPORT_CHARACTERS:]
     if doubt:
         return report_of(task, (), f"{doubt}\n{shown}")
-    return report_of(task, passed_tests(verdicts), shown)
+    return report_of(task, passed_tests(verdicts) - _failures_of_the_code(task, sources, verdicts), shown)
+
+
+def _failures_of_the_code(task: SweTask, sources: Mapping[str, str], verdicts: Mapping[str, set[str]]) -> set[str]:
+    """Tests to repair that failed as expected though their file expects no failure: the code called `pytest.xfail`."""
+    found = {
+        name
+        for name, said in verdicts.items()
+        if "XFAIL" in said and not EXPECTS_FAILURE.search(sources.get(name.partition("::")[0], "xfail"))
+    }
+    return {*found, *(name.partition(" ")[0] for name in found)} & set(task.fail_to_pass)
 
 
 async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:
@@ -89,6 +103,8 @@ async def _read(run: Run, path: str) -> str | None:
     while len(content) < MAX_TEST_FILE_BYTES:
         command = f"tail -c +{len(content) + 1} {quote([path])} | head -c {READ_BYTES} | base64"
         done = await run(command)
+        if done.truncated:
+            return None
         try:
             read = base64.b64decode("".join(done.output.split()), validate=True)
         except ValueError:
@@ -106,12 +122,16 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
     """A function that returns True for files of the agent that would configure or shadow the test framework or tests.
 
     Args:
-        present: names at the top of the task's repository, besides those of `task.files`.
+        present: paths in the task's repository, besides those of `task.files`: those at its top and in
+            `folders_above_tests`.
     """
     tests = _own_tests(task)
-    roots = {"", *(folder for path in tests for folder in _folders_of(path))}
-    modules = {path.partition(".")[0] for path in tests} | roots - {""}
-    own = set(present) | {path.partition("/")[0] for path in task.files}
+    above_tests = folders_above_tests(task)
+    own = {*present, *task.files, *(folder for path in task.files for folder in _folders_of(path))}
+    # Test frameworks add no folder of a package to Python's path, so names in it shadow nothing.
+    packages = {folder for folder in above_tests if f"{folder}/__init__.py" in own}
+    roots = {"", *(posixpath.dirname(path) for path in tests), *(above_tests - packages)}
+    modules = {path.partition(".")[0] for path in tests} | above_tests
 
     def leave_out(path: str) -> bool:
         *folders, name = path.split("/")
@@ -121,17 +141,21 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
             above = "/".join(folders[:depth])
             module = posixpath.join(above, part.partition(".")[0])
             is_folder = depth < len(folders)
-            if module in modules and module not in roots and is_folder:
+            if module in modules and module not in above_tests and is_folder:
                 # A folder would shadow a module of tests: tests/test_a/ next to tests/test_a.py.
                 return True
-            if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in task.files:
+            if module in modules and not is_folder and name.endswith(IMPORTABLE) and path not in own:
                 return True
-            is_own = part in own if not above else path in task.files
-            if above in roots and not is_own and part.partition(".")[0] in SHADOWED:
+            if above in roots and posixpath.join(above, part) not in own and part.partition(".")[0] in SHADOWED:
                 return True
         return False
 
     return leave_out
+
+
+def folders_above_tests(task: SweTask) -> set[str]:
+    """The folders on the way to a task's tests, without the top."""
+    return {folder for path in _own_tests(task) for folder in _folders_of(path)}
 
 
 def _own_tests(task: SweTask) -> set[str]:

@@ -3,6 +3,7 @@
 Nothing that the agent started runs there; its code runs only in tests.
 """
 
+import posixpath
 import secrets
 from collections.abc import Callable, Collection
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from tree_rl.rollout.environments.cases import RUNNER_NAME as CASE_RUNNER
 from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
-from tree_rl.rollout.environments.suite_judge import left_out_of_suite, run_suite
+from tree_rl.rollout.environments.suite_judge import folders_above_tests, left_out_of_suite, run_suite
 from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, is_full_reward, report_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
@@ -57,7 +58,9 @@ async def _start(task: SweTask, judge_sandbox: Sandbox) -> Callable[[str], bool]
         await lay_out(task, judge_sandbox, None if task.setup else leave_out)
         if task.image is None:
             return leave_out
-        return leave_out_rule(task, (await judge_sandbox.run("ls -A")).output.splitlines())
+        folders = [".", *(f"./{folder}" for folder in sorted(folders_above_tests(task)))]
+        listed = await judge_sandbox.run(f"find {quote(folders)} -maxdepth 1")
+        return leave_out_rule(task, [posixpath.normpath(path) for path in listed.output.splitlines()])
     except SandboxDied as error:
         raise SandboxError(f"the judge's sandbox died before the agent's files came: {error}") from error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tree_rl.rollout.environments.swe_task import LogFormat, SweTask
 
-PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S.*?)(?: - .*)?$")
+PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS|SKIPPED)\s+(\S[^\[]*?(?:\[.*?(?:\]|$))?)(?: - .*)?$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 UNITTEST_MARK = "unittest-report "
 """Start of the one line that `unittest_runner` prints."""
@@ -77,8 +77,16 @@ def report_of(task: SweTask, passed: Collection[str], output: str) -> TestReport
 
 
 def passed_tests(verdicts: Mapping[str, set[str]]) -> set[str]:
-    """Names of the tests whose only verdict is that they passed, or failed as expected (pytest)."""
-    return {name for name, said in verdicts.items() if said in ({"PASSED"}, {"XFAIL"})}
+    """Names of the tests whose only verdict is that they passed, or failed as expected (pytest).
+
+    Parametrized tests also count by the name that SWE-bench publishes: up to the first space.
+    """
+    by_name = {name: set(said) for name, said in verdicts.items()}
+    for name, said in verdicts.items():
+        published = name.partition(" ")[0]
+        if "[" in published and published not in verdicts:
+            by_name.setdefault(published, set()).update(said)
+    return {name for name, said in by_name.items() if said in ({"PASSED"}, {"XFAIL"})}
 
 
 def is_full_reward(text: str) -> bool:

@@ -13,7 +13,7 @@ from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.processes.bubblewrap import MODEL_PLACE
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import KEY, Sandbox, SandboxOptions, quote
+from tree_rl.rollout.sandbox.sandbox import KEY, Sandbox, SandboxOptions, for_judge, quote
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
 from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
@@ -85,7 +85,7 @@ class LocalSandbox:
             await self._in_thread(self._folder.stop, counts=False)
 
     def fresh(self) -> "LocalSandbox":
-        return LocalSandbox(self._options)
+        return LocalSandbox(for_judge(self._options))
 
     async def copy_to(self, judge: Sandbox, *, leave_out: Callable[[str], bool]) -> None:
         if not isinstance(judge, LocalSandbox):

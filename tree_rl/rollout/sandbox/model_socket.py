@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from tree_rl.rollout.sandbox.errors import SandboxError
 
 SOCKET = "socket"
 
 
 @asynccontextmanager
 async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
-    """Serve `folder/socket` while the context lasts; the folder is a sandbox's `model`."""
+    """Serve `folder/socket` while the context lasts; the folder is a sandbox's `model`.
+
+    Raises `SandboxError` if the socket cannot be made.
+    """
     carrying: set[asyncio.Task[None]] = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,8 +38,11 @@ async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
             carrying.discard(task)
 
     path = folder / SOCKET
-    server = await asyncio.start_unix_server(connect, path)
-    path.chmod(0o666)
+    try:
+        server = await asyncio.start_unix_server(connect, sock=_bound(folder))
+        path.chmod(0o666)
+    except OSError as error:
+        raise SandboxError(f"the socket to the model, {path}, cannot be made: {error}") from error
     try:
         yield
     finally:
@@ -41,6 +51,20 @@ async def socket_to(host: str, port: int, folder: Path) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*carrying)
         path.unlink(missing_ok=True)
+
+
+def _bound(folder: Path) -> socket.socket:
+    """A socket at `folder/socket`. Its address goes by a descriptor, because an address has at most 107 bytes."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.bind(f"/proc/self/fd/{opened}/{SOCKET}")
+    except OSError:
+        made.close()
+        raise
+    finally:
+        os.close(opened)
+    return made
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,7 +5,7 @@ SWE-ReX reaches.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
 from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
@@ -16,6 +16,8 @@ from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, why_no_bubblew
 Backend = Literal["local", "docker", "modal", "remote"]
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "agent_options.sandbox"
+JUDGE_OUTPUT_BYTES = 8 << 20
+"""Least output kept of commands that judge: the verdicts of a long report stand at its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,12 @@ class SandboxOptions:
                 f"(Debian: apt install bubblewrap), allow user namespaces, choose a back end with an image, or set "
                 f"{KEY}.unconfined=true, which protects nothing"
             )
+
+
+def for_judge(options: SandboxOptions) -> SandboxOptions:
+    """The options of the sandbox where a session of these options is judged."""
+    output_bytes = max(options.limits.output_bytes, JUDGE_OUTPUT_BYTES)
+    return replace(options, limits=replace(options.limits, output_bytes=output_bytes))
 
 
 class Sandbox(Protocol):
@@ -87,7 +95,7 @@ class Sandbox(Protocol):
         """
 
     def fresh(self) -> "Sandbox":
-        """An unstarted sandbox with the same options: another folder and another user, or another container.
+        """An unstarted sandbox with the options `for_judge`: another folder and another user, or another container.
 
         Raises `SandboxError` where the session's remains could affect it.
         """

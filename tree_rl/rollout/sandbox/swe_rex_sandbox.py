@@ -31,6 +31,7 @@ from tree_rl.rollout.sandbox.sandbox import (
     SandboxDied,
     SandboxError,
     SandboxOptions,
+    for_judge,
     quote,
 )
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
@@ -145,7 +146,8 @@ class SweRexSandbox:
         # The first container still uses its port.
         if self._options.backend == "docker":
             arguments.pop("port", None)
-        return SweRexSandbox(replace(self._options, arguments=arguments), image=self._image, directory=directory)
+        options = replace(for_judge(self._options), arguments=arguments)
+        return SweRexSandbox(options, image=self._image, directory=directory)
 
     async def start(self) -> None:
         try:
@@ -183,7 +185,7 @@ class SweRexSandbox:
             limits.timeout_seconds,
             limits.output_bytes + 1,
             limits.file_bytes // 512,
-            limits.cpu_seconds,
+            limits.cpu_limit_seconds,
             limits.memory_bytes // 1024,
         )
         argv = [

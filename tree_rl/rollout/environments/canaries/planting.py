@@ -21,7 +21,7 @@ DRAW = random.SystemRandom()
 FAILS = {"FAILED", "ERROR"}
 WORDS = ("keeps", "order", "empty", "value", "result", "after", "found", "single", "key", "default", "two", "large")
 """Words for names, besides those in the names of the real tests."""
-UNSUITABLE = re.compile(r"xfail|skip|expectedFailure|incremental|dependency|flaky|repeat|timeout")
+UNSUITABLE = re.compile(r"xfail|skip|expectedFailure|incremental|dependency|flaky|repeat|timeout|parametrize")
 """Marks with which a canary might not fail, or might affect other tests."""
 IN_CLASSES, IN_FUNCTIONS = 5, 4
 """Most canaries in a file's classes, and between its functions."""

@@ -5,7 +5,7 @@ import math
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,10 +75,12 @@ def use_of(top: int) -> float:
 
 
 def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max_bytes: int, owner: int | None) -> None:
-    """Copy regular files, and links that stay inside, from one open folder to another. Nothing may run in the source.
+    """Copy regular files, and links that stay inside, from one open folder to another, in which nothing may run.
+
+    Files and links that the source lacks are deleted from the target.
 
     Args:
-        leave_out: returns True for the relative path of a file or link to skip.
+        leave_out: returns True for the relative path of a file or link to skip; the target keeps its own.
         max_bytes: limit for all copies together; a file or link counts at least `ENTRY_BYTES`.
         owner: user who gets the copies; None: this process's user.
 
@@ -88,7 +90,9 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
         OSError: a file cannot be read or written.
     """
     total = 0
-    for entry in entries_below(source, at_rest=True):
+    given = list(entries_below(source, at_rest=True))
+    _delete_others(target, {entry.parts for entry in given if not stat.S_ISDIR(entry.status.st_mode)}, leave_out)
+    for entry in given:
         is_link = stat.S_ISLNK(entry.status.st_mode)
         if not (is_link or stat.S_ISREG(entry.status.st_mode)) or leave_out("/".join(entry.parts)):
             continue
@@ -101,6 +105,14 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
                 _copy_link(old, new, name, depth=len(folders), owner=owner)
             else:
                 _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
+
+
+def _delete_others(target: int, given: Container[tuple[str, ...]], leave_out: Callable[[str], bool]) -> None:
+    for entry in list(entries_below(target, at_rest=True)):
+        *folders, name = entry.parts
+        if not (stat.S_ISDIR(entry.status.st_mode) or entry.parts in given or leave_out("/".join(entry.parts))):
+            with folder_below(target, folders) as folder:
+                os.unlink(name, dir_fd=folder)
 
 
 def _copy_file(old: int, new: int, name: str, *, max_bytes: int, owner: int | None) -> None:

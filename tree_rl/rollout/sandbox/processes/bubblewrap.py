@@ -82,7 +82,7 @@ def sandbox_argv(
         *argv,
         # bubblewrap shows the system's programs alone, so an absolute path of another folder would fail.
         _program("prlimit") if unconfined else "prlimit",
-        f"--cpu={limits.cpu_seconds}",
+        f"--cpu={limits.cpu_limit_seconds}",
         f"--fsize={limits.file_bytes}",
         f"--as={limits.memory_bytes}",
         # Outside a namespace the limit counts all processes of the user, and the trainer has many.

@@ -1,5 +1,6 @@
 """Limits of a sandbox's commands."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -13,10 +14,10 @@ class Limits:
 
     timeout_seconds: float = 30.0
     """Wall-clock time until a command and everything it started are killed."""
-    cpu_seconds: int = 30
-    """CPU time of each process."""
+    cpu_seconds: int | None = None
+    """CPU time of each process; `null`: `timeout_seconds`."""
     output_bytes: int = 65_536
-    """Output kept (standard output and error together)."""
+    """Output kept (standard output and error together); judges keep 8 MiB."""
     file_bytes: int = 16 << 20
     """Size of any file that a command writes."""
     disk_bytes: int = 256 << 20
@@ -32,5 +33,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if name != "network" and getattr(self, name) <= 0:
-                raise ValueError(f"Limits.{name}={getattr(self, name)}: expected a positive value")
+            value = getattr(self, name)
+            if name != "network" and value is not None and value <= 0:
+                raise ValueError(f"Limits.{name}={value}: expected a positive value")
+
+    @property
+    def cpu_limit_seconds(self) -> int:
+        """CPU time of each process, also where it is not given."""
+        return math.ceil(self.timeout_seconds) if self.cpu_seconds is None else self.cpu_seconds
