@@ -226,6 +226,9 @@ class Session:
             session=self._id_in_group,
         )
         self._model_seconds += time.monotonic() - started
+        if answer.finish_reason == "abort":
+            # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
+            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
             self._prefix_hits += answer.cached_tokens
@@ -237,8 +240,6 @@ class Session:
         message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
-        if answer.finish_reason == "abort":
-            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
         if answer.stop_text is not None:
             cause = "stop_sequence"
