@@ -253,14 +253,14 @@ class Session:
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
-        if answer.stop_text is not None:
-            cause = "stop_sequence"
-        elif message.tool_calls and cause == "stop":
+        if message.tool_calls and cause == "stop":
             cause = "tool_calls"
+        elif answer.stop_text is not None:
+            cause = "stop_sequence"
         return Choice(
             message=message,
             stop_cause=cause,
-            stop_sequence=answer.stop_text,
+            stop_sequence=answer.stop_text if cause == "stop_sequence" else None,
             num_tokens=len(answer.token_ids),
             reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
             tokens=await self._tokens(answer) if request.with_log_probs else None,
