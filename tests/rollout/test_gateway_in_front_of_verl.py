@@ -312,6 +312,10 @@ async def test_a_turn_ends_with_its_last_slice(
         ({"agent": "a.B", "gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
         ({"agent": "a.B", "gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
         ({"agent": "a.B", "session_timeout_s": 0}, r"gateway_agent\.session_timeout_s=0"),
+        (
+            {"agent": "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "session_timeout_s": 600},
+            r"session_timeout_s=600: expected more than agent_options\.timeout_seconds=900",
+        ),
     ],
 )
 def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:
