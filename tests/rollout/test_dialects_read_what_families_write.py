@@ -211,7 +211,10 @@ def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any])
         ("a</think>hi", True, ("a", "hi")),
         ("never closed", True, ("never closed", "")),
         (" <think>never closed", False, ("never closed", "")),
-        ("a</think>b</think>c", True, ("a</think>b", "c")),
+        ("a</think>b</think>c", True, ("a", "b</think>c")),
+        ("<think>a</think>b </think> c", False, ("a", "b </think> c")),
+        ("</think>hi", False, ("", "hi")),
+        ("end it with </think>, then answer", False, (None, "end it with </think>, then answer")),
     ],
 )
 def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | None, str]) -> None:

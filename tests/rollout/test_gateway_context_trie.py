@@ -65,6 +65,17 @@ def test_a_cut_does_not_force_an_odd_spelling_on_what_follows(qwen: Scene) -> No
     assert prompt.ids[: len(prompt.ids)].count(qwen.encode("<think>")[0]) == 1
 
 
+def test_an_edited_turn_of_bytes_that_are_no_characters_is_compared_with_few_looks(
+    plain: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.answer([user("a")], plain.tokenizer.convert_tokens_to_ids(["ÿ"]) * 1000)
+    decode, looks = plain.renderer.decode, []
+    monkeypatch.setattr(plain.renderer, "decode", lambda ids: looks.append(len(ids)) or decode(ids))
+    prompt = plain.prompt(user("a"), said("\ufffd" * 750 + "x"), user("b"))
+    assert prompt.text == f"{USER}a{CLOSE}{OPEN}" + "\ufffd" * 750 + f"x{CLOSE}{USER}b{CLOSE}{OPEN}"
+    assert len(looks) < 200
+
+
 def test_turns_of_the_model_win_over_a_longer_stretch_of_rewritten_history(qwen: Scene) -> None:
     first = [user("a")]
     thought = qwen.answer(first, "<think>\nx\n</think>\n\nthe forest")

@@ -68,6 +68,16 @@ async def test_a_template_without_calls_refuses_to_force_one(tiny: SimpleNamespa
             await talk.ask("hello", tools=[SHELL], tool_choice="required")
 
 
+async def test_a_begun_answer_refuses_a_forced_call(tiny: SimpleNamespace) -> None:
+    tool = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
+    messages = [*HELLO, {"role": "assistant", "content": "I say"}]
+    options = {"model": "m", "max_tokens": 50, "messages": messages, "tools": [tool]}
+    async with talking(tiny.backend()) as talk:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "shell"}):
+            with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no beginning of the answer"):
+                await talk.anthropic.messages.create(**options, tool_choice=choice)
+
+
 @pytest.mark.parametrize("sends", [{"parallel_tool_calls": False}, {}])
 async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
     tiny: SimpleNamespace, sends: dict[str, Any]

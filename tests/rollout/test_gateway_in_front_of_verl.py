@@ -279,12 +279,29 @@ async def test_sampling_has_the_names_that_the_server_knows(
     assert asked.asked == [{**sent, "max_tokens": 9}]
 
 
-async def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_slices(tiny: SimpleNamespace) -> None:
-    server = Server(output([11, 12, 13], [-1.0, -2.0, -3.0]), output([], None, "aborted"))
-    backend = VerlBackend(server, end_token_ids=frozenset({2}))
+FULL = [11] * 64
+"""As many tokens as the gateway asks for in a turn's first slice."""
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        # An abort before a slice's first token leaves the log-probs of earlier slices.
+        ([output(FULL, [-1.0] * 64), output([], None, "aborted")], ("abort", 64)),
+        # The server's context is full: it would refuse another request.
+        ([output(FULL[:3], [-1.0] * 3)], ("length", 3)),
+        ([output(FULL, [-1.0] * 64), output(FULL, [-1.0] * 64)], ("length", 128)),
+    ],
+    ids=["aborted", "full in the first slice", "full in the second"],
+)
+async def test_a_turn_ends_with_its_last_slice(
+    tiny: SimpleNamespace, slices: list[TokenOutput], expected: tuple[str, int]
+) -> None:
+    backend = VerlBackend(Server(*slices), end_token_ids=frozenset({2}))
     renderer = Renderer(tiny.tokenizer, {})
     made = await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
-    assert (made.finish_reason, made.token_ids, made.log_probs) == ("abort", (11, 12, 13), (-1.0, -2.0, -3.0))
+    reason, count = expected
+    assert (made.finish_reason, made.token_ids, made.log_probs) == (reason, (11,) * count, (-1.0,) * count)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +312,10 @@ async def test_an_abort_before_the_first_token_leaves_the_log_probs_of_earlier_s
         ({"agent": "a.B", "gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
         ({"agent": "a.B", "gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
         ({"agent": "a.B", "session_timeout_s": 0}, r"gateway_agent\.session_timeout_s=0"),
+        (
+            {"agent": "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "session_timeout_s": 600},
+            r"session_timeout_s=600: expected more than agent_options\.timeout_seconds=900",
+        ),
     ],
 )
 def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:

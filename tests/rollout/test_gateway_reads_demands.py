@@ -76,6 +76,7 @@ def test_a_choice_of_tools_is_read() -> None:
         (calling(mode="NONE"), (), ()),
         (calling(mode="ANY"), NAMES, NAMES),
         (calling(mode="ANY", allowed_function_names=["shell"]), NAMES, ("shell",)),
+        (calling(mode="ANY", allowed_function_names=list(NAMES[:2])), NAMES[:2], NAMES[:2]),
     ):
         assert (offered(request), request.must_call) == (kept, must_call)
     for read in (respond, chat):

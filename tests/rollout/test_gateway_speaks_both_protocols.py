@@ -100,6 +100,17 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
         assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
 
 
+async def test_a_stop_text_behind_a_call_does_not_hide_it(tiny: SimpleNamespace) -> None:
+    called = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>\nObservation: a.txt'
+    schema = SHELL["function"]["parameters"]
+    async with talking(tiny.scripted(called, called)) as talk:
+        (choice,) = (await talk.ask("go", tools=[SHELL], stop=["Observation:"])).choices
+        options = {"model": "m", "messages": [user("go")], "max_tokens": 300, "stop_sequences": ["Observation:"]}
+        message = await talk.anthropic.messages.create(**options, tools=[{"name": "shell", "input_schema": schema}])
+    assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
+    assert (message.stop_reason, message.stop_sequence, message.content[0].type) == ("tool_use", None, "tool_use")
+
+
 @pytest.mark.parametrize(("source", "temperature"), [("trainer", 1.0), ("agent", 0.3)])
 async def test_turns_are_sampled_as_the_trainer_or_the_agent_says(
     tiny: SimpleNamespace, source: str, temperature: float

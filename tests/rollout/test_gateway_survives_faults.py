@@ -6,6 +6,7 @@ What a gateway does not answer, it refuses with a status, in the protocol's own 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -198,6 +199,31 @@ async def test_failures_of_the_model_server_reach_the_client_with_their_status(
             failed = await talk.openai.responses.retrieve(failed.id)
         assert (failed.status, failed.error.code) == ("failed", code)
         assert (await talk.close()).calls == ()
+
+
+class AbortingModel(TinyModel):
+    """Its server stops in the middle of the first answer."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        made = await super().generate(prompt_ids, max_tokens=max_tokens, sampling=sampling, session=session)
+        return replace(made, finish_reason="abort") if len(self.prompts) == 1 else made
+
+
+async def test_an_aborted_answer_is_refused_and_not_recorded(tiny: SimpleNamespace) -> None:
+    async with talking(AbortingModel(tiny.model, tiny.tokenizer)) as talk:
+        assert [(await talk.http.post(CHAT, json=BODY)).status_code for _ in range(2)] == [503, 200]
+        record = await talk.close()
+    assert [call.finish_reason == "abort" for call in record.calls] == [False]
+
+
+async def test_calls_that_are_not_made_do_not_count(tiny: SimpleNamespace) -> None:
+    long = {**BODY, "messages": [user("long " * 300)]}
+    async with talking(AbortingModel(tiny.model, tiny.tokenizer), max_calls=2, max_context_tokens=200) as talk:
+        asked = [long, long, BODY, BODY, BODY, BODY]
+        statuses = [(await talk.http.post(CHAT, json=body)).status_code for body in asked]
+    assert statuses == [400, 400, 503, 200, 200, 403]
 
 
 async def test_a_session_has_so_many_calls_and_no_more(tiny: SimpleNamespace) -> None:

@@ -17,7 +17,7 @@ from played_tasks import ScriptedModel
 from sandboxes_here import HERE, needs_bubblewrap
 from small_swe import all_tasks, generator
 
-from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, check
+from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, build, check
 from tree_rl.rollout.agents.harnesses import HarnessAgent
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, run_task
 from tree_rl.rollout.agents.installed_program import find_program
@@ -178,6 +178,15 @@ def test_installation_counts_where_the_sessions_run(monkeypatch: pytest.MonkeyPa
     check({"agent": "my_package.Agent", "environment": "my_package.World"}, is_this_machine=True)
     with pytest.raises(ValueError, match="no program 'codex'"):
         check({"agent": "codex"}, is_this_machine=True)
+
+
+class World:
+    """An environment without options."""
+
+
+def test_a_harness_works_in_an_environment_without_options() -> None:
+    agent, environment = build("aider", {"program": "/bin/true"}, f"{__name__}.World", None)
+    assert (type(agent).__name__, type(environment)) == ("Aider", World)
 
 
 def run_matrix(folder: Path, clients: list[str]) -> list[dict[str, str]]:

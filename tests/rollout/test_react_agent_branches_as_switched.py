@@ -1,5 +1,6 @@
 """The native agent's switches, each with the exact rows it must leave; log-probs are checked against the model."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,8 @@ from sandboxes_here import HERE
 from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.react import GO_ON, MALFORMED, MAX_RESULT_CHARACTERS, SUMMARISE, ReActOptions
 from tree_rl.rollout.environments import ShellEnvironment, ToolCall
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
+from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S, Session
 from tree_rl.rollout.transcript import rows_of_calls
 
 END = "<|im_end|>"
@@ -21,6 +24,18 @@ async def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNam
     assert trained == [BOTH + END + COPY + END + DONE + END]
     text = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
     assert text.index("alpha\n</tool_response>") < text.index("beta\n</tool_response>")
+
+
+async def test_its_client_waits_longer_than_the_gateway(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, patience = Session.start_answer, []
+
+    def noting(self: Session, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
+        patience.append(float(request.headers["x-stainless-read-timeout"]))
+        return start(self, request, agent=agent)
+
+    monkeypatch.setattr(Session, "start_answer", noting)
+    await play(tiny, by_turn(COPY, DONE))
+    assert len(patience) == 2 and min(patience) > CALL_TIMEOUT_S
 
 
 async def test_one_call_at_a_time_cuts_the_turn_and_branches_there(tiny: SimpleNamespace) -> None:

@@ -14,7 +14,6 @@ from vllm_harness import (
     LOG_PROB_TOLERANCE,
     check_a_foreign_token_shows,
     check_agreement,
-    engine_log_probs,
     trained_differences,
 )
 
@@ -88,7 +87,7 @@ def test_turns_end_by_their_end_token_a_limit_or_a_stop_text(served: SimpleNames
     assert len(call.response_ids) < 300
 
 
-def test_an_answer_that_verl_aborts_keeps_its_tokens(served: SimpleNamespace) -> None:
+def test_an_answer_that_verl_aborts_is_not_recorded(served: SimpleNamespace) -> None:
     """As the trainer does before it changes the weights while agents are waiting."""
     (replica,) = served.manager.rollout_replicas
 
@@ -109,15 +108,8 @@ def test_an_answer_that_verl_aborts_keeps_its_tokens(served: SimpleNamespace) ->
         await replica.resume_generation()
         assert (await answer(5)).usage.completion_tokens == 5
 
-    calls = ask(served, talk, sampling={"ignore_eos": True}).record.calls
-    lengths = [len(call.response_ids) for call in calls]
-    print("\ntokens of aborted answers:", lengths[:-1])
-    assert len(calls) == 13 and lengths.pop() == 5
-    assert min(lengths) > 0 and max(lengths) < 400
-    rows = rows_of_calls(calls)
-    again = engine_log_probs(served, rows)
-    worst = max(max(trained_differences(row, replayed)) for row, replayed in zip(rows, again, strict=True))
-    assert worst < LOG_PROB_TOLERANCE
+    (call,) = ask(served, talk, sampling={"ignore_eos": True}).record.calls
+    assert len(call.response_ids) == 5
 
 
 def test_what_sglang_refuses_reaches_the_agent_as_its_own_mistake(served: SimpleNamespace) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tree_rl.verl_plugin.launch.session_agent import GATEWAY_AGENT, IN_ENVIRONMENT, TREE_AGENT, refuse_unknown_agent
+from tree_rl.rollout.agents.agents_by_name import IN_ENVIRONMENT
+from tree_rl.verl_plugin.launch.session_agent import GATEWAY_AGENT, TREE_AGENT, refuse_unknown_agent
 
 UNCONFINED = {"sandbox": {"unconfined": True}}
 

@@ -32,6 +32,9 @@ ENVIRONMENTS: Mapping[str, str] = {
     "openenv": "tree_rl.rollout.environments.adapters.openenv.OpenEnvEnvironment",
     "verifiers": "tree_rl.rollout.environments.adapters.verifiers.VerifiersEnvironment",
 }
+IN_ENVIRONMENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
+TIMEOUT_SECONDS = 900.0
+"""Default of `timeout_seconds` of `AgentInEnvironment`."""
 ARGUMENTS: Mapping[str, Any] = {
     "agent": "react",
     "options": {},
@@ -39,7 +42,7 @@ ARGUMENTS: Mapping[str, Any] = {
     "sandbox": {},
     "environment_options": {},
 }
-"""Arguments of `AgentInEnvironment` and their defaults."""
+"""Its other arguments and their defaults."""
 
 
 def build(
@@ -58,13 +61,19 @@ def build(
     """
     made = _make("agent", AGENTS, agent, options)
     sandbox = dict(sandbox or {})
-    if hasattr(made, "find_program") and not environment_options and sandbox.get("backend", "local") == "local":
+    is_local = not environment_options and sandbox.get("backend", "local") == "local"
+    if hasattr(made, "find_program") and is_local and _takes_readable(environment, sandbox):
         try:
             found = made.find_program()
         except ValueError as error:
             raise ValueError(f"{CONFIG_KEY}.agent={agent}: {error}") from error
         sandbox["readable"] = (*sandbox.get("readable", ()), *found.readable)
     return made, _make("environment", ENVIRONMENTS, environment, _of_environment(sandbox, environment_options))
+
+
+def _takes_readable(environment: str, sandbox: Mapping[str, Any]) -> bool:
+    _, taken = _class_and_options("environment", ENVIRONMENTS, environment, sandbox)
+    return "readable" in getattr(taken, "__dataclass_fields__", ())
 
 
 def _of_environment(

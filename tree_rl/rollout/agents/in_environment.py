@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tree_rl.rollout.agents.agents_by_name import build
+from tree_rl.rollout.agents.agents_by_name import TIMEOUT_SECONDS, build
 from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import NotForked, Recording
@@ -191,7 +191,7 @@ class AgentInEnvironment:
         environment: str = "swe",
         sandbox: Mapping[str, Any] | None = None,
         environment_options: Mapping[str, Any] | None = None,
-        timeout_seconds: float = 900.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._timeout_seconds = timeout_seconds
         self._name = agent

@@ -14,7 +14,7 @@ require_modules("agent 'mini_swe'", "minisweagent")
 
 import openai
 
-from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.agents.task_agent import CLIENT_TIMEOUT_S, AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied
@@ -88,7 +88,7 @@ class MiniSweAgent:
         prompts = {key: settings["agent"][key] for key in ("system_template", "instance_template")}
         asked: dict[str, Any] = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
         # The agent retries by itself. Its client would sleep as long as a busy server asks, even after the session.
-        asked["max_retries"] = 0
+        asked |= {"max_retries": 0, "timeout": CLIENT_TIMEOUT_S}
         model = _Model(
             **{**settings.get("model", {}), "model_kwargs": asked},
             model_name=f"openai/{endpoint.model}",

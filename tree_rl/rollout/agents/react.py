@@ -11,7 +11,7 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletion
 
-from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.agents.task_agent import CLIENT_TIMEOUT_S, AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall, text_tool
 from tree_rl.rollout.gateway.dialects.dialect import THINK_END, THINK_START
 from tree_rl.rollout.gateway.endpoint import Endpoint
@@ -94,6 +94,7 @@ class ReActAgent:
             base_url=endpoint.openai_url,
             api_key=endpoint.token,
             max_retries=MAX_RETRIES,
+            timeout=CLIENT_TIMEOUT_S,
             http_client=openai.DefaultAsyncHttpxClient(verify=_tls()),
         ) as client:
             talk = _Conversation(

@@ -5,6 +5,10 @@ from typing import Any, Protocol
 
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
+from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S
+
+CLIENT_TIMEOUT_S = CALL_TIMEOUT_S + 60
+"""Seconds that an agent's client waits for an answer: clients' own limits would cut off the longest answers."""
 
 
 class TaskAgent(Protocol):

@@ -52,7 +52,9 @@ async def generate_answer(
         except ValueError as error:
             raise RequestError(f"the model server refuses this request: {error}", code="refused_by_model") from error
         done = joined(done, slice_)
-        is_last = done.finish_reason != "length" or not slice_.token_ids or len(done.token_ids) >= max_tokens
+        # A server also ends a shorter slice by length: where its own context is full.
+        is_full = len(slice_.token_ids) < limit or len(done.token_ids) >= max_tokens
+        is_last = done.finish_reason != "length" or is_full
         read = partial(_read, done, stop, renderer, is_last=is_last)
         answer = await beside_the_loop(read, SEARCH if stop else TOKENIZE, tokens=len(done.token_ids))
         if answer is not None:

@@ -6,7 +6,8 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -183,7 +184,8 @@ class Session:
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
+                with self._unless_refused(request.count):
+                    prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
                 if request.count == 1:
                     choices = [await self._choice(prompt, agent, 0)]
                 else:
@@ -201,6 +203,15 @@ class Session:
             choices=tuple(choices),
         )
 
+    @contextmanager
+    def _unless_refused(self, count: int) -> Iterator[None]:
+        """Gives calls back to `max_calls` that the gateway or the model server refuses."""
+        try:
+            yield
+        except (RequestError, BackendError):
+            self._admitted -= count
+            raise
+
     async def _choice(self, prompt: Prompt, agent: str, number: int) -> Choice:
         request = prompt.request
         sampling = dict(self._sampling)
@@ -216,16 +227,20 @@ class Session:
             sampling["json_schema"] = request.json.schema
         limits = (self._options.max_turn_tokens, request.max_tokens, self._options.max_context_tokens - len(prompt.ids))
         started = time.monotonic()
-        answer = await generate_answer(
-            self._backend,
-            self._renderer,
-            prompt.ids,
-            max_tokens=min(limit for limit in limits if limit is not None),
-            stop=request.stop,
-            sampling=sampling,
-            session=self._id_in_group,
-        )
-        self._model_seconds += time.monotonic() - started
+        with self._unless_refused(1):
+            answer = await generate_answer(
+                self._backend,
+                self._renderer,
+                prompt.ids,
+                max_tokens=min(limit for limit in limits if limit is not None),
+                stop=request.stop,
+                sampling=sampling,
+                session=self._id_in_group,
+            )
+            self._model_seconds += time.monotonic() - started
+            if answer.finish_reason == "abort":
+                # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
+                raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
             self._prefix_hits += answer.cached_tokens
@@ -237,17 +252,15 @@ class Session:
         message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
-        if answer.finish_reason == "abort":
-            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
-        if answer.stop_text is not None:
-            cause = "stop_sequence"
-        elif message.tool_calls and cause == "stop":
+        if message.tool_calls and cause == "stop":
             cause = "tool_calls"
+        elif answer.stop_text is not None:
+            cause = "stop_sequence"
         return Choice(
             message=message,
             stop_cause=cause,
-            stop_sequence=answer.stop_text,
+            stop_sequence=answer.stop_text if cause == "stop_sequence" else None,
             num_tokens=len(answer.token_ids),
             reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
             tokens=await self._tokens(answer) if request.with_log_probs else None,

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from tree_rl.rollout.agents.agents_by_name import AGENTS
+from tree_rl.rollout.agents.agents_by_name import AGENTS, IN_ENVIRONMENT, TIMEOUT_SECONDS
 from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.gateway.options import GatewayOptions
 
@@ -44,7 +44,8 @@ class GatewayAgentOptions:
             raise ValueError(f"{CONFIG_KEY}.branching: {self.agent} has no `record`; use AgentInEnvironment")
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
-        of_agent = self.agent_options.get("timeout_seconds")
+        default = TIMEOUT_SECONDS if self.agent == IN_ENVIRONMENT else None
+        of_agent = self.agent_options.get("timeout_seconds", default)
         if isinstance(of_agent, int | float) and of_agent >= self.session_timeout_s:
             raise ValueError(
                 f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than "

@@ -7,9 +7,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tree_rl.rollout.agents.agents_by_name import IN_ENVIRONMENT, check
+
 GATEWAY_AGENT = "actor_rollout_ref.rollout.custom.gateway_agent"
 TREE_AGENT = "actor_rollout_ref.rollout.custom.tree_agent"
-IN_ENVIRONMENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
 
 
 def refuse_unknown_agent(config: Any) -> None:
@@ -27,8 +28,5 @@ def refuse_unknown_agent(config: Any) -> None:
         options = {"environment": tree_agent.get("environment") or "shell"}
     else:
         return
-    # Imported here, because agents import their clients' libraries.
-    from tree_rl.rollout.agents.agents_by_name import check
-
     assert isinstance(options, dict)
     check({str(name): value for name, value in options.items()}, is_this_machine=config.trainer.nnodes == 1)

@@ -53,12 +53,13 @@ class ThinkingDialect(Dialect):
         The text is empty if the reasoning was never closed.
         """
         start, end = self.marks
-        if end in turn:
-            thought, visible = turn.rsplit(end, 1)
-        elif is_open or turn.lstrip().startswith(start):
+        thought, closed, visible = turn.partition(end)
+        # An end mark at the start closes the empty reasoning that some templates begin.
+        is_closed = closed and (is_open or start in thought or not thought.strip())
+        if not is_closed:
             thought, visible = turn, ""
-        else:
-            return None, turn
+            if not (is_open or turn.lstrip().startswith(start)):
+                return None, turn
         return thought.split(start, 1)[-1].strip("\n"), visible
 
     def _hides_call(self, thought: str, visible: str) -> bool:

@@ -169,9 +169,12 @@ def _tools(fields: Fields) -> tuple[tuple[Mapping[str, Any], ...], tuple[str, ..
     if mode != "ANY":
         raise wrong(calling.name("mode"), "AUTO, ANY, NONE or VALIDATED", mode)
     where = calling.name("allowedFunctionNames")
-    named = [str(name) for name in calling.items("allowedFunctionNames")]
+    named = dict.fromkeys(str(name) for name in calling.items("allowedFunctionNames"))
     any_of = tools_to_call(tools, named=None, field=calling.name("mode"))
-    return tuple(tools), tuple(one for name in named for one in tools_to_call(tools, named=name, field=where)) or any_of
+    allowed = tuple(one for name in named for one in tools_to_call(tools, named=name, field=where))
+    # The turn's opening names a single tool. Among several the model chooses, so it may see no other.
+    kept = [tool for tool in tools if len(allowed) < 2 or tool["function"]["name"] in allowed]
+    return tuple(kept), allowed or any_of
 
 
 def _function(declared: Fields) -> Mapping[str, Any]:

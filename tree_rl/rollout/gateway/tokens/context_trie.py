@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 
 from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, TOKENIZE
-from tree_rl.rollout.gateway.tokens.rendering import Renderer
+from tree_rl.rollout.gateway.tokens.rendering import INCOMPLETE_BYTES, Renderer
 
 LOOK_AHEAD = 200
 """Number of characters that decide where the tokenizer ends a token."""
@@ -206,9 +206,11 @@ class ContextTrie:
 
         A cut elsewhere would force unusual tokens after it. 0 if none of the last `ODD_TOKENS` ends so.
         """
-        base = max(0, len(ids) - ODD_TOKENS)
-        while base and (self._renderer.decode(ids[:base])).endswith("\ufffd"):
-            base -= 1
+        last = max(0, len(ids) - ODD_TOKENS)
+        bases = range(last, max(-1, last - INCOMPLETE_BYTES - 1), -1)
+        base = next((base for base in bases if not self._renderer.decode(ids[:base]).endswith("\ufffd")), None)
+        if base is None:
+            return 0
         base_characters = len(self._renderer.decode(ids[:base]))
         for count in range(len(ids), base, -1):
             start = base_characters + len(self._renderer.decode(ids[base : count - 1]))

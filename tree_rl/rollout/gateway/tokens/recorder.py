@@ -198,16 +198,18 @@ class Recorder:
             text: text that the model generated, without its end token.
             call: index of the recorded call.
         """
-        header = prompt.text.removesuffix(prompt.opening)
         return read_message(
             prompt.opening + text,
             tools=prompt.request.tools,
-            is_reasoning_open=self._renderer.dialect.opens_reasoning(header),
+            is_reasoning_open=self._opens_reasoning(prompt),
             reasoning=self._options.reasoning,
             key=f"{self._session}_{call}",
             dialect=self._renderer.dialect,
             other_format=self._renderer.other_format,
         )
+
+    def _opens_reasoning(self, prompt: Prompt) -> bool:
+        return self._renderer.dialect.opens_reasoning(prompt.text.removesuffix(prompt.opening))
 
     def _forms(self, prompt: Prompt, message: ChatMessage) -> tuple[tuple[str, str], ...]:
         """(turn, closing text) as the template renders them at the end and in the middle of a conversation.
@@ -216,8 +218,11 @@ class Recorder:
         reasoning is the middle form the same context, so turns with reasoning only have the form at the end.
         """
         messages, tools = prompt.restored.messages, prompt.request.tools
-        inline = self._renderer.dialect.read(message.content, tools=(), is_reasoning_open=False).reasoning
-        is_silent = not (message.reasoning or inline or "").strip()
+        thought = message.reasoning
+        if thought is None:
+            is_open = self._opens_reasoning(prompt)
+            thought = self._renderer.dialect.read(message.content, tools=(), is_reasoning_open=is_open).reasoning
+        is_silent = not (thought or "").strip()
         followers = [ChatMessage(role="user", content=FOLLOWER)] if is_silent else []
         if is_silent and message.tool_calls:
             followers.append(ChatMessage(role="tool", content=FOLLOWER, tool_call_id=message.tool_calls[0].id))

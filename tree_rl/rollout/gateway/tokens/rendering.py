@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {}}}
+INCOMPLETE_BYTES = 3
+"""Most bytes of a character that is incomplete, and most marks that a tokenizer decodes them to."""
 TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -192,7 +194,10 @@ class Renderer:
         """
 
         def is_beyond(count: int) -> bool:
-            return not text.startswith(self.decode(token_ids[:count]).rstrip("\ufffd"))
+            decoded = self.decode(token_ids[:count])
+            # The next tokens may complete the last character. The marks before it stand for bytes that are none.
+            settled = max(0, len(decoded) - INCOMPLETE_BYTES)
+            return not text.startswith(decoded[:settled] + decoded[settled:].rstrip("\ufffd"))
 
         count = bisect_left(range(1, len(token_ids) + 1), True, key=is_beyond)
         while count and not text.startswith(self.decode(token_ids[:count])):
