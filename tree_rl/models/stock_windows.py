@@ -44,7 +44,8 @@ def find_stock_windows(model: nn.Module) -> dict[nn.Module, int | None] | str:
             stack.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long, device=device),
                 position_ids=torch.arange(2, device=device)[None],
-                attention_mask=torch.ones(1, 2, dtype=torch.long),
+                # Some stacks read its values, which a meta tensor does not have.
+                attention_mask=torch.ones(1, 2, dtype=torch.long, device="cpu" if device.type == "meta" else device),
                 use_cache=False,
             )
     except _AllSeenError:
