@@ -58,8 +58,8 @@ def _step_row(
     row: dict[str, Any] = {"step": step, "step_s": end - begin, "rollout_s": last - begin}
     row["waiting_s"] = taken["taken"] - last
     row |= {name: metrics.get(f"timing_s/{timer}", 0.0) for name, timer in TIMED.items()}
-    # Sessions may begin before the trainer asks for their rows.
-    row["weights_s"] += metrics["timing_s/gen"] - (taken["taken"] - min(taken["asked"], begin))
+    asked_for = metrics["timing_s/gen"] - metrics.get("tree/head_start_seconds", 0.0)
+    row["weights_s"] += asked_for - (taken["taken"] - taken["asked"])
     row["rest_s"] = row["step_s"] - sum(row[name] for name in PARTS[:-1])
     row |= {"rows": taken["rows"], "flat_tokens": taken["flat_tokens"]}
     row["generated_tokens"] = sum(one["generated"] for one in sessions)

@@ -126,6 +126,8 @@ class StepCall:
     """Names of the outputs that the loss or the caller reads."""
     is_separable: bool = False
     """True if dL/dlog-prob of a token depends on no other token's log-prob; partitions then need no extra pass."""
+    couples_log_probs_alone: bool = False
+    """True if a loss that couples tokens couples their log-probs alone; remembered ones then replace the extra pass."""
     run_rows_flat: FlatRows | None = None
     """Function that runs rows without a tree; None runs all of them as trees."""
     trainer_tokens: int | None = None

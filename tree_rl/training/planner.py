@@ -128,8 +128,8 @@ class Planner:
 
     def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
         # An inference's log-probs are remembered, its other outputs are not.
-        reads_others = call.outputs != (LOG_PROBS,) or call.rows.candidates_FK is not None
-        if call.is_separable or not call.trains or reads_others:
+        couples_others = call.outputs != (LOG_PROBS,) and not call.couples_log_probs_alone
+        if call.is_separable or not call.trains or couples_others or call.rows.candidates_FK is not None:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)

@@ -95,6 +95,7 @@ class VerlCall:
             call,
             loss=None if self.loss_function is None else self.loss,
             is_separable=is_token_separable(self.loss_function),
+            couples_log_probs_alone=_is_ppo_loss(self.loss_function),
             run_rows_flat=None if needs_trees else self.run_flat,
         )
 
@@ -242,6 +243,13 @@ def averages_sequences(loss_function: Any) -> bool:
 
 def _distils(loss_function: Any) -> bool:
     return isinstance(loss_function, partial) and loss_function.func is distillation_ppo_loss
+
+
+def _is_ppo_loss(loss_function: Any) -> bool:
+    """True for verl's loss of the actor, in which entropies add up token by token."""
+    if isinstance(loss_function, OnPolicyLoss):
+        loss_function = loss_function.loss_function
+    return isinstance(loss_function, partial) and loss_function.func is ppo_loss
 
 
 def _config_of(loss_function: Any) -> Any:

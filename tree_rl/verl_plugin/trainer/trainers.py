@@ -40,6 +40,7 @@ class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
             self.global_steps -= 1
         if self._head_start:
             # verl's timers began with the step.
+            metrics["tree/head_start_seconds"] = self._head_start
             timing_raw["gen"] += self._head_start
             timing_raw["step"] += self._head_start
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
