@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tree_rl.rollout.environments.environment import Environment, Outcome
-from tree_rl.rollout.gateway.endpoint import Endpoint
-from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S
+from tree_rl.rollout.gateway.endpoint import CALL_TIMEOUT_S, Endpoint
 
 CLIENT_TIMEOUT_S = CALL_TIMEOUT_S + 60
 """Seconds that an agent's client waits for an answer: clients' own limits would cut off the longest answers."""

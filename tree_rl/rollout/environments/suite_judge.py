@@ -14,7 +14,14 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from tree_rl.rollout.environments.canaries.planting import Planted, plant
-from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, passed_tests, report_of, verdicts_of
+from tree_rl.rollout.environments.swe_reports import (
+    REPORT_CHARACTERS,
+    TestReport,
+    passed_tests,
+    published_name,
+    report_of,
+    verdicts_of,
+)
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import Sandbox, quote
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
@@ -77,7 +84,7 @@ def _failures_of_the_code(task: SweTask, sources: Mapping[str, str], verdicts: M
         for name, said in verdicts.items()
         if "XFAIL" in said and not EXPECTS_FAILURE.search(sources.get(name.partition("::")[0], "xfail"))
     }
-    return {*found, *(name.partition(" ")[0] for name in found)} & set(task.fail_to_pass)
+    return {*found, *map(published_name, found)} & set(task.fail_to_pass)
 
 
 async def _test_sources(task: SweTask, run: Run) -> Mapping[str, str]:

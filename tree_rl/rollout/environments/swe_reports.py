@@ -79,14 +79,19 @@ def report_of(task: SweTask, passed: Collection[str], output: str) -> TestReport
 def passed_tests(verdicts: Mapping[str, set[str]]) -> set[str]:
     """Names of the tests whose only verdict is that they passed, or failed as expected (pytest).
 
-    Parametrized tests also count by the name that SWE-bench publishes: up to the first space.
+    Parametrized tests also count by their published name.
     """
     by_name = {name: set(said) for name, said in verdicts.items()}
     for name, said in verdicts.items():
-        published = name.partition(" ")[0]
+        published = published_name(name)
         if "[" in published and published not in verdicts:
             by_name.setdefault(published, set()).update(said)
     return {name for name, said in by_name.items() if said in ({"PASSED"}, {"XFAIL"})}
+
+
+def published_name(name: str) -> str:
+    """A test's name as SWE-bench publishes it: up to the first space."""
+    return name.partition(" ")[0]
 
 
 def is_full_reward(text: str) -> bool:

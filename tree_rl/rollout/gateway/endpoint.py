@@ -3,6 +3,9 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
+CALL_TIMEOUT_S = 3600.0
+"""A call that takes longer is cancelled and answered with status 504."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:

@@ -16,6 +16,7 @@ from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.gateway.backend import Answer, Backend, BackendError
 from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
+from tree_rl.rollout.gateway.endpoint import CALL_TIMEOUT_S
 from tree_rl.rollout.gateway.generation import cut_after_first_call, generate_answer
 from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -28,9 +29,6 @@ from tree_rl.rollout.gateway.tokens.images import without_images
 from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall
-
-CALL_TIMEOUT_S = 3600.0
-"""A call that takes longer is cancelled and answered with status 504."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +87,10 @@ class Session:
         self._options = options
         self._sampling = dict(sampling)
         seed = sampling.get("seed")
-        self.name = self.id if seed is None else f"{seed:016x}"
+        own = self.id if seed is None else f"{seed:016x}"
+        self.name = own if resumption is None else resumption.session
         """What ids of tool calls start with; a branch keeps its parent's. It repeats in sessions with a seed, because
         templates may write these ids into prompts."""
-        if resumption is not None:
-            self.name = resumption.session
         self._recorder = Recorder(self.name, renderer=renderer, options=options)
         self._running: set[asyncio.Task[Completion]] = set()
         self._asked: Counter[tuple[int, ...]] = Counter()

@@ -183,8 +183,9 @@ class CutRelay:
                     total = self._taken((number, name), len(like))
                 if name in layer.edges:
                     roots.append(layer.edges[name])
-                    none = torch.zeros_like(like, device=loss.device)
-                    gradients.append(none if total is None else total.to(like.dtype))
+                    gradients.append(
+                        torch.zeros_like(like, device=loss.device) if total is None else total.to(like.dtype)
+                    )
         # Free what children read before the traversal, which needs the memory.
         del kept
         if roots:

@@ -247,15 +247,18 @@ def _distils(loss_function: Any) -> bool:
 
 def _is_ppo_loss(loss_function: Any) -> bool:
     """True for verl's loss of the actor, in which entropies add up token by token."""
-    if isinstance(loss_function, OnPolicyLoss):
-        loss_function = loss_function.loss_function
+    loss_function = _of_verl(loss_function)
     return isinstance(loss_function, partial) and loss_function.func is ppo_loss
+
+
+def _of_verl(loss_function: Any) -> Any:
+    """verl's loss without our wrapper."""
+    return loss_function.loss_function if isinstance(loss_function, OnPolicyLoss) else loss_function
 
 
 def _config_of(loss_function: Any) -> Any:
     """The config of the role to which one of verl's losses is bound; None for other losses."""
-    if isinstance(loss_function, OnPolicyLoss):
-        loss_function = loss_function.loss_function
+    loss_function = _of_verl(loss_function)
     config = loss_function.keywords.get("config") if isinstance(loss_function, partial) else None
     return config if hasattr(config, "loss_agg_mode") else None
 
