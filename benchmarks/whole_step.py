@@ -5,8 +5,8 @@ are made on the machine.
 
 PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=12
 
-Runs of one --output add up, so arms and overlaps may run in several calls. --at-once gives each arm --gpus GPUs of its
-own and runs the arms side by side. The arm `vllm` plays the sessions on vLLM alone, on one GPU: no verl, no Ray.
+Runs of one --output add up, so arms and overlaps may run in several calls. Arms follow each other: two jobs with vLLM
+on one host would share verl's sockets. The arm `vllm` plays the sessions on vLLM alone, on one GPU: no verl, no Ray.
 """
 
 import argparse
@@ -16,8 +16,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,6 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=None, help="all by default")
     parser.add_argument("--por", type=float, nargs="+", default=[0.5, 0.9])
     parser.add_argument("--arms", nargs="+", choices=(*ARMS, ALONE), default=list(ARMS))
-    parser.add_argument("--at-once", action="store_true", help="arms side by side, each on GPUs of its own")
     parser.add_argument("--prompts", type=int, default=8, help="of a step")
     parser.add_argument("--sessions", type=int, default=4, help="of a prompt")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the recorded lengths")
@@ -145,12 +142,10 @@ def alone_per_second(arguments: argparse.Namespace, por: float) -> float | None:
     return statistics.median(one["generated_tokens"] / one["rollout_s"] for one in rounds)
 
 
-def gpus_of_arms(arguments: argparse.Namespace) -> list[list[int]]:
-    """Numbers of the GPUs that each arm uses: its own with `--at-once`, else the first that this process may use."""
-    apart = arguments.gpus if arguments.at_once else 0
-    arms = [[arm * apart + gpu for gpu in range(arguments.gpus)] for arm in range(len(arguments.arms))]
+def gpu_numbers(gpus: int) -> list[int]:
+    """Numbers of the first GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [[int(visible.split(",")[gpu]) for gpu in of_arm] for of_arm in arms] if visible else arms
+    return [int(number) for number in visible.split(",")][:gpus] if visible else list(range(gpus))
 
 
 def is_whole(folder: Path, step: int) -> bool:
@@ -160,8 +155,8 @@ def is_whole(folder: Path, step: int) -> bool:
     return has_metrics and any(f'"step": {step + 1}, "started"' in text for text in stamps)
 
 
-def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
-    """Run one arm on one script, on GPUs of these numbers."""
+def play(arguments: argparse.Namespace, run: Run) -> None:
+    """Run one arm on one script."""
     folder, mark = run.output, f"{os.getpid()}-{run.output.name}"
     stamps = folder / "stamps"
     stamps.mkdir(exist_ok=True)
@@ -175,10 +170,8 @@ def play(arguments: argparse.Namespace, run: Run, gpus: Sequence[int]) -> None:
         MARK: mark,
         **run.environment(),
     }
-    if arguments.at_once and gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     try:
-        with watched(folder / "gpus.jsonl", gpus):
+        with watched(folder / "gpus.jsonl", gpu_numbers(run.gpus)):
             run_phase(
                 Phase(
                     name=folder.name,
@@ -235,7 +228,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         lines += list(found.values())
     about = {
         name: getattr(arguments, name)
-        for name in ("model", "layers", "gpus", "at_once", "prompts", "sessions", "scale", "tool_seconds", "eager")
+        for name in ("model", "layers", "gpus", "prompts", "sessions", "scale", "tool_seconds", "eager")
     }
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
@@ -271,8 +264,8 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     for por in arguments.por:
         runs = [prepare(arguments, arm, por) for arm in arguments.arms if arm != ALONE]
         made_by["stock_attention"] = "" if not runs else runs[0].attention()
-        with ThreadPoolExecutor(len(runs) if runs and arguments.at_once else 1) as threads:
-            list(threads.map(partial(play, arguments), runs, gpus_of_arms(arguments)))
+        for run in runs:
+            play(arguments, run)
         if ALONE in arguments.arms:
             play_alone(arguments, por)
     return report(arguments, made_by)

@@ -107,13 +107,11 @@ def test_a_run_is_ended_when_the_last_step_is_written_and_the_next_has_begun(tmp
     assert not whole_step.is_whole(tmp_path, 2)
 
 
-def test_arms_at_once_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_the_first_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2", "--at-once"])) == [[0, 1], [2, 3]]
-    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "2"])) == [[0, 1], [0, 1]]
-    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "0", "--at-once"])) == [[], []]
+    assert [whole_step.gpu_numbers(gpus) for gpus in (0, 2)] == [[], [0, 1]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert whole_step.gpus_of_arms(whole_step.parse(["--gpus", "1", "--at-once"])) == [[2], [5]]
+    assert whole_step.gpu_numbers(1) == [2]
 
 
 def test_vllm_alone_is_reported_beside_the_arms(tmp_path: Path) -> None:
