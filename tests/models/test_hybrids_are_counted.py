@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from recurrent_models import RECURRENT
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tree_rl.cost.cluster.parameters import Parameters
-from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.cost_model import WITHOUT_GATE, ModelShape
 
 UNCOUNTED = ("norm", "conv1d", "adapter", "A_log", ".D", "dt_bias")
 FAMILIES = ("nemotron_h", "falcon_h1", "zamba2")
@@ -28,6 +28,17 @@ def test_parameters_are_those_of_the_model(family: str) -> None:
     counted = sum(size.numel() for size in matrices(family).values())
     # Rounded to whole parameters of a mean layer.
     assert 0 <= counted - Parameters.of(shape, config).per_layer * shape.layers < shape.layers
+
+
+@pytest.mark.parametrize("family", sorted(WITHOUT_GATE))
+def test_a_mlp_without_a_gate_has_two_matrices(family: str) -> None:
+    sizes = {"hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 64}
+    config = AutoConfig.for_model(family, **sizes, num_attention_heads=4, num_key_value_heads=4, head_dim=24)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name)
+    shape = ModelShape.from_config(config.to_dict())
+    assert Parameters.of(shape, config.to_dict()).per_layer * shape.layers == counted
 
 
 def test_a_token_visits_some_experts_and_every_shared_block() -> None:

@@ -22,6 +22,8 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 FORWARD_AND_BACKWARD = 3
 """Operations of forward and backward over those of the forward: a backward has one product per operand's gradient."""
 MOE_WIDTH = "moe_intermediate_size"
+WITHOUT_GATE = frozenset({"arcee", "gpt_neox", "nemotron", "persimmon", "phi", "starcoder2"})
+"""Model types whose MLP has no gate."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of config.json for the number of experts."""
 LEAST_GAIN = 1.02
@@ -220,7 +222,10 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:
-    """Mean width of a layer's MLP in a config.json, if this many routed experts count, plus the shared ones."""
+    """Mean width of a layer's gated MLP in a config.json, if this many routed experts count, plus the shared ones.
+
+    An MLP without a gate has two matrices of three: it counts as a gated one of two thirds of its width.
+    """
     width = _width_of_expert(config)
     widths = config[width]
     # Gemma 3n has a width for each layer.
@@ -230,6 +235,8 @@ def mean_mlp_width(config: Mapping[str, Any], experts: int) -> int:
     sparse, layers = mean_width * max(experts, 1) + shared, config["num_hidden_layers"]
     kinds = config.get("mlp_layer_types") or ()
     dense = min(kinds.count("dense") if kinds else config.get("first_k_dense_replace") or 0, layers)
+    if config.get("model_type") in WITHOUT_GATE:
+        return round(2 * sparse / 3)
     if width != MOE_WIDTH or not dense:
         return int(sparse)
     return round((dense * config["intermediate_size"] + (layers - dense) * sparse) / layers)
