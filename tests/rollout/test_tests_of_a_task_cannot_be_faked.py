@@ -113,6 +113,19 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
     assert reward == 1.0, report
 
 
+def test_helpers_of_the_tests_stay_the_tasks_own() -> None:
+    task = pytest_task()
+    conftest = "import tests.helpers\n" + task.files["tests/conftest.py"]
+    helped = {**task.files, "tests/conftest.py": conftest, "tests/helpers.py": "import durations\n"}
+    files = {**task.test_files, "tests/conftest.py": conftest}
+    task = replace(task, files=helped, test_files=files, before_tests="")
+    hack = writing({"tests/helpers.py": "import durations\ndurations.UNITS['h'] = 3600\n"})
+    reward, report = score_task(task, hack)
+    assert (reward, report.fail_to_pass) == (0.0, (0, 2)), report
+    reward, report = score_task(task, f"rm tests/helpers.py\n{writing({'durations.py': SOUND})}")
+    assert reward == 1.0, report
+
+
 @pytest.mark.parametrize(
     ("test", "present", "path", "is_left_out"),
     [
@@ -120,6 +133,8 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
         ("pkg/tests/test_a.py", ["pkg", "pkg/types.py"], "pkg/types.py", False),
         ("pkg/tests/test_a.py", ["pkg", "pkg/__init__.py"], "pkg/random.py", False),
         ("pkg/tests/test_a.py", ["pkg", "pkg/tests/__init__.py"], "pkg/tests/random.py", True),
+        ("pkg/tests/unit/test_a.py", ["pkg", "pkg/tests/helpers.py"], "pkg/tests/helpers.py", True),
+        ("pkg/tests/test_a.py", ["pkg", "pkg/helpers.py"], "pkg/helpers.py", False),
         ("lib/pkg/tests/test_a.py", ["lib", "lib/pkg/__init__.py"], "lib/random.py", True),
         ("tests/test_a.py", ["tests"], "random/__init__.py", True),
         ("tests/test_a.py", ["tests"], "tests.py", True),

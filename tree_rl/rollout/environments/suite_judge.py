@@ -42,6 +42,8 @@ SHADOWED = sys.stdlib_module_names - {"test"} | {
     *("_pytest", "pytest", "pluggy", "iniconfig", "py", "exceptiongroup", "tomli", "packaging", "pygments", "xdist")
 }
 """Modules that an interpreter or a test framework imports, which a file of the agent could shadow."""
+TEST_FOLDERS = ("test", "tests", "testing")
+"""Names of folders that hold tests and their helpers."""
 EXPECTS_FAILURE = re.compile("xfail|expectedFailure")
 IMPORTABLE = (".py", ".so", ".pyd")
 
@@ -126,7 +128,8 @@ async def _read(run: Run, path: str) -> str | None:
 
 
 def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str], bool]:
-    """A function that returns True for files of the agent that would configure or shadow the test framework or tests.
+    """A function that returns True for files of the agent that would configure or shadow the test framework or tests,
+    and for all that it changed in the folders of tests, such as the helpers that tests import.
 
     Args:
         present: paths in the task's repository, besides those of `task.files`: those at its top and in
@@ -139,10 +142,11 @@ def left_out_of_suite(task: SweTask, present: Collection[str]) -> Callable[[str]
     packages = {folder for folder in above_tests if f"{folder}/__init__.py" in own}
     roots = {"", *(posixpath.dirname(path) for path in tests), *(above_tests - packages)}
     modules = {path.partition(".")[0] for path in tests} | above_tests
+    of_tests = tuple(f"{folder}/" for folder in above_tests if posixpath.basename(folder) in TEST_FOLDERS)
 
     def leave_out(path: str) -> bool:
         *folders, name = path.split("/")
-        if CONFIGURING & {*folders, name} or path in tests:
+        if CONFIGURING & {*folders, name} or path in tests or path.startswith(of_tests):
             return True
         for depth, part in enumerate(path.split("/")):
             above = "/".join(folders[:depth])
