@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models.tiled_mlp import tileable_layers, tiled
+from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.tree.forest import Forest
 
 UNIQUE = Forest.from_rows(hostile_rows()).num_unique
@@ -127,3 +128,12 @@ def test_wrong_tiles_are_refused_by_name(one_rank: None) -> None:
     fully_shard(mlp, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match="sharded by itself"):
         tiled(mlp, mlp.forward, 5, x)
+
+
+def test_the_memory_model_chooses_no_tiles_of_parts_that_are_sharded_by_themselves(one_rank: None) -> None:
+    model, found = build("dense"), []
+    for layer in model.model.layers[:2]:
+        memory = read_memory_model(model, dtype=torch.float32, device=torch.device("cpu"))
+        found.append(memory is not None and memory.tiles)
+        fully_shard(layer.mlp, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    assert found == [True, False]

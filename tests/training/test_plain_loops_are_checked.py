@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from measured_models import KINDS, build, hostile_rows
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
@@ -54,6 +55,15 @@ def test_a_model_that_trees_cannot_run_is_refused_where_it_is_prepared() -> None
     config = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, rope_parameters=rope)
     with pytest.raises(UnsupportedModelError, match="rope_type=dynamic depends on the longest row"):
         use_tree_attention(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_wrapper_in_which_partitions_would_hang_is_refused() -> None:
+    # Without its __init__, which needs a process group.
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module = build("dense")
+    with pytest.raises(ValueError, match=r"^DistributedDataParallel expects a backward after each .*fully_shard"):
+        TreeStep(wrapped)
 
 
 def gradients(model: torch.nn.Module, *, inferred: bool = False, **options: Any) -> dict[str, torch.Tensor]:

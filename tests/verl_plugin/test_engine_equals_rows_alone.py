@@ -75,6 +75,13 @@ def test_every_policy_loss(engines: Engines, loss_mode: str, agg_mode: str) -> N
         assert_trains_as(expected, engines[how], rows, loss)
 
 
+def test_all_partitions_clip_the_tokens_that_clip_cov_draws_once(engines: Engines) -> None:
+    draws = {"clip_cov_ratio": 0.3, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}
+    rows, loss = SHAPES["branches"], actor_loss("clip_cov", "token-mean", policy=draws)
+    expected = run(engines["stock"], ppo_batch(rows, **FLAGS), loss)
+    assert_trains_as(expected, engines["cut"], rows, loss)
+
+
 @pytest.mark.parametrize("max_tokens", (16, 40))
 def test_micro_batches_of_any_size(engines: Engines, max_tokens: int) -> None:
     rows, loss = SHAPES["two_groups"], actor_loss("vanilla", "seq-mean-token-mean")

@@ -13,7 +13,9 @@ from rank_engines import DEALS, join, share_of, spawn
 
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
+from tree_rl.training.memory_budget import gradients_to_come
 from tree_rl.training.planner import Planner, StepPlan
+from tree_rl.verl_plugin.engine.build import moments_to_come
 from tree_rl.verl_plugin.options import TreeConfig
 
 
@@ -45,6 +47,13 @@ def measured_main(rank: int, world: int, model: str, out: str, port: int) -> Non
             assert torch.equal(gradient, offloaded[parameter]), (deal, budget, parameter)
         assert_equal_gradients(plain, gradients(deal, tile_tokens=1, offloaded_layers=1))
     torch.distributed.destroy_process_group()
+
+
+def test_gradients_and_moments_on_the_host_take_no_device_memory() -> None:
+    for device, values in (("meta", 8), ("cpu", 0)):
+        linear = torch.nn.Linear(2, 4, bias=False, device=device)
+        assert gradients_to_come(linear) == 4 * values
+        assert moments_to_come(linear, torch.optim.AdamW(linear.parameters())) == 2 * 4 * values
 
 
 def test_ranks_that_save_memory_train_as_before(model_path: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, gradients, save_model, tiny_qwen3
+from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
 from equivalence import AGG_MODES, actor_loss, assert_equal_gradients, critic_loss, run
+from hostile_rows import SHAPES, row
 from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
 from omegaconf import OmegaConf
 from rank_engines import join, spawn
@@ -228,6 +229,17 @@ def gradient_of_tokens(
     is_mean = loss.keywords["config"].loss_agg_mode == "seq-mean-token-mean"
     flags = {**sent["flags"]["actor"], "global_batch_size": trained / int(picked_T.sum()) if is_mean else 1}
     return run(engine, columns({key: row}, [key], **flags), loss)["gradients"]
+
+
+@pytest.mark.parametrize("options", ({"max_tokens": 13}, {"path_weighting": "sep_avg"}))
+def test_padding_rows_leave_averages_over_tokens_as_they_are(model_path: Path, options: dict[str, Any]) -> None:
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", self_check=False, **options))
+    padding = row([2, 2, 2], mask=[0], uid=f"{PADDING_UID}_1")
+    without, padded = (
+        run(engine, ppo_batch(rows), actor_loss("vanilla", "token-mean", kl=False))["metrics"]["actor/ppo_kl"]
+        for rows in (SHAPES["branches"], [*SHAPES["branches"], padding])
+    )
+    assert padded.aggregate() == pytest.approx(without.aggregate()) != 0
 
 
 def test_verl_names_padding_rows_as_they_are_recognised(queue: LocalQueue) -> None:

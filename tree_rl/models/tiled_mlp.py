@@ -47,6 +47,16 @@ def tileable_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in language_model(model).modules() if _mlp(module) is not None]
 
 
+def runs_in_tiles(model: nn.Module) -> bool:
+    """True if `model` has dense layers, none of whose tiled parts is an FSDP unit of its own."""
+    layers = tileable_layers(model)
+    return bool(layers) and not any(_is_sharded(part) for layer in layers for part in _parts(layer))
+
+
+def _is_sharded(part: nn.Module) -> bool:
+    return any(isinstance(module, FSDPModule) for module in part.modules())
+
+
 def _mlp(layer: nn.Module) -> nn.Module | None:
     found = (getattr(layer, name, None) for name in MLPS)
     mlp = next((one for one in found if isinstance(one, nn.Module)), None)
@@ -90,7 +100,7 @@ def tiled(part: nn.Module, forward: TokenWise, tile_tokens: int, x_1NC: torch.Te
         raise ValueError(f"{KEYWORD}: expected at least 1 token, received {tile_tokens}")
     if x_1NC.shape[-2] <= tile_tokens:
         return forward(x_1NC)
-    if any(isinstance(module, FSDPModule) for module in part.modules()):
+    if _is_sharded(part):
         raise ValueError(
             f"{type(part).__name__} is sharded by itself and would be gathered once per tile; let FSDP wrap whole "
             "decoder layers (fsdp_config.wrap_policy)"

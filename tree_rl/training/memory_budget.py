@@ -175,7 +175,11 @@ class MemoryBudget:
 
 
 def gradients_to_come(module: nn.Module) -> int:
-    """Bytes of gradients on this rank that the next backward will allocate and keep."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.grad is None]
-    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
-    return sum(parameter.numel() * parameter.element_size() for parameter in local)
+    """Bytes of gradients on this rank's device that the next backward will allocate and keep."""
+    return device_bytes_of([one for one in module.parameters() if one.requires_grad and one.grad is None])
+
+
+def device_bytes_of(parameters: Sequence[nn.Parameter]) -> int:
+    """Bytes of this rank's shards; none for those that FSDP2 keeps on the host, as it does their gradients."""
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
+    return sum(one.numel() * one.element_size() for one in local if one.device.type != "cpu")

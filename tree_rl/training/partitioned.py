@@ -25,7 +25,7 @@ from tree_rl.training.hand_overs import MicroBatchResult, Work
 from tree_rl.training.loss.edges import edges_of_rows
 from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
-from tree_rl.training.loss.rows_loss import weigh
+from tree_rl.training.loss.rows_loss import weigh, with_one_draw
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
@@ -223,7 +223,7 @@ def run_partitioned(
         ranks=context.ranks,
         images=None if tower is None else tower.tokens(),
     )
-    loss = None if call.loss is None else weigh(call.loss, batch)
+    loss = None if call.loss is None else with_one_draw(weigh(call.loss, batch))
     if call.trains:
         assert loss is not None
         if known_f is not None:

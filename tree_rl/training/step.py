@@ -7,6 +7,8 @@ equal those of the rows run separately (paper, section 3).
 from dataclasses import replace
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import check_dropout
@@ -22,6 +24,9 @@ from tree_rl.training.rows import Rows
 from tree_rl.training.run import Runner
 from tree_rl.training.self_check import SelfCheck
 from tree_rl.training.tree_options import AUTO, TreeOptions
+
+ONE_FORWARD_A_BACKWARD = (DistributedDataParallel, FullyShardedDataParallel)
+"""Wrappers that expect a backward after each forward, while partitions keep several forwards alive."""
 
 
 class TreeStep:
@@ -48,7 +53,8 @@ class TreeStep:
 
         Raises:
             UnsupportedModelError: the model draws dropout masks, or has no experts for `router_aux_loss_coef`.
-            ValueError: `router_aux_loss_coef` with a context without `routers`.
+            ValueError: `router_aux_loss_coef` with a context without `routers`, or a wrapper in which partitions would
+                hang or fail.
         """
         self.options = TreeOptions() if options is None else options
         if context is None:
@@ -57,6 +63,12 @@ class TreeStep:
                 context = replace(context, routers=RouterHooks(model))
         elif self.options.router_aux_loss_coef is not None and context.routers is None:
             raise ValueError("router_aux_loss_coef needs StepContext.routers: expected RouterHooks, received None")
+        if isinstance(context.module, ONE_FORWARD_A_BACKWARD):
+            raise ValueError(
+                f"{type(context.module).__name__} expects a backward after each forward, while partitions keep several "
+                "forwards alive: give TreeStep the module without it and average gradients over the ranks before the "
+                "optimizer's step, or shard it with fully_shard"
+            )
         self.context = context
         check_dropout(context.module)
         self.learner = Learner(self.context, self.options)

@@ -52,6 +52,18 @@ def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
     return of_tokens if weight_B is None else of_weighted_rows
 
 
+def with_one_draw(loss: PartsLoss) -> PartsLoss:
+    """The loss of a micro-batch, which draws the same random numbers whenever it is called (verl's clip_cov draws the
+    tokens that it clips)."""
+    state = torch.get_rng_state()
+
+    def of_rows(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+        torch.set_rng_state(state)
+        return loss(outputs, members)
+
+    return of_rows
+
+
 class _ScaleGradient(torch.autograd.Function):
     """Identity whose backward multiplies by a constant."""
 

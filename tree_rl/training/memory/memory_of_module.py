@@ -15,7 +15,7 @@ from tree_kernels.tree_attention.portable.blocked import BLOCK_TOKENS, DEFAULT_B
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.model import CHUNK_TENSORS, FLOAT32, TRITON_CHUNK_TENSORS, MemoryModel
 from tree_rl.models.edge_head import EdgeHead
-from tree_rl.models.tiled_mlp import tileable_layers
+from tree_rl.models.tiled_mlp import runs_in_tiles
 
 
 def read_memory_model(
@@ -49,7 +49,7 @@ def read_memory_model(
         attention_block=BLOCK_TOKENS.get(device.type, DEFAULT_BLOCK_TOKENS) if attention == "sdpa" else 0,
         # On a CPU, host and device memory are the same.
         offloads=device.type == "cuda",
-        tiles=bool(tileable_layers(module)) and shape.active_experts == 0,
+        tiles=runs_in_tiles(module) and shape.active_experts == 0,
     )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tree_rl.models.language_model import language_model
 from tree_rl.training.memory.host_slab import HostSlab, host_slab
 
 CHECKPOINT = "_gradient_checkpointing_func"
@@ -184,8 +185,9 @@ class _Copy:
 
 
 def checkpointed_layers(module: nn.Module) -> list[nn.Module]:
-    """Decoder layers in order; raises ValueError unless all run under non-reentrant gradient checkpointing."""
-    layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    """Decoder layers in order, without a tower's; raises ValueError unless all run under non-reentrant gradient
+    checkpointing."""
+    layers = [layer for layer in language_model(module).modules() if isinstance(layer, GradientCheckpointingLayer)]
     # Reentrant checkpointing would cut partitions' captured keys and values from the graph; trees never run with it.
     if not layers or not all(layer.gradient_checkpointing and _keeps_the_graph(layer) for layer in layers):
         raise ValueError(

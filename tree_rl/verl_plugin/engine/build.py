@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
@@ -22,6 +21,7 @@ from tree_rl.models.language_model import is_wrapper, language_model
 from tree_rl.models.support import leaks_when_packed
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.training.memory.memory_of_module import read_memory_model
+from tree_rl.training.memory_budget import device_bytes_of
 from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
@@ -202,9 +202,7 @@ def zero_gradients_of_towers(module: nn.Module) -> None:
 
 
 def moments_to_come(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of Adam's two moments on this rank that the first optimizer step will allocate; 0 after it."""
+    """Bytes of Adam's two moments on this rank's device that the first optimizer step will allocate; 0 after it."""
     if optimizer.state:
         return 0
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in trained]
-    return sum(2 * parameter.numel() * parameter.element_size() for parameter in local)
+    return 2 * device_bytes_of([parameter for parameter in module.parameters() if parameter.requires_grad])

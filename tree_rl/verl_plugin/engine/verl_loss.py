@@ -13,6 +13,8 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs
 from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
 from tree_rl.verl_plugin.compat import (
+    AggregationType,
+    Metric,
     distillation_ppo_loss,
     get_device_id,
     kl_divergence,
@@ -103,7 +105,8 @@ class VerlCall:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
         assert self.loss_function is not None
         selected = self._on_device(members)
-        if _distils(self.loss_function) and not selected["loss_mask"].values().any():
+        trains = bool(selected["loss_mask"].values().any())
+        if _distils(self.loss_function) and not trains:
             # verl takes the least and the largest loss of a micro-batch, and padding rows have none.
             return torch.stack([output.sum() * 0 for output in outputs.present().values()]).sum(), {}
         holds_cells = tu.get_non_tensor_data(data=self.data, key=HOLDS_CELLS, default=False)
@@ -117,7 +120,9 @@ class VerlCall:
             assert isinstance(self.loss_function, partial)
             config = self.loss_function.keywords["distillation_config"].distillation_loss
             model_output |= distillation_outputs(student, selected["teacher_logprobs"], config)
-        return self.loss_function(model_output=model_output, data=selected, dp_group=self.group)
+        value, metrics = self.loss_function(model_output=model_output, data=selected, dp_group=self.group)
+        # Averages over no token are 0, and verl would average them with those of other micro-batches.
+        return value, metrics if trains else {name: one for name, one in metrics.items() if _is_sum(one)}
 
     def run_flat(
         self, members: Sequence[int], loss: PartsLoss | None
@@ -239,6 +244,10 @@ def averages_sequences(loss_function: Any) -> bool:
     if config is None:
         return False
     return _loss_mode(loss_function) in SEQUENCE_POLICY_LOSSES or config.loss_agg_mode.startswith(SEQUENCE_MEAN)
+
+
+def _is_sum(metric: Any) -> bool:
+    return isinstance(metric, Metric) and metric.aggregation == AggregationType.SUM
 
 
 def _distils(loss_function: Any) -> bool:
