@@ -16,6 +16,7 @@ from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
 from tree_rl.verl_plugin.launch.train import checked as checked_job
+from tree_rl.verl_plugin.refusals import this_machine
 
 pytestmark = pytest.mark.usefixtures("job_of_its_own")
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
@@ -126,6 +127,17 @@ def test_one_line_names_the_key_and_the_remedy(argument: str, said: tuple[str, .
     assert "\n" not in message and len(message) < 400
     for words in said:
         assert words in message
+
+
+def test_a_mistyped_folder_is_no_hubs_id(good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "tiny_model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(this_machine, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ValueError, match=rf"^{MODEL}\.path=outputs/tiny_modle: no such folder on this machine; correct"):
+        checked(*good, f"{MODEL}.path=outputs/tiny_modle")
+    checked(*good, f"{MODEL}.path=Someone/Small")
+    (tmp_path / "hub" / "models--outputs--tiny_modle").mkdir(parents=True)
+    checked(*good, f"{MODEL}.path=outputs/tiny_modle")
 
 
 def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str], recwarn: pytest.WarningsRecorder) -> None:
