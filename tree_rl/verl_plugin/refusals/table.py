@@ -61,7 +61,10 @@ FILES = (
     *("data.tool_config_path", "data.function_tool_path"),
     *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
 )
-FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+FOLDERS = (
+    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    f"{ROLLOUT}.custom.tree_dump_dir",
+)
 """Folders that a job writes."""
 UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
 LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
