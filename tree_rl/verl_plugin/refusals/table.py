@@ -96,8 +96,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
           for key in ("reward.custom_reward_function", "data.custom_cls")),
     ),
     Of.MODEL_FILES: (
-        *(Refusal(key, "{key}={value}: no such folder on this machine", "correct it, or first hf download a hub's model",
-                  here.missing_folder)
+        *(Refusal(key, "{key}={value}: no such folder on this machine",
+                  "correct it, or first hf download a hub's model", here.missing_folder)
           for key in ("path", "tokenizer_path")),
         Refusal("path", "{key}={value}: the folder has no {what}", "save the model there with save_pretrained",
                 here.incomplete_model),
