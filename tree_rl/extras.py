@@ -1,5 +1,8 @@
 """The extras of the package: the modules that each installs, and the error for a missing one."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 INSTALLED_BY = {
@@ -23,6 +26,16 @@ class MissingExtraError(ModuleNotFoundError):
     def __init__(self, needed_by: str, module: str) -> None:
         command = f"; {install_command(module)}" if module in INSTALLED_BY else ""
         super().__init__(f"{needed_by} needs {module}, which is not installed{command}", name=module)
+
+
+@contextmanager
+def missing_extra_as_one_line() -> Iterator[None]:
+    """Around the imports of a program: print what is not installed as one line and exit with code 2."""
+    try:
+        yield
+    except MissingExtraError as error:
+        print(f"tree_rl: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def install_command(module: str) -> str:

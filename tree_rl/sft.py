@@ -2,7 +2,10 @@
 
 import sys
 
-from tree_rl.verl_plugin.launch.sft import main
+from tree_rl.extras import missing_extra_as_one_line
+
+with missing_extra_as_one_line():
+    from tree_rl.verl_plugin.launch.sft import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -5,13 +5,17 @@
 
 import sys
 
+from tree_rl.extras import missing_extra_as_one_line
+
 if __name__ == "__main__":
     # One of them alone: verl's SFT trainer changes the environment when it is imported.
     if sys.argv[1:2] == ["dpo"]:
-        from tree_rl.verl_plugin.launch.dpo import main as train_on_pairs
+        with missing_extra_as_one_line():
+            from tree_rl.verl_plugin.launch.dpo import main as train_on_pairs
 
         train_on_pairs(sys.argv[2:])
     else:
-        from tree_rl.verl_plugin.launch.train import main
+        with missing_extra_as_one_line():
+            from tree_rl.verl_plugin.launch.train import main
 
         main(sys.argv[1:])

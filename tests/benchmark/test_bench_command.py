@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.against_packed.profiled_update import time_by_class
-from tree_rl.benchmark.batch import recorded_batches
+from tree_rl.benchmark.batch import Batch, recorded_batches
 from tree_rl.benchmark.bench_options import BenchOptions
 from tree_rl.benchmark.model_config import config_of
 from tree_rl.benchmark.phases import PHASES
@@ -18,6 +18,7 @@ from tree_rl.cli import app
 from tree_rl.cost import ModelShape
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.model_sizes import MODEL_SIZES
+from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row
 
 TINY = ["bench", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
@@ -90,7 +91,7 @@ def test_on_a_gpu_a_model_that_liger_lacks_runs_its_own_layers(monkeypatch: pyte
     monkeypatch.setattr(BenchOptions, "device", torch.device("cuda"))
     chosen = {}
     for name, size in MODEL_SIZES.items():
-        given = dict.fromkeys(BenchOptions.__dataclass_fields__) | {"model": name, "tree_attention": "auto"}
+        given = dict.fromkeys(BenchOptions.__dataclass_fields__) | {"model": name, "tree_attention": "auto", "pors": ()}
         setting = BenchOptions(**given).setting()  # type: ignore[arg-type]
         assert setting["model"] == f"qwen3-{name}" or name == setting["model"]
         chosen[size.family] = setting["layer_kernels"]
@@ -180,11 +181,33 @@ def test_bfloat16_drives_two_training_runs_no_further_apart_than_packed_rows_fro
     assert 1e-4 < largest["tree"] < 1.5 * largest["packed"] < 0.1
 
 
-def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path) -> None:
-    arguments = ["--row-tokens", "64", "--por", "0.5", "--por", "0.95", "--repeats", "1", "--out", str(tmp_path)]
+def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = BenchOptions.batches
+
+    def stops(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
+        if por == 0.8:
+            raise InputError("no more")
+        return draw(options, por, count=count)
+
+    monkeypatch.setattr(BenchOptions, "batches", stops)
+    arguments = ["--row-tokens", "64", "--por", "0.5", "--por", "0.8", "--repeats", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*TINY, *arguments])
-    assert result.exit_code == 2 and "--por: expected at least 0 and below 0.875 with 8 rows" in result.output
+    assert result.exit_code == 2 and "no more" in result.output and "POR 0.5, 1 of 2" in result.output
     assert [float(row["por"]) for row in rows_of(tmp_path / "update_tiny_agents.csv")] == pytest.approx([0.5], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--por", "0.5", "--por", "0.95"], "--por 0.95: expected at least 0 and below 0.875 with 8 rows in a group"),
+        (["--por", "nan"], "--por nan: expected"),
+        (["--learning-rate", "1e-5"], "--learning-rate: expected it together with --steps"),
+        (["--rows", "call"], "--rows: expected it together with --data"),
+    ],
+)
+def test_what_cannot_be_drawn_or_does_nothing_is_refused_at_once(given: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, [*TINY, *given])
+    assert result.exit_code == 2 and said in result.output and "model tiny" not in result.output
 
 
 def test_classes_add_up_and_the_longest_comes_first() -> None:

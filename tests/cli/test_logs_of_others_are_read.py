@@ -318,6 +318,7 @@ def test_a_hub_id_is_found_in_the_local_cache(
         given = ("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
         for said in (f"{option} Someone/Else: no such folder", f"download it: hf download Someone/Else {missing}"):
             refused(said, *given)
+    refused("Someone/config.json: no such file", "inspect", rows, "--model", "Someone/config.json")
 
 
 def test_a_log_needs_a_tokenizer(tmp_path: Path) -> None:

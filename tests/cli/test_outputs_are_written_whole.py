@@ -178,6 +178,30 @@ def test_no_folder_is_made_for_a_path_with_a_typo(tmp_path: Path, rows: Path, tr
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_page_replaces_no_data(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
+    log, console = tmp_path / "metrics.jsonl", tmp_path / "console.log"
+    log.write_text('{"step": 1, "data": {"timing_s/step": 1.0}}\n')
+    console.write_text("step:1 - timing_s/step:1.0\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for option, given in {
+        "--draw": ("inspect", rows, "--draw", "svg", rows),
+        "--out": ("report", console, "--out", console),
+        # As a shell expands `--html *.json*` of two files.
+        "--html": ("view", "--html", log, rows),
+    }.items():
+        refused(tree_rl(*given), f"{option} {given[-1] if option != '--html' else log}: expected a place for the page")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    for _ in range(2):
+        assert tree_rl("view", rows, "--html", tmp_path / "page.html")[0] == 0
+
+
+def test_options_that_do_nothing_beside_another_are_refused(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
+    page = tmp_path / "page.html"
+    refused(tree_rl("view", rows, "--html", page, "--port", 8000), "--port: expected it without --html")
+    refused(tree_rl("report", rows, "--watch", "--out", page), "--out: expected it without --watch")
+    assert not page.exists()
+
+
 def test_an_implementation_that_is_not_there_is_told(tree_rl: Run) -> None:
     bench = ("bench", "--model", "tiny", "--num-rows", 2, "--row-tokens", 64, "--por", 0)
     refused(tree_rl(*bench, "--tree-attention", "\x1b[31m"), "--tree-attention \\x1b[31m: expected one of auto, ")

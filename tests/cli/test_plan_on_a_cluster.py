@@ -185,6 +185,15 @@ def test_the_longest_trajectory_asks_for_shared_tokens(tree_rl: Run, rows: Path,
     assert "Would help: --sp 4 (" in out
 
 
+def test_a_single_micro_batch_asks_for_no_larger_budget(tree_rl: Run, rows: Path, config: Path) -> None:
+    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64)
+    _, out, _ = tree_rl(*given)
+    assert "tokens in 1 micro-batch; no layout" in out
+    assert "Would help: more prompts in a step, or fsdp_size within a node (--shards)." in out
+    _, out, _ = tree_rl(*given, "--gpu-memory", 1, "--network", 0.1)
+    assert "a larger --max-tokens" not in out
+
+
 def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path) -> None:
     given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64, "--cluster")
     code, out, _ = tree_rl(*given)
@@ -198,8 +207,8 @@ def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path)
     [
         (["--sp", "3"], "--sp 3: expected a divisor of 8 GPUs and 4 heads"),
         (["--shards", "3"], "--shards 3: expected a divisor of 8 GPUs"),
-        (["--ranks", "0"], "'--ranks': Input should be greater than or equal to 1"),
-        (["--tflops", "0"], "'--tflops': Input should be greater than or equal to 1"),
+        (["--ranks", "0"], "'--ranks': Input should be greater than or equal to 1, received 0"),
+        (["--tflops", "nan"], "'--tflops': Input should be greater than or equal to 1, received nan"),
     ],
 )
 def test_wrong_settings_are_named(refused: Refused, rows: Path, config: Path, given: list[str], said: str) -> None:

@@ -29,7 +29,7 @@ def test_the_slower_side_decides_and_the_other_waits() -> None:
     assert (split.step, split.rollout_idle, split.training_idle) == (15, 0.5, 0)
     assert fastest_split(split.load, 6, server_gpus=4) == split
     assert fastest_split(split.load, 6).step == 10
-    with pytest.raises(ValueError, match="6 GPUs: expected some for rollout servers of 4 and the rest for ranks of 4"):
+    with pytest.raises(ValueError, match="6: expected GPUs for rollout servers of 4 and more of them for ranks of 4"):
         fastest_split(split.load, 6, server_gpus=4, sharing=4)
 
 
@@ -41,7 +41,7 @@ def test_no_other_split_is_faster(rollout: float, training: float, gpus: int, se
     load = StepLoad(rollout=rollout, training=training)
     allowed = [n for n in range(1, gpus) if n % server == 0 and (gpus - n) % sharing == 0]
     if not allowed:
-        with pytest.raises(ValueError, match=f"{gpus} GPUs"):
+        with pytest.raises(ValueError, match=f"^{gpus}: expected GPUs"):
             fastest_split(load, gpus, server_gpus=server, sharing=sharing)
         return
     split = fastest_split(load, gpus, server_gpus=server, sharing=sharing)
@@ -130,7 +130,7 @@ def test_without_a_log_the_options_are_enough(tree_rl: Run) -> None:
     [
         (["--ranks", 4, "--cluster"], "expected the log of a run, or --rollout-seconds with --training-seconds"),
         (["--ranks", 4, "--cluster", "--rollout-seconds", 4], "expected the log of a run"),
-        (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1 GPUs: expected some"),
+        (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1: expected GPUs"),
         (["--ranks", 4], "plan: expected FILE and --max-tokens"),
         ([], "plan: expected FILE and --max-tokens"),
     ],

@@ -141,6 +141,13 @@ def test_a_folder_is_read_past_what_is_no_file(tmp_path: Path) -> None:
     assert read_run(log_file(tmp_path, [step(1)])).steps == (1,)
 
 
+def test_figures_too_large_to_draw_are_left_out(tree_rl: Run, tmp_path: Path) -> None:
+    lines = [step(1), step(2, **{"critic/score/mean": 1e308, "actor/pg_loss": -1e308}), step(10**20)]
+    code, out, err = tree_rl("report", log_file(tmp_path / "run", lines), "--out", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    assert "2 (last: 2)" in out
+
+
 def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
     assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
@@ -153,7 +160,7 @@ def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:
         ((absent,), "none"),
         ((absent, "--watch"), "no such file"),
     ):
-        code, _, err = tree_rl("report", *given, "--out", tmp_path / "page.html")
+        code, _, err = tree_rl("report", *given, *([] if "--watch" in given else ["--out", tmp_path / "page.html"]))
         assert (code, err.count("\n")) == (2, 1), err
         assert said in err and not (tmp_path / "page.html").exists()
 

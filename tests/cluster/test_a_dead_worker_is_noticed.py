@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,29 @@ def test_a_killed_worker_is_named_and_a_busy_one_is_not(worker_class: Any, monke
             while True:
                 watch.check()
                 time.sleep(0.05)
+
+
+def test_an_error_of_the_run_is_not_taken_for_a_death(
+    worker_class: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(liveness, "GRACE_SECONDS", threading.TIMEOUT_MAX)
+    worker = worker_class.remote()
+    pid = ray.get(worker.pid.remote())
+    watch = Watch({"rollout server 0": worker})
+    with pytest.raises(ValueError, match="a row is wrong"), watch.guard():
+        raise ValueError("a row is wrong")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        while True:
+            watch.check()
+            time.sleep(0.05)
+    assert not caplog.records
+    killed = worker_class.remote()
+    pid = ray.get(killed.pid.remote())
+    with pytest.raises(WorkerDiedError, match="rollout server 1 died"), Watch({"rollout server 1": killed}).guard():
+        os.kill(pid, signal.SIGKILL)
+        ray.get(killed.pid.remote())
 
 
 HANGING = """

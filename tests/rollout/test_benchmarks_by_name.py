@@ -137,6 +137,20 @@ def test_a_wrong_file_says_which_column_is_missing(name: str, tmp_path: Path) ->
             published_rows(name, published)
 
 
+def test_wrong_paths_end_in_one_line_and_replace_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published = tmp_path / "published.jsonl"
+    published.write_text("{}")
+    for given, out, said in (
+        (tmp_path / "none.parquet", tmp_path / "out.parquet", "none.parquet: no such file or folder"),
+        (published, published, "published.jsonl: expected another file"),
+        (published, tmp_path / "no" / "out.parquet", "out.parquet: expected another file, in a folder that exists"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["swe_gym", str(given), str(out)])
+        assert said in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["published.jsonl"] and published.read_text() == "{}"
+
+
 def test_tasks_that_cannot_be_judged_are_left_out_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["swe_bench_verified", str(ROWS / "swe_bench.jsonl"), str(tmp_path / "out.parquet")])
     said = capsys.readouterr()

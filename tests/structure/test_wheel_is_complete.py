@@ -189,6 +189,9 @@ def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path
         (("-c", "import tree_rl.training"), "tree_rl.training", "torch", "train"),
         (("-c", "import tree_rl.models.attention"), "tree_rl.models", "torch", "train"),
         (("-c", "import tree_rl.verl_plugin"), "tree_rl.verl_plugin", "verl", "verl"),
+        (("-m", "tree_rl.train"), "tree_rl: tree_rl.verl_plugin", "verl", "verl"),
+        (("-m", "tree_rl.train", "dpo"), "tree_rl: tree_rl.verl_plugin", "verl", "verl"),
+        (("-m", "tree_rl.sft"), "tree_rl: tree_rl.verl_plugin", "verl", "verl"),
         (("-c", "import tree_rl.rollout.gateway.gateway"), "the gateway", "starlette", "gateway"),
         (("-c", "import tree_rl.run_report.charts"), "the report", "matplotlib", "report"),
         (("-c", f"{AGENTS}; build('mini_swe', {{}}, 'swe', {{}})"), "agent 'mini_swe'", "minisweagent", "agents"),
@@ -205,6 +208,7 @@ def test_a_missing_extra_is_named_in_one_line(
     done = call(environment_with(""), tmp_path, *command)
     said = done.stderr.splitlines()[-1].removeprefix("tree_rl.extras.MissingExtraError: ")
     assert done.returncode
+    assert done.stderr.count("\n") == 1 or "-c" in command, done.stderr
     assert said == f"{needed_by} needs {module}, which is not installed; pip install 'tree_rl[{extra}]'"
 
 

@@ -66,9 +66,9 @@ REFUSED: dict[str, tuple[TensorDict, str]] = {
     **{
         f"{column} that is not finite": (
             batch(**{column: [torch.zeros(6), HOLE]}),
-            rf"row 1 \(uid b\): {column} holds nan",
+            rf"row 1 \(uid b\): {column}: expected finite numbers, received nan{cause}",
         )
-        for column in ("advantages", "old_log_probs", "returns")
+        for column, cause in (("advantages", "; is every reward"), ("old_log_probs", "$"), ("returns", "$"))
     },
     **{
         name: (

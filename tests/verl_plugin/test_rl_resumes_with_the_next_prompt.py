@@ -1,6 +1,7 @@
 """A resumed RL trainer fetches the prompts that the uninterrupted one fetched, also behind the end of an epoch."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
 
 # verl's trainer loads the plugin, and with it the module below.
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
@@ -61,6 +62,16 @@ def test_prompts_go_on_behind_every_place(loader: dict[str, Any], places: Any) -
         resumed = Trainer(**loader)
         resumed.train_dataloader.load_state_dict(states[place - 1])
         assert [resumed.fetch() for _ in fetched[place:]] == fetched[place:], place
+
+
+def test_a_batch_of_failed_sessions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(prompts=1, batch=1, workers=0, shuffle=False)
+    keys: list[str] = []
+    batch = SimpleNamespace(keys=keys, reorder=keys.sort)
+    buffer = SimpleNamespace(sample=lambda **_: (batch, {}), _sync_metadata_from_transfer_queue=lambda: None)
+    monkeypatch.setattr(PPOTrainer, "_build_replay_buffer", lambda self: buffer)
+    with pytest.raises(RuntimeError, match=r"^step 1: all sessions failed, so there are no rows"):
+        trainer._build_replay_buffer().sample(partition_id="val")
 
 
 def test_a_run_that_is_resumed_twice_goes_on() -> None:

@@ -255,6 +255,8 @@ def test_one_line_explains_a_step() -> None:
         "computed again; slowest rank 1.04 times the mean, 1.02 at best; 6 forwards for 4 micro-batches; predicted "
         "time off by 3.1%"
     )
+    one = explained_layout(metrics | update | {"tree/partitions": 1.0, "tree/micro_batches": 1.0}, ranks=1, sharing=1)
+    assert "; 1 forward for 1 micro-batch; " in one
     whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
     assert explained_layout(whole, ranks=1, sharing=1) == (
         "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"

@@ -74,6 +74,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{REWARD}.path={{folder}}/rows.csv", ("rows.csv: Python cannot read it", "correct it")),
     (f"{RESUME}={{folder}}/global_step_9", ("global_step_9: expected an existing folder", "resume_mode=auto")),
     ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
+    (f"+{ROLLOUT}.custom.tree_dump_dir={{folder}}/rows.csv", ("tree_dump_dir=", "{folder}/rows.csv is no folder")),
     # What ends every session.
     (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
     ("data.train_files={folder}/loops.parquet", ("agent_name mine is none of", "single_turn_agent")),

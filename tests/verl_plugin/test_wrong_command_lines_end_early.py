@@ -16,6 +16,7 @@ from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
 from tree_rl.verl_plugin.launch.train import checked as checked_job
+from tree_rl.verl_plugin.refusals import this_machine
 
 pytestmark = pytest.mark.usefixtures("job_of_its_own")
 ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
@@ -50,7 +51,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("tree=4096", ("tree=4096:", "tree.max_tokens=4096")),
     # Options of trees, under the key that the user wrote.
     ("tree.max_token=5", ("tree.max_token:", "did you mean tree.max_tokens?")),
-    ("tree.max_tokens=-3", ("tree.max_tokens=-3:", "positive number")),
+    ("tree.max_tokens=-3", ("tree.max_tokens=-3:", "positive integer")),
     ("tree.max_tokens=abc", ("tree.max_tokens='abc':", "auto or null")),
     ("tree.attention=fa5", ("tree.attention='fa5':", "fa4")),
     (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
@@ -128,8 +129,20 @@ def test_one_line_names_the_key_and_the_remedy(argument: str, said: tuple[str, .
         assert words in message
 
 
-def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str]) -> None:
+def test_a_mistyped_folder_is_no_hubs_id(good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "tiny_model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(this_machine, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ValueError, match=rf"^{MODEL}\.path=outputs/tiny_modle: no such folder on this machine; "):
+        checked(*good, f"{MODEL}.path=outputs/tiny_modle")
+    checked(*good, f"{MODEL}.path=Someone/Small")
+    (tmp_path / "hub" / "models--outputs--tiny_modle").mkdir(parents=True)
+    checked(*good, f"{MODEL}.path=outputs/tiny_modle")
+
+
+def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str], recwarn: pytest.WarningsRecorder) -> None:
     config, banner = checked(*good, "tree.max_tokens=4096")
+    assert not [one for one in recwarn if "critic" in str(one.message)], "verl itself warns of it later"
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
     for engine in (config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config):
         assert (engine.tree.max_tokens, engine._target_) == (4096, ENGINE_CONFIG)
@@ -211,7 +224,7 @@ def test_an_environment_where_ray_starts_no_worker_is_one_line(
 
 @pytest.mark.slow
 def test_the_real_driver_ends_before_ray(good: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tree_rl.train", *good, "tree.max_token=5"]
+    command = [sys.executable, "-m", "tree_rl.train", *good, "tree.max_token=5"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     said = [line for line in ended.stderr.splitlines() if line.startswith("tree_rl")]

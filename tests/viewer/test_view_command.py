@@ -40,6 +40,12 @@ def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file:
     assert served == (path.parent / "page.html").read_bytes()
 
 
+def test_rewards_near_the_largest_float_raise_no_warning(view: Run, rows_file: Callable[..., Path]) -> None:
+    path = rows_file([{"input_ids": [1, 2, token], "reward": 1e308} for token in (3, 4)])
+    ended = view(path, "--html", "page.html")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
@@ -48,7 +54,7 @@ def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file:
         ('{"input_ids": [1], "advantages": [1, 2]}\n', [], "column advantages: expected 1 numbers"),
         ('{"input_ids": [1], "advantages": "high"}\n', [], "row 0, column advantages: expected a number"),
         ('{"input_ids": [1]}\n', ["--html", "."], "expected a file to write"),
-        ('{"input_ids": [1]}\n', ["--port", "70000"], "--port"),
+        ('{"input_ids": [1]}\n', ["--port", "70000"], "received 70000"),
         ('{"input_ids": [1]}\n', ["--max-tokens", "0"], "--max-tokens"),
     ],
 )

@@ -70,6 +70,14 @@ class Batch:
         return replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
 
 
+def check_por(por: float, num_rows: int) -> None:
+    """Raise an InputError if rows of equal length, `num_rows` a group, cannot overlap that much."""
+    if not 0 <= por * num_rows < max(num_rows - 1, 1):
+        raise InputError(
+            f"--por {por:g}: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows in a group"
+        )
+
+
 def agent_batch(
     *, por: float, num_rows: int, row_tokens: int, num_groups: int, trained_share: float, vocab: int, seed: int = 0
 ) -> Batch:
@@ -85,14 +93,10 @@ def agent_batch(
         trained_share: share of tokens that the agent wrote.
         vocab: ids are drawn below it.
         seed: of ids, depths and advantages.
-
-    Raises:
-        InputError: so few rows cannot overlap that much.
     """
+    check_por(por, num_rows)
     draw = np.random.default_rng(seed)
     depth = por * row_tokens * num_rows / max(num_rows - 1, 1)
-    if not 0 <= depth < row_tokens:
-        raise InputError(f"--por: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows, got {por}")
     rows: list[np.ndarray] = []
     for _ in range(num_groups):
         group: list[np.ndarray] = []

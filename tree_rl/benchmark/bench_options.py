@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
-from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
+from tree_rl.benchmark.batch import Batch, agent_batch, check_por, recorded_batches
 from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
 from tree_rl.inspection.files import InputError
@@ -73,6 +73,11 @@ class BenchOptions:
         for flag, value, known in (("--model", self.model, MODEL_SIZES), ("--dtype", self.precision, DTYPES)):
             if value is not None and value not in known:
                 raise InputError(f"{flag} {quoted(value)}: expected one of {', '.join(known)}")
+        for por in self.pors:
+            if self.recording is None:
+                check_por(por, self.num_rows)
+            elif not 0 <= por < 1:
+                raise InputError(f"--por {por:g}: expected at least 0 and below 1")
         choices = ("auto", *IMPLEMENTATIONS)
         if self.tree_attention not in choices:
             raise InputError(f"--tree-attention {quoted(self.tree_attention)}: expected one of {', '.join(choices)}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows, refuse_beside, refuse_unused
 from tree_rl.cost.model_sizes import known_name
 from tree_rl.extras import require_modules
 from tree_rl.inspection.chat_rows import RowsPer
@@ -17,8 +17,12 @@ from tree_rl.inspection.files.writing import require_writable_folder
 if TYPE_CHECKING:
     from tree_rl.benchmark.bench_options import BenchOptions
 
+PORS = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)
+"""Default overlaps, as far as the rows of a group allow."""
+
 
 def bench_update(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(
@@ -95,8 +99,15 @@ def bench_update(
     from tree_rl.benchmark.gradient_errors import GateError
 
     with one_line_errors():
+        if data is None:
+            refuse_unused(context, "--data", "tokenizer", "rows_per", "group_by")
+        else:
+            refuse_beside(context, "--data", "trained_share")
+        if not steps:
+            refuse_unused(context, "--steps", "learning_rate")
+        possible = [one for one in PORS if data is not None or not one or one < 1 - 1 / num_rows]
         options = BenchOptions(
-            pors=tuple(por or (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 0.92)),
+            pors=tuple(por or possible),
             recording=None if data is None else read_rows(data, tokenizer, rows_per, group_by, None),
             rows_name="agents" if data is None else data.stem,
             num_rows=num_rows,

@@ -20,6 +20,7 @@ from tree_rl.commands.row_options import (
     UpdateShareOption,
     read_file,
     refuse_unused,
+    require_page,
     typed_command,
 )
 from tree_rl.cost.cluster.gpus import Gpu
@@ -28,7 +29,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.drawing import Picture, draw_group
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import fail, one_line_errors, say
-from tree_rl.inspection.files.writing import require_folder_of, write_whole
+from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.overlap_by_group import GroupReport, report_groups, total_of
 from tree_rl.inspection.row import any_trains
@@ -82,7 +83,7 @@ def inspect_file(
         if as_json and draw is not None and _prints(draw[1]):
             fail("--json and --draw: expected a file for the drawing, received standard output; name one")
         if draw is not None:
-            require_folder_of(draw[1], "--draw")
+            require_page(draw[1], "--draw", file, timing)
         if model is None:
             refuse_unused(context, "--model", "gpu", "gpus", "gpu_price")
         if draw is None:

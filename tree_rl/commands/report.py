@@ -9,11 +9,12 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tree_rl.commands.row_options import refuse_beside, require_page
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_run
 from tree_rl.inspection.files.terminal import one_line_errors, say
-from tree_rl.inspection.files.writing import require_folder_of, write_whole
+from tree_rl.inspection.files.writing import write_whole
 from tree_rl.run_report.report import build_report, compare_rows, summary_rows
 from tree_rl.run_report.terminal import run_table
 
@@ -26,13 +27,20 @@ Watch = Annotated[
 ]
 
 
-def report_run(run: Run, against: Against = None, out: Out = Path("report.html"), watch: Watch = False) -> None:
+def report_run(
+    context: typer.Context,
+    run: Run,
+    against: Against = None,
+    out: Out = Path("report.html"),
+    watch: Watch = False,
+) -> None:
     """Write a page about RUN from verl's own logs: reward, loss, overlap, times, memory, balance, drift."""
     with one_line_errors():
         if watch:
+            refuse_beside(context, "--watch", "against", "out")
             watch_run(run)
             return
-        require_folder_of(out, "--out")
+        require_page(out, "--out", run, against)
         runs = [read_run(path) for path in (run, against) if path is not None]
         write_whole(out, build_report(runs).encode())
         rows = [*summary_rows(runs[0]), *(compare_rows(*runs) if len(runs) > 1 else [])]

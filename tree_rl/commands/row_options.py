@@ -1,6 +1,8 @@
 """Options that several commands share, and how they read a file of rows."""
 
+import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +11,12 @@ import typer
 from tree_rl.cost.cluster.gpus import Gpu
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files.quoting import quoted_path
+from tree_rl.inspection.files.writing import require_folder_of
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_recording
+from tree_rl.inspection.row_file import DATA, read_recording
 from tree_rl.inspection.scale.scale_option import MOST_GPUS
 
 WORDS = """
@@ -65,11 +69,32 @@ Timing = Annotated[
 
 def refuse_unused(context: typer.Context, partner: str, *names: str) -> None:
     """Raise an InputError for the first of these parameters on the command line: without `partner` it does nothing."""
+    for option in _given(context, *names):
+        raise InputError(f"{option}: expected it together with {partner}; add that, or leave {option} out")
+
+
+def refuse_beside(context: typer.Context, other: str, *names: str) -> None:
+    """Raise an InputError for the first of these parameters on the command line: beside `other` it does nothing."""
+    for option in _given(context, *names):
+        raise InputError(f"{option}: expected it without {other}; leave one of them out")
+
+
+def _given(context: typer.Context, *names: str) -> Iterator[str]:
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            option = max(parameter.opts, key=len)
-            raise InputError(f"{option}: expected it together with {partner}; add that, or leave {option} out")
+            yield max(parameter.opts, key=len)
+
+
+def require_page(path: Path, option: str, *read: Path | None) -> None:
+    """Raise an InputError if a page has no folder, or would replace one of the files `read` or a file of rows."""
+    require_folder_of(path, option)
+    same = any(one is not None and one.exists() and os.path.samefile(one, path) for one in read if path.is_file())
+    if same or (path.is_file() and path.suffix in DATA):
+        raise InputError(
+            f"{option} {quoted_path(path)}: expected a place for the page, found data, which it would replace; name "
+            "another place"
+        )
 
 
 def read_file(

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, Model, RowsOption, Tokenizer, read_rows
+from tree_rl.commands.row_options import GroupBy, Model, RowsOption, Tokenizer, read_rows, refuse_beside, require_page
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
-from tree_rl.inspection.files.writing import require_folder_of, write_whole
+from tree_rl.inspection.files.writing import write_whole
 
 FileOrRun = Annotated[Path, typer.Argument(help="A file of rows, or the folder of a run with tree dumps.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained file instead of serving it.")]
@@ -20,6 +20,7 @@ MaxTokens = Annotated[int | None, typer.Option(min=1, help="Show the partitions 
 
 
 def view_file(
+    context: typer.Context,
     file: FileOrRun,
     tokenizer: Tokenizer = None,
     rows_per: RowsOption = RowsPer.TRIAL,
@@ -38,7 +39,8 @@ def view_file(
 
     with one_line_errors():
         if html is not None:
-            require_folder_of(html, "--html")
+            refuse_beside(context, "--html", "port", "no_browser")
+            require_page(html, "--html", file)
         rows = read_recorded_rows(file, lambda path: read_rows(path, tokenizer, rows_per, group_by, model))
         source = quoted_path(Path(*file.parts[-2:]))
         page = write_page(view_data(rows, RoleReader(tokenizer), source=source, max_tokens=max_tokens))

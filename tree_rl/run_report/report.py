@@ -16,7 +16,8 @@ REWARDS = ("tree/session_score/mean", "critic/score/mean")
 
 def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
     """(name, value) of the main results that the run's log has."""
-    yield "steps", f"{len(run.steps)} (last: {run.steps[-1]})" + (f", {run.restarts} restarts" if run.restarts else "")
+    restarts = f", restarts: {run.restarts}" if run.restarts else ""
+    yield "steps", f"{len(run.steps)} (last: {run.steps[-1]}){restarts}"
     reward = next((name for name in REWARDS if run.has(name)), None)
     if reward is not None:
         values = [value for value in run.column(reward) if value is not None]

@@ -85,4 +85,4 @@ class TreeOptions:
         tokens = self.max_tokens
         is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1
         if not (tokens is None or tokens == AUTO or is_count):
-            raise ValueError(f"tree.max_tokens={tokens!r}: expected a positive number of tokens, auto or null")
+            raise ValueError(f"tree.max_tokens={tokens!r}: expected a positive integer, auto or null")

@@ -43,10 +43,11 @@ def number_track(forest: Forest, value_N: np.ndarray) -> Track:
     has = np.isfinite(value_N)
     same = (value_N[1:] == value_N[:-1]) | (~has[1:] & ~has[:-1])
     start = _run_starts(forest, ~same)
-    if len(start) > MOST_RUNS + forest.num_segments:
-        tokens = -(-forest.num_unique // MOST_RUNS)
-        grid = np.arange(1, forest.num_unique) % tokens == 0
-        start = _run_starts(forest, (has[1:] != has[:-1]) | (grid & has[1:]))
+    if len(start) <= MOST_RUNS + forest.num_segments:
+        return Track(start=start, value=np.where(has[start], value_N[start], np.nan))
+    tokens = -(-forest.num_unique // MOST_RUNS)
+    grid = np.arange(1, forest.num_unique) % tokens == 0
+    start = _run_starts(forest, (has[1:] != has[:-1]) | (grid & has[1:]))
     length = np.diff(np.append(start, forest.num_unique))
     sums = np.add.reduceat(np.where(has, value_N, 0.0), start)
     return Track(start=start, value=np.where(has[start], sums / length, np.nan))

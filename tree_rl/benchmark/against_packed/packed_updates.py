@@ -103,7 +103,8 @@ def _times(
         for side, planner in planners.items() if options.trace else ():
             say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
 
-    for por in options.pors:
+    for number, por in enumerate(options.pors, 1):
+        say(f"POR {por:g}, {number} of {len(options.pors)}")
         (batch,) = _batches(options, por, count=1)
         before = partial(trace, batch)
         found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)

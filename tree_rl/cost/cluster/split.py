@@ -67,7 +67,7 @@ def fastest_split(load: StepLoad, gpus: int, *, server_gpus: int = 1, sharing: i
     ]
     if not splits:
         raise ValueError(
-            f"{gpus} GPUs: expected some for rollout servers of {server_gpus} and the rest for ranks of {sharing}"
+            f"{gpus}: expected GPUs for rollout servers of {server_gpus} and more of them for ranks of {sharing}"
         )
     return min(splits, key=lambda split: split.step)
 

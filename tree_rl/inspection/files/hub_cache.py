@@ -11,7 +11,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def folder_of(named: Path, option: str, *wanted: str) -> Path:
-    """The folder that a path or a Hub id names; an existing path, or one that is not an id, is returned unchanged.
+    """The folder that a path or a Hub id names; an existing path, or one that is no id, is returned unchanged.
 
     Args:
         named: the user's path or id.
@@ -22,7 +22,7 @@ def folder_of(named: Path, option: str, *wanted: str) -> Path:
         InputError: an id that is not in the cache; the message says how to download it.
     """
     identity = str(named)
-    if os.path.exists(named) or not HUB_ID.fullmatch(identity) or identity.startswith("."):
+    if os.path.exists(named) or not HUB_ID.fullmatch(identity) or identity.startswith(".") or named.suffix == ".json":
         return named
     # Imported here: it takes a third of a second, and paths do not need it.
     from huggingface_hub import try_to_load_from_cache

@@ -1,9 +1,7 @@
 """Metrics of a run, from the JSON lines of verl's `file` logger or the text of its console logger."""
 
 import json
-import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,9 @@ from tree_rl.inspection.files.quoting import quoted_path
 
 MARKS = ("timing_s/step", "train/loss")
 """Metrics that only a training step has, in reinforcement learning and in SFT."""
+LARGEST = 1e100
+"""Larger metrics are left out, like NaN: the sums and axes of charts would overflow."""
+MOST_STEPS = 10**18
 CONSOLE = re.compile(r"step:(\d{1,18}) - (.+)")
 NUMBER = r"-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf)"
 FIGURE = re.compile(rf"([\w@./-]+):(?:np\.\w+\()?({NUMBER})\)?(?= - |\s*$)", re.IGNORECASE)
@@ -30,7 +31,7 @@ class RunLog:
     steps: tuple[int, ...]
     """Step numbers, ascending."""
     metrics: tuple[Mapping[str, float], ...]
-    """Metrics of each step, finite numbers only."""
+    """Metrics of each step, numbers up to `LARGEST` only."""
     restarts: int
     """How often the step number went back."""
 
@@ -105,8 +106,8 @@ def _json_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
         except (ValueError, TypeError, KeyError, RecursionError):
             # The last line of a killed run, or another kind of file.
             continue
-        if isinstance(step, int) and isinstance(data, dict):
-            yield step, {name: float(value) for name, value in data.items() if _is_finite(value)}
+        if isinstance(step, int) and abs(step) < MOST_STEPS and isinstance(data, dict):
+            yield step, {name: float(value) for name, value in data.items() if _is_figure(value)}
 
 
 def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
@@ -114,9 +115,9 @@ def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
         match = CONSOLE.search(line)
         if match:
             figures = {name: float(value) for name, value in FIGURE.findall(match[2])}
-            yield int(match[1]), {name: value for name, value in figures.items() if math.isfinite(value)}
+            yield int(match[1]), {name: value for name, value in figures.items() if _is_figure(value)}
 
 
-def _is_finite(value: object) -> bool:
-    # Integers of JSON can be larger than any float; no comparison with NaN is true.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _is_figure(value: object) -> bool:
+    # No comparison with NaN is true.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -216,10 +216,11 @@ def _explained(asked: Scaled) -> list[str]:
     whole = f"{layout.split_groups} groups split over ranks, {layout.repeated_tokens:,} tokens computed again"
     bound = float(layout.bound_C.sum() / work.mean_C.sum()) if work.mean_C.any() else 1.0
     slowest = layout.load_DC.sum(axis=1).argmax()
+    forwards = int(work.forwards_C.sum())
     return [
         f"S = {asked.model.sharing}: {whole}.",
         f"Slowest rank: {slowest} of {len(layout.load_DC)}, {int(layout.tokens_DC[slowest].sum()):,} tokens in "
-        f"{int(work.forwards_C.sum())} micro-batches; no layout is faster than {bound:.2f} times the mean.",
+        f"{forwards} micro-batch{'es' * (forwards != 1)}; no layout is faster than {bound:.2f} times the mean.",
     ]
 
 
@@ -236,9 +237,10 @@ def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str
         elif best is asked:
             yield "more prompts in a step"
     if asked.time.gathers > NOTABLE * asked.time.total:
-        yield "a larger MAX_TOKENS (fewer micro-batches), more prompts in a step, or fsdp_size within a node (--shards)"
+        fewer = "a larger --max-tokens (fewer micro-batches), " if fitting and asked.work.forwards_C.max() > 1 else ""
+        yield f"{fewer}more prompts in a step, or fsdp_size within a node (--shards)"
     if not fitting:
-        yield "a smaller MAX_TOKENS, or more GPUs"
+        yield "a smaller --max-tokens, or more GPUs"
 
 
 def _drawn(groups: int, wanted: int | None) -> list[int]:

@@ -133,7 +133,7 @@ def _best(memory: MemoryPrediction) -> str:
 
 
 def _notes(memory: MemoryPrediction, update: UpdatePrediction | None) -> Iterator[str]:
-    yield "Figures are predictions. One H200 was at most 14 % off, two 9.5 %; more were not measured."
+    yield "Figures are predictions. One H200 was at most 12.4 % off, two 7.9 %; more were not measured."
     if memory.gpu is not memory.gpu.H200:
         yield f"Nothing was measured on {memory.gpu.value}: its rate is the H200's share of the peak in its data sheet."
     if update is None:

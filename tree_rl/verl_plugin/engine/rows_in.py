@@ -292,7 +292,8 @@ def _check_finite(column: Any, name: str, labels: list[str]) -> None:
     for label, row in zip(labels, rows, strict=True):
         bad = row[~torch.isfinite(row)]
         if bad.numel():
-            raise RowError(f"{label}: {name} holds {bad[0].item()}; every {name} must be finite")
+            cause = "; is every reward of this prompt a finite number?" if name == "advantages" else ""
+            raise RowError(f"{label}: {name}: expected finite numbers, received {bad[0].item()}{cause}")
 
 
 def _refuse(bad_B: np.ndarray, labels: list[str], reason: str, got_B: np.ndarray | None = None) -> None:

@@ -61,7 +61,10 @@ FILES = (
     *("data.tool_config_path", "data.function_tool_path"),
     *(f"{ROLLOUT}.agent.agent_loop_config_path", "actor_rollout_ref.model.lora_adapter_path"),
 )
-FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
+FOLDERS = (
+    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    f"{ROLLOUT}.custom.tree_dump_dir",
+)
 """Folders that a job writes."""
 UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
 LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
@@ -93,7 +96,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
           for key in ("reward.custom_reward_function", "data.custom_cls")),
     ),
     Of.MODEL_FILES: (
-        *(Refusal(key, "{key}={value}: no such folder on this machine", "", here.missing_folder)
+        *(Refusal(key, "{key}={value}: no such folder on this machine",
+                  "correct it, or first hf download a hub's model", here.missing_folder)
           for key in ("path", "tokenizer_path")),
         Refusal("path", "{key}={value}: the folder has no {what}", "save the model there with save_pretrained",
                 here.incomplete_model),

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from omegaconf import OmegaConf
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
@@ -194,9 +195,14 @@ def missing_file(value: Any, _: Any) -> Words | None:
 
 def missing_folder(path: Any, _: Any) -> bool:
     """True for a local path that does not exist; other names may be a hub's."""
-    if path is None or "://" in path or not (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+    if path is None or "://" in path:
         return False
-    return not os.path.exists(os.path.expanduser(path))
+    place = Path(path).expanduser()
+    is_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    # A mistyped outputs/model has the form of a hub's id; an id seldom begins with a folder that is here.
+    is_cached = Path(HF_HUB_CACHE, f"models--{path.replace('/', '--')}").exists()
+    is_local = is_local or ("/" in path and place.parent.is_dir() and not is_cached)
+    return is_local and not place.exists()
 
 
 def unwritable_folder(path: Any, _: Any) -> Words | None:

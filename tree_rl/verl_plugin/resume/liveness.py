@@ -37,6 +37,7 @@ class Watch:
     def __init__(self, actors: Mapping[str, Any]) -> None:
         self.actors = dict(actors)
         self._death: WorkerDiedError | None = None
+        self._is_ending = False
 
     def check(self) -> None:
         """Raise the WorkerDiedError if `guard` has detected a death; does not wait."""
@@ -60,11 +61,17 @@ class Watch:
     def guard(self) -> Iterator[None]:
         """Check the actors while the block runs; end this process if it hangs after a death.
 
-        Continues after an error in the block, because the clean-up may also wait for the dead actor.
+        Continues after an error in the block, because the clean-up may also wait for the dead actor. If all actors live
+        when the block raises, they die of the error, and their deaths are not logged.
         """
         is_done = threading.Event()
         threading.Thread(target=self._look_repeatedly, args=(is_done,), name="watch", daemon=True).start()
-        yield
+        try:
+            yield
+        except Exception:
+            self.confirm()
+            self._is_ending = True
+            raise
         is_done.set()
 
     def _look_repeatedly(self, is_done: threading.Event) -> None:
@@ -75,7 +82,8 @@ class Watch:
                     pass
             except WorkerDiedError as error:
                 self._death = error
-                logger.error("%s", error)
+                if not self._is_ending:
+                    logger.error("%s", error)
                 break
         if self._death is not None and not is_done.wait(GRACE_SECONDS):
             logger.error("the trainer still waits for the dead process; ending the trainer")

@@ -45,6 +45,7 @@ from tree_rl.verl_plugin.resume.update_ledger import record_update, restore_ledg
 
 KEEP_KEYS = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep")
 REMOVE_KEY = "remove_previous_ckpt_in_save"
+NO_ROWS = "all sessions failed, so there are no rows; their errors are above, in the lines of the agent loop workers"
 
 
 class ResumableTrainer(PPOTrainer):
@@ -89,6 +90,8 @@ class ResumableTrainer(PPOTrainer):
         def sample_in_order(*args: Any, **kwargs: Any) -> Any:
             batch, metrics = sample(*args, **kwargs)
             self._watch.confirm()
+            if not batch.keys:
+                raise RuntimeError(f"step {self.global_steps}: {NO_ROWS}")
             # verl's order depends on hashes and time. Sorted by key, a repeated update sums rows in the same order.
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: row_place(batch.keys[row])))
             return batch, metrics

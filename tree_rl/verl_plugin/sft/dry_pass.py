@@ -23,9 +23,9 @@ REMEDIES = {
         "template drops); drop the row, set model.custom_chat_template to a template without that, or train the "
         "messages one by one with data.ignore_input_ids_mismatch=true"
     ),
-    "max_length": "longer than data.max_length; raise it, drop the row, or set data.truncation=right",
+    "max_length": "longer than data.max_length ({said}); raise it, drop the row, or set data.truncation=right",
 }
-"""Our message by a word of verl's error."""
+"""Our message by a word of verl's error, which `said` stands for."""
 ROWS_OF_PROCESS = 200
 """Number of rows that justify starting a process."""
 NUMBERS_SHOWN = 8
@@ -86,7 +86,7 @@ class _TriedRows(Dataset):
             ids, is_trained = row["input_ids"], bool(row["loss_mask"].any())
         except REFUSALS as error:
             said = str(error)
-            remedy = next((remedy for word, remedy in REMEDIES.items() if word in said), None)
+            remedy = next((text.format(said=escaped(said)) for word, text in REMEDIES.items() if word in said), None)
             if remedy is None:
                 remedy = f"its data set or template refuses it: {escaped(f'{type(error).__name__}: {said}', 200)}; "
                 remedy += "correct or drop the row"

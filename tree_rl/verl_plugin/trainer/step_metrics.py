@@ -79,8 +79,9 @@ def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) ->
     layout = f"{split} groups split, {repeated:,} tokens computed again" if split else "whole groups"
     parts = [f"{on}: {kind}", layout, _imbalance(metrics)]
     if metrics.get("tree/partitions") and metrics.get("tree/micro_batches"):
-        forwards = f"{metrics['tree/partitions']:.0f} forwards for {metrics['tree/micro_batches']:.0f} micro-batches"
-        parts.append(forwards)
+        forwards, batches = round(metrics["tree/partitions"]), round(metrics["tree/micro_batches"])
+        counted = f"{forwards} forward{'s' * (forwards != 1)} for {batches} micro-batch{'es' * (batches != 1)}"
+        parts.append(counted)
     if metrics.get("tree/cost_error") is not None:
         parts.append(f"predicted time off by {metrics['tree/cost_error']:.1%}")
     return "layout: " + "; ".join(parts)

@@ -22,10 +22,12 @@ def published_rows(name: str, path: Path) -> list[Mapping[str, Any]]:
     """The rows of a published file, or the folders of tasks below a path.
 
     Raises:
-        ValueError: an unknown benchmark, a file of another kind, or a column that is missing.
+        ValueError: an unknown benchmark, a file that is missing or of another kind, or a column that is missing.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"environment={name!r}: expected one of {', '.join(BENCHMARKS)}")
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
     columns = BENCHMARKS[name].columns
     if not columns:
         return list(_folders(name, path))
@@ -93,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="the data set, parquet")
     parser.add_argument("--image", help="of tasks whose folder names none; {name} becomes the task's")
     chosen = parser.parse_args(arguments)
+    if not chosen.out.parent.is_dir() or chosen.out.is_dir() or chosen.out == chosen.published:
+        parser.error(f"{chosen.out}: expected another file, in a folder that exists")
     try:
         rows = published_rows(chosen.name, chosen.published)
     except ValueError as error:
