@@ -80,6 +80,8 @@ def main() -> None:
     print_anything()
     try:
         refuse_old_name(sys.argv[1:])
+        if "" in sys.argv[1:]:
+            fail("an argument is empty: is a variable of the shell not set?")
         with one_line_errors():
             status = app(sys.argv[1:] or ["--help"], prog_name="tree-rl", standalone_mode=False)
     except (typer.Exit, CLICK_ERROR) as error:

@@ -425,6 +425,10 @@ def test_version_help_and_completion(tree_rl: Run, monkeypatch: pytest.MonkeyPat
     assert tree_rl()[1].strip() == "inspect"
 
 
+def test_an_unset_variable_reads_no_folder(tree_rl: Run) -> None:
+    assert tree_rl("inspect", "") == (2, "", "tree-rl: an argument is empty: is a variable of the shell not set?\n")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
