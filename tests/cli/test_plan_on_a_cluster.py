@@ -194,6 +194,14 @@ def test_a_single_micro_batch_asks_for_no_larger_budget(tree_rl: Run, rows: Path
     assert "a larger --max-tokens" not in out
 
 
+def test_what_alone_fits_is_advised_for_its_memory(tree_rl: Run, rows: Path) -> None:
+    given = ("plan", rows, "--max-tokens", 200_000, "--model", "8b", "--ranks", 4, "--prompts", 1024)
+    lines = tree_rl(*given)[1].splitlines()[2:4]
+    memory = [float(line.split()[9]) for line in lines]
+    _, out, _ = tree_rl(*given, "--gpu-memory", sum(memory) / 2)
+    assert "Would help: --sp 2, which fits in memory (" in out
+
+
 def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path) -> None:
     given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64, "--cluster")
     code, out, _ = tree_rl(*given)

@@ -229,7 +229,9 @@ def _advice(step: Step, asked: Scaled, others: Sequence[Scaled]) -> Iterator[str
     ordered = sorted(fitting or others, key=lambda one: one.model.sharing)
     least = min(one.time.total for one in ordered)
     best = next(one for one in ordered if one.time.total * (1 - LEAST_HELP) <= least)
-    if best.time.total < (1 - LEAST_HELP) * asked.time.total or (best.fits and not asked.fits):
+    if best.fits and not asked.fits:
+        yield f"--sp {best.model.sharing}, which fits in memory ({best.time.total:.2f} s)"
+    elif best.time.total < (1 - LEAST_HELP) * asked.time.total:
         yield f"--sp {best.model.sharing} ({best.time.total:.2f} s instead of {asked.time.total:.2f})"
     if asked.time.waiting > NOTABLE * asked.time.total:
         if step.settings.mini_batches > 1:
