@@ -111,6 +111,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             tool_calls=max(0.0, time.monotonic() - started - record.model_seconds),
             num_preempted=0,
         )
+        # Sessions that begin alike by chance did not grow from each other.
+        grown = {} if recording is None else {"tree": recording.tree}
         # A thousand branches take a second.
         return await asyncio.to_thread(
             rows_to_outputs,
@@ -118,7 +120,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             reward=result.reward,
             figures=figures,
             metrics=metrics,
-            credit=result.credit,
+            credit={**grown, **result.credit},
             images=gateway.images,
         )
 
