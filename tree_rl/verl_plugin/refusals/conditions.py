@@ -100,6 +100,17 @@ def texts(value: Any) -> Iterator[str]:
 # The whole config.
 
 
+def no_interval(steps: Any, _: Any) -> bool:
+    """True for an interval of verl's SFT loop that it cannot divide steps by."""
+    return steps != "after_each_epoch" and (not isinstance(steps, int) or steps == 0)
+
+
+def tests_nothing(steps: Any, config: Any) -> Words | None:
+    """Tests at intervals without files, over which verl's SFT loop would iterate."""
+    files = option(config, "data.val_files")
+    return {"files": files} if not files and (isinstance(steps, str) or steps > 0) else None
+
+
 def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     """A correction of stale rollouts that verl's V1 trainers would skip silently."""
     correction = correction or {}

@@ -92,6 +92,12 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         *(Refusal(f"{key}.path", "{key}={value}: {reason}", "{remedy}", here.lacks_name(f"{key}.name"))
           for key in ("reward.custom_reward_function", "data.custom_cls")),
     ),
+    Of.SFT: (
+        *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps, after_each_epoch or -1 (never)",
+                  "", when.no_interval) for name in ("save", "test")),
+        Refusal("trainer.test_freq", "{key}={value}, but data.val_files={files}: verl would end at the first test",
+                "set it to -1, or name files", when.tests_nothing),
+    ),
     Of.MODEL_FILES: (
         *(Refusal(key, "{key}={value}: no such folder on this machine", "", here.missing_folder)
           for key in ("path", "tokenizer_path")),
@@ -130,6 +136,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.JOB: (
         Refusal("trainer.use_v1", "{option}: verl's older trainer builds no trees", "set it to true",
                 when.none_of(True)),
+        *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps", "",
+                  lambda steps, _: not isinstance(steps, int)) for name in ("save", "test")),
         Refusal(f"{ROLLOUT}.temperature", "{option}: training divides logits by it",
                 "expected a number above 0 (validation alone may draw greedily: "
                 f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
