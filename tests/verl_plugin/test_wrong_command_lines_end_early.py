@@ -37,6 +37,15 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         "algorithm.adv_estimator=gigpo +algorithm.credit.omga=1",
         ("algorithm.credit: adv_estimator=gigpo: no option 'omga'", "omega, gamma, by_std, states"),
     ),
+    (
+        "algorithm.adv_estimator=gigpo +algorithm.credit.states=observed",
+        ("algorithm.credit: adv_estimator=gigpo: states='observed': expected reported or observation",),
+    ),
+    (
+        "algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1",
+        ("algorithm.credit: adv_estimator=rtmc: {'prior': -1}: expected finite numbers",),
+    ),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", ("algorithm.credit: adv_estimator=gigpo:",)),
     ("+algorithm.credit.omega=1", ("algorithm.credit: adv_estimator=grpo takes no options",)),
     (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),
@@ -103,6 +112,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (
         f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.branching.policy=tale",
         ("branching.policy='tale':", "turns, entropy, tail, fixed"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.branching.policy=entropy {ROLLOUT}.calculate_log_probs=false",
+        ("branching.policy=entropy reads log-probs", "set it to True"),
     ),
     (
         f"+{ROLLOUT}.custom.gateway_agent.agent=ast.AST +{ROLLOUT}.custom.gateway_agent.branching.policy=tail",

@@ -150,7 +150,7 @@ def unusable_options(options: Any, config: Any) -> Words | None:
         return {"reason": f"adv_estimator={name} takes no options; leave them out"}
     try:
         estimator.check_options(options)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return {"reason": f"adv_estimator={name}: {error}"}
     return None
 

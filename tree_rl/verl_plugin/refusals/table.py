@@ -160,6 +160,10 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
                                      and option(config, f"{CORRECTION}.bypass_mode"))),
+        Refusal(f"{ROLLOUT}.custom.gateway_agent.branching.policy",
+                f"{{key}}={{value}} reads log-probs, which {ROLLOUT}.calculate_log_probs=False leaves out",
+                "set it to True",
+                lambda name, config: name == "entropy" and not option(config, f"{ROLLOUT}.calculate_log_probs")),
         Refusal(CORRECTION, "{key}.{name}={asked} compares with the rollout's log-probs, which "
                 f"{ROLLOUT}.calculate_log_probs=False leaves out", "set it to True", when.corrects_without_log_probs),
         Refusal(CORRECTION, "{key}.{name}={asked} with {key}.bypass_mode=True is up to the loss, and "
