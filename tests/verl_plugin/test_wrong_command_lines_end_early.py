@@ -46,6 +46,13 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         ("algorithm.credit: adv_estimator=rtmc: {'prior': -1}: expected finite numbers",),
     ),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", ("algorithm.credit: adv_estimator=gigpo:",)),
+    *(
+        (
+            f"algorithm.adv_estimator={name} algorithm.norm_adv_by_std_in_grpo=false",
+            (f"norm_adv_by_std_in_grpo=False: adv_estimator={name} does not read it", remedy),
+        )
+        for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
+    ),
     ("+algorithm.credit.omega=1", ("algorithm.credit: adv_estimator=grpo takes no options",)),
     (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),

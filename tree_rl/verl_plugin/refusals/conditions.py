@@ -3,6 +3,7 @@
 A condition returns False or None if the node may run, else True or the words for the message.
 """
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -153,6 +154,16 @@ def unusable_options(options: Any, config: Any) -> Words | None:
     except (TypeError, ValueError) as error:
         return {"reason": f"adv_estimator={name}: {error}"}
     return None
+
+
+def is_not_read_of_estimator(divides: Any, config: Any) -> Words | None:
+    """verl's switch of GRPO's deviations turned off, which estimators on trees do not read."""
+    name, own = str(option(config, "algorithm.adv_estimator")), option(config, "algorithm.credit.by_std")
+    estimator = estimator_named(name)
+    if divides or estimator is None or own is False:
+        return None
+    has_its_own = "by_std" in inspect.signature(estimator.credit).parameters
+    return {"name": name, "remedy": "set +algorithm.credit.by_std=False" if has_its_own else "set it to True"}
 
 
 def records_in_vain(records: Any, config: Any) -> bool:

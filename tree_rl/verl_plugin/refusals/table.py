@@ -156,6 +156,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
         Refusal("algorithm.adv_estimator", "{key}: {reason}", "", when.unusable_estimator),
         Refusal("algorithm.credit", "{key}: {reason}", "", when.unusable_options),
+        Refusal("algorithm.norm_adv_by_std_in_grpo", "{key}={value}: adv_estimator={name} does not read it",
+                "{remedy}", when.is_not_read_of_estimator),
         Refusal("algorithm.adv_estimator",
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
