@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.verl_plugin.agent_loops import gateway_shared, prompt_forests
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import TreeToolAgentLoop, as_gateway_agent
 
@@ -135,19 +136,31 @@ async def test_sessions_with_other_options_get_a_gateway_of_their_own() -> None:
     assert not gateways._lent
 
 
+class Bare:
+    """A gateway that can only end."""
+
+    async def close(self) -> None:
+        pass
+
+
+async def started(*_: Any) -> Bare:
+    return Bare()
+
+
 async def test_a_gateway_that_kept_many_sessions_images_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_shared, "MOST_SESSIONS", 2)
-    gateways, client, tokenizer = gateway_shared.SharedGateways(), object(), build_tokenizer()
-    lend = partial(
-        gateways.lend, client, tokenizer, GatewayOptions(max_context_tokens=10, max_turn_tokens=5), server="hf"
-    )
-    async with lend() as first:
-        async with lend() as same:
-            assert first is same
-        async with lend() as later:
-            assert first is not later and len(gateways._lent) == 2
-        assert len(gateways._lent) == 1
-    assert not gateways._lent
+    monkeypatch.setattr(gateway_shared, "_start", started)
+    gateways, client = gateway_shared.SharedGateways(), object()
+    options = GatewayOptions(max_context_tokens=10, max_turn_tokens=5)
+    for images, most in ((SessionImages(None), 2), (None, 1)):
+        lend = partial(gateways.lend, client, None, options, server="hf", images=images)
+        async with lend() as first:
+            async with lend() as same:
+                assert first is same
+            async with lend():
+                assert len(gateways._lent) == most
+            assert len(gateways._lent) == 1
+        assert not gateways._lent
 
 
 def test_tokens_that_rows_share_were_generated_once() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MOST_SESSIONS = 64
-"""Sessions of a gateway, which keeps their images: where rollouts never pause, a gateway for all would never end."""
+"""Sessions of a gateway that keeps their images: where rollouts never pause, one gateway for all would never end."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class _Lent:
 
 
 class SharedGateways:
-    """The gateways in use: each for one client and one set of options, and at most `MOST_SESSIONS` sessions."""
+    """The gateways in use: each for one client and one set of options; with images for at most `MOST_SESSIONS`."""
 
     def __init__(self) -> None:
         self._lent: list[_Lent] = []
@@ -42,7 +42,7 @@ class SharedGateways:
         `server` is verl's `rollout.name`; the gateway takes the first session's `images`.
         """
         mine = (one for one in self._lent if one.client is client and one.options == options)
-        lent = next((one for one in mine if one.sessions < MOST_SESSIONS), None)
+        lent = next((one for one in mine if images is None or one.sessions < MOST_SESSIONS), None)
         if lent is None:
             starting = asyncio.create_task(_start(client, tokenizer, options, server, images))
             lent = _Lent(client=client, options=options, started=starting)
