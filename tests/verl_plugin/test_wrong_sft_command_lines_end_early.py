@@ -57,6 +57,11 @@ def test_one_line_names_the_key(
 
 
 def test_short_forms_are_written_out(good: list[str]) -> None:
-    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2", "trainer.save_freq=after_each_epoch"])
+    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
+
+
+def test_a_word_may_follow_a_number(good: list[str]) -> None:
+    config = checked([*good, "trainer.save_freq=after_each_epoch", "tree.max_tokens=64", "tree.max_tokens=auto"])
+    assert (config.trainer.save_freq, config.engine.tree.max_tokens) == ("after_each_epoch", "auto")
