@@ -44,7 +44,7 @@ class Leaf:
     None: the last step earns the outcome."""
     states: Sequence[Hashable] | None = None
     """Key of the state before each call, equal where sessions were in the same state; lists become tuples. None: not
-    reported."""
+    reported. Empty: the agent failed before it could; each of its steps has a state of its own."""
     actions: Sequence[Hashable] | None = None
     """Key of the action of each call; None: its token ids."""
     tree: Hashable | None = None
@@ -246,7 +246,10 @@ class CreditTree:
         if source != "reported":
             raise ValueError(f"states={source!r}: expected reported or observation")
         pairs = zip(self.steps.leaf_T.tolist(), self.steps.number_T.tolist(), strict=True)
-        keys = [self._reported("states", leaf, number) for leaf, number in pairs]
+        keys = [
+            object() if self.leaves[leaf].states == () else self._reported("states", leaf, number)
+            for leaf, number in pairs
+        ]
         missing = next((step for step, key in enumerate(keys) if key is None), None)
         if missing is not None:
             raise ValueError(

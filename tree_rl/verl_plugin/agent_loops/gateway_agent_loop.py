@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.branching.recording import NotForked, Recording
-from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
+from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.tokens.images import IMAGE
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
@@ -161,7 +161,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         if options.failed_reward is None:
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
-        return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0})
+        return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0}, credit=UNREPORTED)
 
 
 def _figures_read(algorithm: Mapping[str, Any]) -> list[str]:
