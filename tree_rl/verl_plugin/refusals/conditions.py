@@ -103,7 +103,7 @@ def texts(value: Any) -> Iterator[str]:
 
 def no_interval(steps: Any, _: Any) -> bool:
     """True for an interval of verl's SFT loop that it cannot divide steps by."""
-    return steps != "after_each_epoch" and (not isinstance(steps, int) or steps == 0)
+    return steps != "after_each_epoch" and (not is_number(steps) or steps == 0)
 
 
 def tests_nothing(steps: Any, config: Any) -> Words | None:

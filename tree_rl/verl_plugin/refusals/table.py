@@ -137,7 +137,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("trainer.use_v1", "{option}: verl's older trainer builds no trees", "set it to true",
                 when.none_of(True)),
         *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps", "",
-                  lambda steps, _: not isinstance(steps, int)) for name in ("save", "test")),
+                  lambda steps, _: not when.is_number(steps)) for name in ("save", "test")),
         Refusal(f"{ROLLOUT}.temperature", "{option}: training divides logits by it",
                 "expected a number above 0 (validation alone may draw greedily: "
                 f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
