@@ -59,6 +59,11 @@ def test_a_missing_state_is_named_with_the_ways_to_report_it() -> None:
         gigpo(tree)
     with pytest.raises(ValueError, match="states='seen': expected reported or observation"):
         gigpo(tree, states="seen")
+    # Agents that failed have reported none, and end no job.
+    failed = tree_of(
+        [[1, 2], [1, 3], [1, 4], [1, 5]], [1.0, 0.0, 0.0, 1.0], leaves=[{"states": ["s"]}] * 2 + [{"states": []}] * 2
+    )
+    assert failed.states().tolist() == [0, 0, 1, 2]
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

@@ -120,6 +120,22 @@ def test_gigpo_reads_states_off_the_observations() -> None:
     assert credit_of(gigpo, tree_of(rows, outcomes, steps=TWO_STEPS), states="observation") == expected
 
 
+def test_calls_that_fork_behind_equal_tokens_are_whole_steps_from_one_state() -> None:
+    # The first session asks twice at its start: both answers begin with 7, as the other session's does.
+    rows, leaf_of_row = [[1, 7, 2], [1, 7, 3, 9, 4], [1, 7, 5, 9, 4]], [0, 0, 1]
+    steps = [[CONTEXT, 1, 0], [CONTEXT, 1, 1, CONTEXT, 2], [CONTEXT, 0, 0, CONTEXT, 1]]
+    rewards = [{"step_rewards": [0.25, 1.0, 0.5]}, {}]
+    tree = tree_of(rows, [1.0, 0.0], leaf_of_row=leaf_of_row, steps=steps, leaves=rewards)
+    assert tree.states("observation").tolist() == [0, 0, 1, 0, 1]
+    assert tree.actions().tolist() == [0, 1, 2, 3, 2]
+    # The other session's state is not the one after 7, but the prompt: V = (1.75 + 0) / 2, V after 7 3 9 is alone.
+    assert credit_of(vine, tree)[2] == worked([[0, -0.875, -0.875, 0, -0.875]])[0]
+    # The first row leaves call 1 at 7, and has no reward of it. Token rewards 0 1/4, 0 1 1/2, 0 0 0: mean 7/32,
+    # deviation 0.364434; twice, as both sessions are one tree.
+    credit = credit_of(tree_grpo, tree, variant="tree_per_token")[2]
+    assert credit == worked([[0, -1.20049, -1.20049, 0, -1.20049]])[0]
+
+
 SHARED_STEP = [[1, 2, 9, 3], [1, 2, 9, 4], [1, 5, 9, 3]]
 
 

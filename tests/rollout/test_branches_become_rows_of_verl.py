@@ -45,6 +45,7 @@ class Queue:
                     name: fields[name].unbind()[index] for name in ("prompts", "responses", "response_mask")
                 }
                 self.rows[key]["rollout_log_probs"] = fields["rollout_log_probs"].unbind()[index]
+                self.rows[key]["credit"] = fields["extra_fields"][index].get("credit")
 
 
 def run_prompt(
@@ -109,6 +110,11 @@ def test_branches_are_sessions_whose_log_probs_the_model_confirms(
     assert Counter(response[:10] for response in said) == {said[0][:10]: 4, said[1][:10]: 4}
     assert sorted(Counter(response[:20] for response in said).values()) == [2, 2, 2, 2]
     assert len(set(said)) == 8
+    trees = [queue.rows[f"u_{session}_0"]["credit"]["tree"] for session in range(8)]
+    assert {(tree, response[:10]) for tree, response in zip(trees, said, strict=True)} == {
+        (0, said[0][:10]),
+        (1, said[1][:10]),
+    }
     keys = sorted(queue.rows)
     metrics = branching_metrics([queue.tags[key] for key in keys], torch.zeros(len(keys), dtype=torch.int64).numpy())
     assert metrics == {

@@ -141,6 +141,14 @@ async def test_branches_of_branches_keep_the_order_of_concurrent_tool_calls(copi
     await parent.close()
 
 
+async def test_equal_calls_at_once_get_their_results_in_the_order_in_which_they_began() -> None:
+    twice = shell_call("draw")
+    times = [{"begun": 0, "ended": 1, "result": "slow"}, {"begun": 1, "ended": 0, "result": "fast"}]
+    parent = Recording(number=0, tool_calls=[RecordedCall(call=twice, seconds=(0, 0), **time) for time in times])
+    environment = RecordedEnvironment(ShellEnvironment(HERE), Recording(number=1, fork=forked(parent)))
+    assert [await environment.call(twice) for _ in times] == ["slow", "fast"]
+
+
 class Uncopied(ShellEnvironment):
     """Its copies fail halfway."""
 

@@ -19,7 +19,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from tree_rl.rollout.gateway.agent_protocol import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, AgentResult
 from tree_rl.rollout.gateway.backend import Answer, BackendError
 from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
@@ -203,6 +203,7 @@ def test_a_failed_agent_is_dropped_or_rewarded_as_the_config_says(model_path: Pa
         figures = output.extra_fields["reward_extra_info"]
         assert output.reward_score == -1.0 and figures["failed"] == 1.0
         assert (figures["style"], figures["acc"], figures["calls"]) == (0.0, 0.0, 1)
+        assert output.extra_fields["credit"] == UNREPORTED
         assert sum(output.response_mask) == len(output.response_ids)
 
 

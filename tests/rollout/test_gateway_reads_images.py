@@ -71,13 +71,24 @@ def shown(target: str, *texts: str) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, *({"type": "text", "text": text} for text in texts)]}
 
 
-def test_calls_share_tokens_up_to_another_image_and_rows_carry_theirs(served: tuple[HFModelConfig, Client]) -> None:
+def test_calls_share_tokens_up_to_another_image_and_rows_carry_theirs(
+    served: tuple[HFModelConfig, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = SessionImages.read, list[bytes]()
+
+    def counted(images: SessionImages, encoded: bytes) -> tuple[int, int]:
+        reads.append(encoded)
+        return read(images, encoded)
+
+    monkeypatch.setattr(SessionImages, "read", counted)
+
     async def talk(ask: Any) -> None:
         answer = (await ask(SYSTEM, shown("a", "look"))).choices[0].message.model_dump()
         await ask(SYSTEM, shown("a", "look"), answer, shown("b"))
         await ask(SYSTEM, shown("c", "look"), answer, shown("b"))
 
     (first, second, third), images = run(served, talk)
+    assert len(reads) == 3, "an image that is sent again is not read again"
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert second.prompt_ids[len(first.prompt_ids) :][: len(first.response_ids)] == first.response_ids
     pairs = zip(second.prompt_ids, third.prompt_ids, strict=True)

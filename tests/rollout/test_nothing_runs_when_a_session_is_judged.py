@@ -23,6 +23,7 @@ from tree_rl.rollout.agents.react import ReActAgent
 from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.gateway.agent_protocol import UNREPORTED
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
@@ -127,6 +128,7 @@ ENDS: Mapping[Play, str] = {
 def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
     done = asyncio.run(run(act, seconds=1.0 if ENDS[act] == "timed_out" else 60.0))
     assert (done.status, done.reward) == (ENDS[act], 0.5), done
+    assert (done.outcome.credit == UNREPORTED) == (done.status != "completed")
     assert not running(MARK)
 
 

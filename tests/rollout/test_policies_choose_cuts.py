@@ -155,6 +155,8 @@ def test_a_budget_keeps_the_first_cuts_that_fit() -> None:
         ({"policy": "tail", "rounds": 0}, "branching.rounds=0: expected an integer of at least 1"),
         ({"policy": "turns", "budget_tokens": 0}, "branching.budget_tokens=0: expected"),
         ({"policy": "fixed", "options": {"every_tokens": 0}}, "branching.options.every_tokens=0"),
+        ({"policy": "fixed", "options": {"depth": 0}}, "branching.options.depth=0"),
+        ({"policy": "entropy", "options": {"weight": "1e-1"}}, "branching.options.weight='1e-1': expected a number"),
         ({"policy": "entropy", "options": {"branches": 0.5}}, "branching.options.branches=0.5"),
     ],
 )

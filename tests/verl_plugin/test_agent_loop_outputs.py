@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.transcript import ModelCall
-from tree_rl.verl_plugin.agent_loops import prompt_forests
-from tree_rl.verl_plugin.agent_loops.gateway_shared import SharedGateways
+from tree_rl.verl_plugin.agent_loops import gateway_shared, prompt_forests
+from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import TreeToolAgentLoop, as_gateway_agent
 
@@ -121,7 +122,7 @@ def test_bad_options_are_refused_by_key(given: dict, message: str) -> None:
 
 
 async def test_sessions_with_other_options_get_a_gateway_of_their_own() -> None:
-    gateways, client, tokenizer = SharedGateways(), object(), build_tokenizer()
+    gateways, client, tokenizer = gateway_shared.SharedGateways(), object(), build_tokenizer()
     short = GatewayOptions(max_context_tokens=10, max_turn_tokens=5)
     long = replace(short, max_turn_tokens=6)
     async with (
@@ -133,6 +134,33 @@ async def test_sessions_with_other_options_get_a_gateway_of_their_own() -> None:
         assert first is same and len({id(one) for one in (first, other, of_another_client)}) == 3
         assert (first.options, other.options) == (short, long)
     assert not gateways._lent
+
+
+class Bare:
+    """A gateway that can only end."""
+
+    async def close(self) -> None:
+        pass
+
+
+async def started(*_: Any) -> Bare:
+    return Bare()
+
+
+async def test_a_gateway_that_kept_many_sessions_images_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_shared, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(gateway_shared, "_start", started)
+    gateways, client = gateway_shared.SharedGateways(), object()
+    options = GatewayOptions(max_context_tokens=10, max_turn_tokens=5)
+    for images, most in ((SessionImages(None), 2), (None, 1)):
+        lend = partial(gateways.lend, client, None, options, server="hf", images=images)
+        async with lend() as first:
+            async with lend() as same:
+                assert first is same
+            async with lend():
+                assert len(gateways._lent) == most
+            assert len(gateways._lent) == 1
+        assert not gateways._lent
 
 
 def test_tokens_that_rows_share_were_generated_once() -> None:

@@ -117,6 +117,9 @@ def test_a_mistake_in_the_data_takes_no_device(toy: Path, tmp_path: Path, monkey
     few = write(tmp_path / "few.parquet", prompt=["a"], chosen=["b"], rejected=["c"])
     with pytest.raises(ValueError, match=r"data\.train_files: expected at least the 8 pairs of a batch, received 1"):
         trainer_of(toy, few, tmp_path)
+    many = write(tmp_path / "many.parquet", prompt=["a"] * 8, chosen=["b"] * 8, rejected=["c"] * 8)
+    with pytest.raises(ValueError, match=r"data\.val_files: expected at least the 8 pairs of a batch, received 1"):
+        trainer_of(toy, many, tmp_path, f"data.val_files={few}")
     bare = write(tmp_path / "bare.parquet", chosen=["b"], answer=["c"])
     with pytest.raises(ValueError, match=r"data\.train_files: \S*bare\.parquet: .*missing \['rejected'\]"):
         trainer_of(toy, bare, tmp_path)

@@ -40,7 +40,8 @@ def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer
     together = read(chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
     text = '[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "%s"}]'
     as_json = read(chosen=[text % "123"], rejected=[text % "no"])
-    assert rows_of(apart) == rows_of(together) == rows_of(as_json)
+    as_ultra_feedback = read(prompt=["Count."], chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
+    assert rows_of(apart) == rows_of(together) == rows_of(as_json) == rows_of(as_ultra_feedback)
     start = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=False)
     for answer, (ids, mask) in zip((DIGITS, WORDS), rows_of(apart)[0], strict=True):
         assert ids == tokenizer.apply_chat_template([ASKED, answer], return_dict=False)
@@ -105,6 +106,10 @@ GOOD: dict[str, list[Any]] = {"prompt": [[5, 6]] * 2, "chosen": [[7], [8]], "rej
         ),
         (GOOD | {"chosen_mask": [[1], [0]]}, "row 1: chosen: expected a prompt and a trained token behind it"),
         ({"chosen": [[1, 2]], "rejected": [[3, 4]]}, "row 0: expected a prompt, or that chosen and rejected begin"),
+        (
+            {"prompt": ["a"], "chosen": [[DIGITS]], "rejected": [[WORDS]]},
+            "row 0: expected a prompt, or that chosen and rejected begin",
+        ),
         ({"chosen": [[1, 2]], "rejected": [[1, 2, 3]]}, "row 0: chosen: expected a prompt and a trained token"),
         ({"chosen": [[ASKED, {"role": "judge", "content": "x"}]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen, mess"),
         ({"chosen": [[ASKED, RESULT]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen: expected a prompt and a trained"),

@@ -38,6 +38,22 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         "algorithm.adv_estimator=gigpo +algorithm.credit.omga=1",
         ("algorithm.credit: adv_estimator=gigpo: no option 'omga'", "omega, gamma, by_std, states"),
     ),
+    (
+        "algorithm.adv_estimator=gigpo +algorithm.credit.states=observed",
+        ("algorithm.credit: adv_estimator=gigpo: states='observed': expected reported or observation",),
+    ),
+    (
+        "algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1",
+        ("algorithm.credit: adv_estimator=rtmc: {'prior': -1}: expected finite numbers",),
+    ),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", ("algorithm.credit: adv_estimator=gigpo:",)),
+    *(
+        (
+            f"algorithm.adv_estimator={name} algorithm.norm_adv_by_std_in_grpo=false",
+            (f"norm_adv_by_std_in_grpo=False: adv_estimator={name} does not read it", remedy),
+        )
+        for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
+    ),
     ("+algorithm.credit.omega=1", ("algorithm.credit: adv_estimator=grpo takes no options",)),
     (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),
@@ -83,6 +99,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
     # What would end the run after the rollouts, or every session of it.
+    ("trainer.save_freq=after_each_epoch", ("trainer.save_freq=after_each_epoch: expected a number of steps",)),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
     (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
     ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
@@ -103,6 +120,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (
         f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.branching.policy=tale",
         ("branching.policy='tale':", "turns, entropy, tail, fixed"),
+    ),
+    (
+        f"+{ROLLOUT}.custom.gateway_agent.branching.policy=entropy {ROLLOUT}.calculate_log_probs=false",
+        ("branching.policy=entropy reads log-probs", "set it to True"),
     ),
     (
         f"+{ROLLOUT}.custom.gateway_agent.agent=ast.AST +{ROLLOUT}.custom.gateway_agent.branching.policy=tail",

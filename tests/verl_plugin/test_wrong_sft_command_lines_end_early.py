@@ -19,6 +19,9 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("model.path=/nowhere", ("model.path=/nowhere:", "no such folder")),
     ("model.use_fused_kernels=true", ("model.use_fused_kernels=True:",)),
     ("model.use_liger=maybe", ("model.use_liger=maybe:", "expected true, false or auto")),
+    ("trainer.test_freq=5", ("trainer.test_freq=5, but data.val_files=None", "set it to -1")),
+    ("trainer.test_freq=0", ("trainer.test_freq=0: expected a number of steps",)),
+    ("trainer.save_freq=each_epoch", ("trainer.save_freq=each_epoch:", "after_each_epoch")),
     ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
 ]
 WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
@@ -57,3 +60,8 @@ def test_short_forms_are_written_out(good: list[str]) -> None:
     config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
+
+
+def test_a_word_may_follow_a_number(good: list[str]) -> None:
+    config = checked([*good, "trainer.save_freq=after_each_epoch", "tree.max_tokens=64", "tree.max_tokens=auto"])
+    assert (config.trainer.save_freq, config.engine.tree.max_tokens) == ("after_each_epoch", "auto")

@@ -53,8 +53,11 @@ def _per_token(tree: CreditTree) -> np.ndarray:
     # A call that context interrupts ends once in a row.
     row_F = np.repeat(np.arange(len(tree.rows)), tree.forest.row_index.lengths)
     places = np.stack([row_F, steps.step_F], axis=1)[::-1]
-    ends = len(row_F) - 1 - np.unique(places, axis=0, return_index=True)[1]
-    reward_F = np.where(np.isin(np.arange(len(row_F)), ends), reward_F, 0.0)
+    is_end_F = np.zeros(len(row_F), dtype=bool)
+    is_end_F[len(row_F) - 1 - np.unique(places, axis=0, return_index=True)[1]] = True
+    # A row that leaves a call at a fork does not have its end.
+    token_F = steps.step_F * tree.forest.num_unique + tree.forest.row_index.values
+    reward_F = np.where(is_end_F & ~np.isin(token_F, token_F[~is_end_F]), reward_F, 0.0)
     leaf_F = tree.on_leaves(np.arange(len(tree.leaves))).astype(np.int64)
     generated = np.flatnonzero(steps.step_F != CONTEXT)
     share_X, number_X = tree.share_P[leaf_F[generated]], tree.number_P[leaf_F[generated]]

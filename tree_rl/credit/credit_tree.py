@@ -44,7 +44,7 @@ class Leaf:
     None: the last step earns the outcome."""
     states: Sequence[Hashable] | None = None
     """Key of the state before each call, equal where sessions were in the same state; lists become tuples. None: not
-    reported."""
+    reported. Empty: the agent failed before it could; each of its steps has a state of its own."""
     actions: Sequence[Hashable] | None = None
     """Key of the action of each call; None: its token ids."""
     tree: Hashable | None = None
@@ -98,7 +98,10 @@ class Steps:
     reward_T: np.ndarray
     """float64 [T]."""
     first_T: np.ndarray
-    """int64 [T], flat index of its first token, in the first row that has it."""
+    """int64 [T], flat index of the first token that its call generated, in the first row with its last token. Where
+    equal calls fork later, the shared tokens before the fork are steps of the last of them."""
+    last_T: np.ndarray
+    """int64 [T], flat index of its last token, in the same row."""
     step_F: np.ndarray
     """int64 [F], step of each token; `CONTEXT` if no call generated it."""
 
@@ -243,7 +246,10 @@ class CreditTree:
         if source != "reported":
             raise ValueError(f"states={source!r}: expected reported or observation")
         pairs = zip(self.steps.leaf_T.tolist(), self.steps.number_T.tolist(), strict=True)
-        keys = [self._reported("states", leaf, number) for leaf, number in pairs]
+        keys = [
+            object() if self.leaves[leaf].states == () else self._reported("states", leaf, number)
+            for leaf, number in pairs
+        ]
         missing = next((step for step, key in enumerate(keys) if key is None), None)
         if missing is not None:
             raise ValueError(
@@ -255,14 +261,12 @@ class CreditTree:
 
     def actions(self) -> np.ndarray:
         """Number of the action of each step, int64 [T], equal for equal keys; without keys for equal tokens."""
-        tokens_F = self.forest.input_ids[self.forest.row_index.values]
-        first_T = self.steps.first_T
-        breaks = np.union1d(np.flatnonzero(np.diff(self.steps.step_F)) + 1, self.forest.row_index.offsets[1:])
-        end_T = breaks[np.searchsorted(breaks, first_T, side="right")]
+        tokens_F, steps = self.forest.input_ids[self.forest.row_index.values], self.steps
         keys = []
-        for step, (leaf, number) in enumerate(zip(self.steps.leaf_T, self.steps.number_T, strict=True)):
+        for step, (leaf, number) in enumerate(zip(steps.leaf_T, steps.number_T, strict=True)):
+            span = slice(steps.first_T[step], steps.last_T[step] + 1)
             key = self._reported("actions", int(leaf), int(number))
-            keys.append(tokens_F[first_T[step] : end_T[step]].tobytes() if key is None else key)
+            keys.append(tokens_F[span][steps.step_F[span] >= step].tobytes() if key is None else key)
         return _numbered(keys)
 
     def _reported(self, name: str, leaf: int, number: int) -> Hashable | None:
@@ -317,10 +321,11 @@ def _steps(rows: Sequence[CreditRow], leaves: Sequence[Leaf], name: str) -> Step
     leaf_F = np.repeat([row.leaf for row in rows], [len(row.tokens) for row in rows])
     generated = np.flatnonzero(number_F != CONTEXT)
     pairs = np.stack([leaf_F[generated], number_F[generated]], axis=1)
-    found, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    found, inverse = np.unique(pairs, axis=0, return_inverse=True)
     step_F = np.full(len(number_F), CONTEXT, dtype=np.int64)
     step_F[generated] = inverse.ravel()
     leaf_T, number_T = found[:, 0], found[:, 1]
+    first_T, last_T = _spans(rows, step_F, len(found))
     reward_T = np.zeros(len(found))
     for leaf, one in enumerate(leaves):
         mine = np.flatnonzero(leaf_T == leaf)
@@ -336,7 +341,25 @@ def _steps(rows: Sequence[CreditRow], leaves: Sequence[Leaf], name: str) -> Step
             earner = np.searchsorted(number_T[mine], np.arange(len(one.step_rewards)), side="right") - 1
             reward_C = np.asarray(one.step_rewards, dtype=np.float64)
             np.add.at(reward_T, mine[earner[earner >= 0]], reward_C[earner >= 0])
-    return Steps(leaf_T=leaf_T, number_T=number_T, reward_T=reward_T, first_T=generated[first], step_F=step_F)
+    return Steps(leaf_T=leaf_T, number_T=number_T, reward_T=reward_T, first_T=first_T, last_T=last_T, step_F=step_F)
+
+
+def _spans(rows: Sequence[CreditRow], step_F: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and last token of each step, in the first row with its last token; other rows may leave it at a fork."""
+    lengths = [len(row.tokens) for row in rows]
+    row_F = np.repeat(np.arange(len(rows)), lengths)
+    place_F = np.arange(len(step_F)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    generated = np.flatnonzero(step_F != CONTEXT)
+    deepest = generated[np.lexsort((generated, -place_F[generated], step_F[generated]))]
+    last_T = deepest[np.searchsorted(step_F[deepest], np.arange(num_steps))]
+    whole = generated[row_F[generated] == row_F[last_T][step_F[generated]]]
+    first_T = whole[np.unique(step_F[whole], return_index=True)[1]]
+    for step, first in enumerate(first_T.tolist()):
+        # Tokens of a later call directly before it: both generated them.
+        while place_F[first] and step_F[first - 1] > step:
+            first -= 1
+        first_T[step] = first
+    return first_T, last_T
 
 
 def _trees(leaves: Sequence[Leaf], passes_VP: np.ndarray, generated_V: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tree_rl.credit import by_node, by_step
+from tree_rl.credit.credit_tree import CONTEXT, CreditRow, CreditTree, Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,20 @@ class Estimator:
     """True whitens the advantages over the trained tokens of the batch."""
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise a ValueError for an option that the function does not take."""
+        """Raise an error for an option that the function does not take; of ours, for a value that it cannot use."""
         parameters = inspect.signature(self.credit).parameters
         known = [name for name, one in parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ValueError(f"no option {unknown[0]!r}; known are {', '.join(known) or 'none'}")
+        if self not in ESTIMATORS.values():
+            return
+        steps = np.array([CONTEXT, 0, 1])
+        rows = [CreditRow(tokens=np.array([0, token, 2]), leaf=token, steps=steps) for token in range(2)]
+        tree = CreditTree.of(rows, [Leaf(reward=reward, states=["s", "s"]) for reward in (0.0, 1.0)])
+        with np.errstate(all="ignore"):
+            if not np.isfinite(self.credit(tree, **options)).all():
+                raise ValueError(f"{dict(options)}: expected finite numbers with which an advantage is finite")
 
 
 ESTIMATORS: Mapping[str, Estimator] = {

@@ -16,7 +16,7 @@ from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import NotForked, Recording
 from tree_rl.rollout.environments.environment import Environment, Outcome
-from tree_rl.rollout.gateway.agent_protocol import AgentResult
+from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, AgentResult
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
@@ -32,7 +32,7 @@ SCORED: tuple[Status, ...] = ("completed", "limit", "out_of_calls", "timed_out",
 """Statuses with a reward. `sandbox_died` after the start has reward 0.0, because the agent may have killed it."""
 MISJUDGED = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 """Errors of `score` that an agent's files can cause. They give reward 0.0, or agents could discard bad sessions."""
-NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False)
+NOTHING_DONE = Outcome(answer="", turns=0, malformed_calls=0, is_complete=False, credit=UNREPORTED)
 
 
 class SessionLost(RuntimeError):  # noqa: N818

@@ -14,7 +14,7 @@ from tree_rl.rollout.branching.recording import Fork, Recording
 
 logger = logging.getLogger(__name__)
 
-COUNTS = ("expansions", "branches", "every_tokens")
+COUNTS = ("expansions", "branches", "every_tokens", "depth")
 """Options of the built-in policies that are at least 1."""
 
 
@@ -43,6 +43,9 @@ class BranchOptions:
         for name, count in counts.items():
             if count is not None and (not isinstance(count, int) or count < 1):
                 raise ValueError(f"branching.{name}={count}: expected an integer of at least 1")
+        for name, value in self.options.items() if self.policy in POLICIES else ():
+            if value is not None and not isinstance(value, int | float):
+                raise ValueError(f"branching.options.{name}={value!r}: expected a number")
         try:
             inspect.signature(self.choose).bind((), random.Random(), **self.options)
         except (TypeError, ImportError, AttributeError) as error:

@@ -82,13 +82,14 @@ class RecordedEnvironment:
         return None
 
     def _repeated(self, call: ToolCall) -> str:
-        for number, before in enumerate(self._expected):
-            if before.call == call:
-                del self._expected[number]
-                now = time.monotonic()
-                self._recording.tool_calls.append(replace(before, seconds=(now, now)))
-                return before.result
-        raise self._differs(f"the agent called {call.name}, which the recorded session did not")
+        # Of equal calls, the agent asks first for the one that began first.
+        before = min((one for one in self._expected if one.call == call), key=lambda one: one.begun, default=None)
+        if before is None:
+            raise self._differs(f"the agent called {call.name}, which the recorded session did not")
+        self._expected.remove(before)
+        now = time.monotonic()
+        self._recording.tool_calls.append(replace(before, seconds=(now, now)))
+        return before.result
 
     def _differs(self, reason: str) -> NotForked:
         self._recording.fault = f"the session does not repeat itself: {reason}"

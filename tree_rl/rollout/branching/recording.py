@@ -67,6 +67,11 @@ class Recording:
         shared = 0 if self.fork is None else self.fork.token
         return max(0, sum(len(call.response_ids) for call in self.calls) - shared)
 
+    @property
+    def tree(self) -> int:
+        """Number of the first session that it grew from."""
+        return self.number if self.fork is None else self.fork.parent.tree
+
     def folder_for_copy(self) -> Path:
         """An empty folder, until `close`."""
         if self._folder is None:

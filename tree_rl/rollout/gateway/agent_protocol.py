@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
+UNREPORTED: Mapping[str, Any] = {"states": ()}
+"""Report to credit estimators of an agent that failed or was stopped, for `AgentResult.credit`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentResult:

@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.branching.recording import NotForked, Recording
-from tree_rl.rollout.gateway.agent_protocol import Agent, AgentResult
+from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, Agent, AgentResult
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.tokens.images import IMAGE
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import (
@@ -111,6 +111,8 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             tool_calls=max(0.0, time.monotonic() - started - record.model_seconds),
             num_preempted=0,
         )
+        # Sessions that begin alike by chance did not grow from each other.
+        grown = {} if recording is None else {"tree": recording.tree}
         # A thousand branches take a second.
         return await asyncio.to_thread(
             rows_to_outputs,
@@ -118,7 +120,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             reward=result.reward,
             figures=figures,
             metrics=metrics,
-            credit=result.credit,
+            credit={**grown, **result.credit},
             images=gateway.images,
         )
 
@@ -159,7 +161,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
         if options.failed_reward is None:
             raise error
         logger.warning("agent %s failed and gets reward %s", options.agent, options.failed_reward, exc_info=error)
-        return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0})
+        return AgentResult(reward=options.failed_reward, status="failed", figures={"failed": 1.0}, credit=UNREPORTED)
 
 
 def _figures_read(algorithm: Mapping[str, Any]) -> list[str]:

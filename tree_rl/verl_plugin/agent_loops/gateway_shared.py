@@ -14,16 +14,21 @@ if TYPE_CHECKING:
     from tree_rl.rollout.gateway.gateway import Gateway
 
 
+MOST_SESSIONS = 64
+"""Sessions of a gateway that keeps their images: where rollouts never pause, one gateway for all would never end."""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Lent:
     client: Any
     options: GatewayOptions
     started: "asyncio.Task[Gateway]"
     users: int = 0
+    sessions: int = 0
 
 
 class SharedGateways:
-    """The gateways in use: one for each client and each set of options."""
+    """The gateways in use: each for one client and one set of options; with images for at most `MOST_SESSIONS`."""
 
     def __init__(self) -> None:
         self._lent: list[_Lent] = []
@@ -36,12 +41,14 @@ class SharedGateways:
 
         `server` is verl's `rollout.name`; the gateway takes the first session's `images`.
         """
-        lent = next((one for one in self._lent if one.client is client and one.options == options), None)
+        mine = (one for one in self._lent if one.client is client and one.options == options)
+        lent = next((one for one in mine if images is None or one.sessions < MOST_SESSIONS), None)
         if lent is None:
             starting = asyncio.create_task(_start(client, tokenizer, options, server, images))
             lent = _Lent(client=client, options=options, started=starting)
             self._lent.append(lent)
         lent.users += 1
+        lent.sessions += 1
         try:
             yield await asyncio.shield(lent.started)
         finally:

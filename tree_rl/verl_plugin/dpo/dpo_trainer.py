@@ -35,11 +35,12 @@ class TreeDPOTrainer(TreeSFTTrainer):
         data = self.config.data
         self.train_dataset, self.val_dataset = self._read("train"), self._read("val") if data.val_files else None
         self.group_of_row = self.train_dataset.group_of_pair
-        if len(self.train_dataset) < data.train_batch_size:
-            raise RowFileError(
-                f"data.train_files: expected at least the {data.train_batch_size} pairs of a batch, received "
-                f"{len(self.train_dataset)}; lower data.train_batch_size or add pairs"
-            )
+        for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
+            if dataset is not None and len(dataset) < data.train_batch_size:
+                raise RowFileError(
+                    f"data.{key}: expected at least the {data.train_batch_size} pairs of a batch, received "
+                    f"{len(dataset)}; lower data.train_batch_size or add pairs"
+                )
 
     def _read(self, name: str) -> PreferenceRows:
         data = self.config.data

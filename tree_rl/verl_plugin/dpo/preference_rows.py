@@ -152,7 +152,11 @@ class _Reader:
         for side in SIDES:
             if cells[side] is None or len(cells[side]) == 0:
                 raise RowFileError(f"{side}: expected an answer, received nothing; drop the row")
-        kinds = {_kind(cells[name]) for name in (PROMPT, *SIDES) if cells.get(name) is not None}
+        kinds = {_kind(cells[name]) for name in SIDES}
+        if kinds == {MESSAGES} and _kind(cells.get(PROMPT)) == TEXT:
+            # UltraFeedback's text beside messages that begin with it; TRL does not read it either.
+            cells = {**cells, PROMPT: None}
+        kinds |= {_kind(cells[PROMPT])} if cells.get(PROMPT) is not None else set()
         if len(kinds) > 1:
             raise RowFileError(f"expected one of {', '.join(KINDS)} in all columns, received {' and '.join(kinds)}")
         kind = kinds.pop()

@@ -21,8 +21,11 @@ from tree_rl.verl_plugin.options import as_tree_config
 
 INPUT_ERROR = 2
 """Exit code after a mistake, as for `tree-rl`'s commands."""
-HAS_A_WORD = "model.use_liger"
-"""Suffix of an option that may be true, false or `auto`."""
+HAS_A_WORD = (
+    *("model.use_liger", "trainer.save_freq", "trainer.test_freq"),
+    *("tree.max_tokens", "tree.offload", "tree.reuse_log_probs"),
+)
+"""Suffixes of options that may also be a word, such as `auto` or `after_each_epoch`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

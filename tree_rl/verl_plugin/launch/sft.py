@@ -37,7 +37,7 @@ def checked(arguments: Sequence[str], program: Program = PROGRAM) -> DictConfig:
     with refusals_as_one_line():
         job = read_job(arguments, program)
         config = job.config
-        refuse_if_unsupported(config, "", Of.VALUES)
+        refuse_if_unsupported(config, "", Of.VALUES, Of.SFT)
         check_tree_block(config.engine, "engine", written_keys(job.given))
         refuse_engine(config.model, config.engine, key="engine")
         refuse_if_unsupported(config, "", Of.FILES)

@@ -3,6 +3,7 @@
 A condition returns False or None if the node may run, else True or the words for the message.
 """
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,17 @@ def texts(value: Any) -> Iterator[str]:
 # The whole config.
 
 
+def no_interval(steps: Any, _: Any) -> bool:
+    """True for an interval of verl's SFT loop that it cannot divide steps by."""
+    return steps != "after_each_epoch" and (not is_number(steps) or steps == 0)
+
+
+def tests_nothing(steps: Any, config: Any) -> Words | None:
+    """Tests at intervals without files, over which verl's SFT loop would iterate."""
+    files = option(config, "data.val_files")
+    return {"files": files} if not files and (isinstance(steps, str) or steps > 0) else None
+
+
 def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     """A correction of stale rollouts that verl's V1 trainers would skip silently."""
     correction = correction or {}
@@ -139,9 +151,19 @@ def unusable_options(options: Any, config: Any) -> Words | None:
         return {"reason": f"adv_estimator={name} takes no options; leave them out"}
     try:
         estimator.check_options(options)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return {"reason": f"adv_estimator={name}: {error}"}
     return None
+
+
+def is_not_read_of_estimator(divides: Any, config: Any) -> Words | None:
+    """verl's switch of GRPO's deviations turned off, which estimators on trees do not read."""
+    name, own = str(option(config, "algorithm.adv_estimator")), option(config, "algorithm.credit.by_std")
+    estimator = estimator_named(name)
+    if divides or estimator is None or own is False:
+        return None
+    has_its_own = "by_std" in inspect.signature(estimator.credit).parameters
+    return {"name": name, "remedy": "set +algorithm.credit.by_std=False" if has_its_own else "set it to True"}
 
 
 def records_in_vain(records: Any, config: Any) -> bool:

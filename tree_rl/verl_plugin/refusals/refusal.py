@@ -20,6 +20,7 @@ class Of(Enum):
 
     VALUES = ("verl's whole config: words and numbers that no job can run with", CONFIG)
     FILES = ("verl's whole config: paths on this machine", CONFIG)
+    SFT = ("verl's whole config of SFT or DPO", CONFIG)
     MODEL_FILES = ("a role's `model` node: paths on this machine", CONFIG)
     MACHINE = ("verl's whole config of a job that samples: what this machine and its files lack", CONFIG)
     JOB = ("verl's whole config", CONFIG)

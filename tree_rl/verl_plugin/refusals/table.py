@@ -95,6 +95,12 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         *(Refusal(f"{key}.path", "{key}={value}: {reason}", "{remedy}", here.lacks_name(f"{key}.name"))
           for key in ("reward.custom_reward_function", "data.custom_cls")),
     ),
+    Of.SFT: (
+        *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps, after_each_epoch or -1 (never)",
+                  "", when.no_interval) for name in ("save", "test")),
+        Refusal("trainer.test_freq", "{key}={value}, but data.val_files={files}: verl would end at the first test",
+                "set it to -1, or name files", when.tests_nothing),
+    ),
     Of.MODEL_FILES: (
         *(Refusal(key, "{key}={value}: no such folder on this machine",
                   "correct it, or first hf download a hub's model", here.missing_folder)
@@ -134,6 +140,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.JOB: (
         Refusal("trainer.use_v1", "{option}: verl's older trainer builds no trees", "set it to true",
                 when.none_of(True)),
+        *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps", "",
+                  lambda steps, _: not when.is_number(steps)) for name in ("save", "test")),
         Refusal(f"{ROLLOUT}.temperature", "{option}: training divides logits by it",
                 "expected a number above 0 (validation alone may draw greedily: "
                 f"{ROLLOUT}.val_kwargs.temperature=0)", lambda heat, _: not (when.is_number(heat) and heat > 0)),
@@ -152,10 +160,16 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
         Refusal("algorithm.adv_estimator", "{key}: {reason}", "", when.unusable_estimator),
         Refusal("algorithm.credit", "{key}: {reason}", "", when.unusable_options),
+        Refusal("algorithm.norm_adv_by_std_in_grpo", "{key}={value}: adv_estimator={name} does not read it",
+                "{remedy}", when.is_not_read_of_estimator),
         Refusal("algorithm.adv_estimator",
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
                                      and option(config, f"{CORRECTION}.bypass_mode"))),
+        Refusal(f"{ROLLOUT}.custom.gateway_agent.branching.policy",
+                f"{{key}}={{value}} reads log-probs, which {ROLLOUT}.calculate_log_probs=False leaves out",
+                "set it to True",
+                lambda name, config: name == "entropy" and not option(config, f"{ROLLOUT}.calculate_log_probs")),
         Refusal(CORRECTION, "{key}.{name}={asked} compares with the rollout's log-probs, which "
                 f"{ROLLOUT}.calculate_log_probs=False leaves out", "set it to True", when.corrects_without_log_probs),
         Refusal(CORRECTION, "{key}.{name}={asked} with {key}.bypass_mode=True is up to the loss, and "

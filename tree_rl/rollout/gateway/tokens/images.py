@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ class ImagePlaces:
     def __init__(self, reader: ImageReader) -> None:
         self._reader = reader
         self._sizes: dict[int, int] = {}
+        self._number_of_url: dict[bytes, int] = {}
         self._nonce = secrets.token_hex(4)
         self._written = re.compile(rf"{re.escape(IMAGE)}(\d+)x(\d+):{self._nonce}")
 
@@ -85,6 +87,15 @@ class ImagePlaces:
         return "".join(texts)
 
     def _place(self, image: SentImage) -> str:
+        # An agent sends an image again with every later call.
+        digest = sha256(image.url.encode("utf-8", "surrogatepass")).digest()
+        if digest not in self._number_of_url:
+            number, size = self._read(image)
+            self._sizes[number] = size
+            self._number_of_url[digest] = number
+        return f"{START}{self._text(self._number_of_url[digest])}{END}"
+
+    def _read(self, image: SentImage) -> tuple[int, int]:
         found = DATA_URL.fullmatch(image.url)
         if found is None:
             raise RequestError(
@@ -92,11 +103,9 @@ class ImagePlaces:
                 field=image.field,
             )
         try:
-            number, size = self._reader.read(base64.b64decode(found[1], validate=True))
+            return self._reader.read(base64.b64decode(found[1], validate=True))
         except (binascii.Error, ValueError) as error:
             raise RequestError(f"expected an image, received other data ({error})", field=image.field) from error
-        self._sizes[number] = size
-        return f"{START}{self._text(number)}{END}"
 
     def _text(self, number: int) -> str:
         return f"{IMAGE}{number}x{self._sizes[number]}:{self._nonce}"
