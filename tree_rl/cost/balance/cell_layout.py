@@ -50,7 +50,8 @@ def lay_out_cell(groups: Sequence[GroupPaths], num_ranks: int, *, trials: int = 
         tuple((group, np.concatenate([groups[group].rows[path] for path in held[group]])) for group in sorted(held))
         for held in parts.on_rank
     )
-    return CellLayout(rows=rows, load_D=parts.load_D, bound=bound, split_groups=parts.num_split)
+    split_groups = sum(len(ranks) > 1 for ranks in parts.ranks_of)
+    return CellLayout(rows=rows, load_D=parts.load_D, bound=bound, split_groups=split_groups)
 
 
 def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:
