@@ -130,14 +130,14 @@ class VerlCall:
         """Run some rows through verl's forward; see `training.context.FlatRows`."""
         reported: list[Metrics] = []
 
-        def as_verl_calls_it(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        def loss_for_verl(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
             assert loss is not None
             value, metrics = loss(_unnested(model_output), members)
             reported.extend(metrics)
             return value, {}
 
         # verl expects no loss function in inference.
-        loss_function = None if loss is None else as_verl_calls_it
+        loss_function = None if loss is None else loss_for_verl
         value, output = self.stock_step(self._select(members), loss_function, loss is None)
         return value, _unnested(output["model_output"]), reported
 
@@ -256,18 +256,18 @@ def _distils(loss_function: Any) -> bool:
 
 def _is_ppo_loss(loss_function: Any) -> bool:
     """True for verl's loss of the actor, in which entropies add up token by token."""
-    loss_function = _of_verl(loss_function)
+    loss_function = _unwrapped(loss_function)
     return isinstance(loss_function, partial) and loss_function.func is ppo_loss
 
 
-def _of_verl(loss_function: Any) -> Any:
+def _unwrapped(loss_function: Any) -> Any:
     """verl's loss without our wrapper."""
     return loss_function.loss_function if isinstance(loss_function, OnPolicyLoss) else loss_function
 
 
 def _config_of(loss_function: Any) -> Any:
     """The config of the role to which one of verl's losses is bound; None for other losses."""
-    loss_function = _of_verl(loss_function)
+    loss_function = _unwrapped(loss_function)
     config = loss_function.keywords.get("config") if isinstance(loss_function, partial) else None
     return config if hasattr(config, "loss_agg_mode") else None
 

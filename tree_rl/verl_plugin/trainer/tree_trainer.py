@@ -49,11 +49,11 @@ from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
-    asked_pass,
     fetch_call_weights,
     fetch_log_probs,
     fetch_row_tokens,
     fetch_session_figures,
+    log_prob_request,
     log_probs_of_pass,
     put_with_padding,
     real_rows,
@@ -226,8 +226,8 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _run_reference(self, batch: KVBatchMeta) -> None:
         """verl's pass, but workers write `ref_log_prob`: its trainer reads, cuts and writes every row's log-probs."""
-        # Not the caller's batch: a critic's pass after it would be told to leave out adapters, which it does not have.
-        asked = asked_pass(batch, self.config.actor_rollout_ref.rollout.temperature)
+        # A copy, because a critic's pass over the same batch must not see `WITHOUT_ADAPTER`.
+        asked = log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
             asked.extra_info[WITHOUT_ADAPTER] = True
             self.actor_rollout_wg.compute_log_prob(asked)
@@ -408,7 +408,7 @@ class TreeTrainerMixin(ResumableTrainer):
         Those without are the reference policy's; without a KL term they take a pass of their own.
         """
         version = self.global_steps - 1
-        rows = [row for row in real_rows(batch) if self._adapter_check.tells(batch.tags[row], version)]
+        rows = [row for row in real_rows(batch) if self._adapter_check.is_comparable(batch.tags[row], version)]
         if rows and not self.use_reference_policy:
             self._run_reference(batch)
         if rows:
