@@ -93,11 +93,13 @@ class VerlCall:
         could run apart, and a teacher's candidates need all logits.
         """
         needs_trees = splits_tokens or isinstance(self.loss_function, PairLoss) or call.rows.candidates_FK is not None
+        verls_loss = _unwrapped(self.loss_function)
         return replace(
             call,
             loss=None if self.loss_function is None else self.loss,
             is_separable=is_token_separable(self.loss_function),
-            couples_log_probs_alone=_is_ppo_loss(self.loss_function),
+            # In verl's loss of the actor, entropies add up token by token.
+            couples_log_probs_alone=isinstance(verls_loss, partial) and verls_loss.func is ppo_loss,
             run_rows_flat=None if needs_trees else self.run_flat,
         )
 
@@ -254,12 +256,6 @@ def _distils(loss_function: Any) -> bool:
     return isinstance(loss_function, partial) and loss_function.func is distillation_ppo_loss
 
 
-def _is_ppo_loss(loss_function: Any) -> bool:
-    """True for verl's loss of the actor, in which entropies add up token by token."""
-    loss_function = _unwrapped(loss_function)
-    return isinstance(loss_function, partial) and loss_function.func is ppo_loss
-
-
 def _unwrapped(loss_function: Any) -> Any:
     """verl's loss without our wrapper."""
     return loss_function.loss_function if isinstance(loss_function, OnPolicyLoss) else loss_function
@@ -291,5 +287,5 @@ def is_token_separable(loss_function: Any) -> bool:
         distils = loss_function.keywords["distillation_config"].distillation_loss
         return not distils.use_task_rewards or _loss_mode(loss_function) in separable_losses
     if loss_function.func is ppo_loss:
-        return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in separable_losses
+        return _loss_mode(loss_function) in separable_losses
     return loss_function.func in (sft_loss, value_loss)

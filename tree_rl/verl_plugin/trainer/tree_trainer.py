@@ -255,7 +255,7 @@ class TreeTrainerMixin(ResumableTrainer):
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
         credit, custom = estimator_named(estimator), custom_weights_name(self.config)
-        with_extras = credit is not None or custom is not None
+        with_extras = estimator == "gdpo" or credit is not None or custom is not None
         data, nested_mask, extras = self._fetch_for_advantage(
             keys, batch.partition_id, estimator, with_extras=with_extras
         )
@@ -326,11 +326,11 @@ class TreeTrainerMixin(ResumableTrainer):
         )
 
     def _fetch_for_advantage(
-        self, keys: list[str], partition_id: str, estimator: str, *, with_extras: bool = False
+        self, keys: list[str], partition_id: str, estimator: str, *, with_extras: bool
     ) -> tuple[DataProto, torch.Tensor, list[dict[str, Any]]]:
         """The columns of the real rows, padded, verl's nested response mask, and each row's `extra_fields`."""
         fields = [name for name in ADVANTAGE_FIELDS if not (name == "old_log_probs" and self._reuses_log_probs)]
-        fields += ["extra_fields"] if estimator == "gdpo" or with_extras else []
+        fields += ["extra_fields"] if with_extras else []
         fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
         columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
         nested_mask = columns["response_mask"]
