@@ -17,7 +17,6 @@ LayerTensors = Mapping[str, torch.Tensor]
 """One layer's tensors by name. Attention: `keys`, `values`, one entry per token, rotary positions applied.
 Recurrent layers: `state` and the convolution's `context`, or one of the two."""
 
-
 _NUMBER = "tree_rl_relay_number"
 
 
@@ -51,7 +50,7 @@ class LayerRelay:
     Not a list or dict on purpose: FSDP2 copies those, and what is written into the copy is lost.
     """
 
-    def __init__(self, past: Callable[[int], LayerTensors] | None = None, cuts: tuple[int, ...] = ()) -> None:
+    def __init__(self, past: Callable[[int], LayerTensors] | None, cuts: tuple[int, ...]) -> None:
         """Create the relay of one forward.
 
         Args:
