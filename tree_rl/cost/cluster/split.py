@@ -30,7 +30,7 @@ class Split:
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Seconds of the step."""
         slower = max(self.load.rollout / self.rollout_gpus, self.load.training / self.training_gpus)
         return slower + self.load.weights
 

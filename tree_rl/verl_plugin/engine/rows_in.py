@@ -26,7 +26,7 @@ PATH_WEIGHT_SCALE = "path_weight_scale"
 USES_TOP_K = "distillation_use_topk"
 """Flag of an update whose loss reads the log-probs of the teacher's likeliest tokens."""
 LEAST_TEMPERATURE = 1e-8
-"""Smallest temperature: verl's engines divide logits by no less."""
+"""Lower temperatures are raised to this one, as in verl's engines."""
 FINITE_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 

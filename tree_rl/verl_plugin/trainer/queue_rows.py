@@ -16,7 +16,7 @@ from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
 ENGINE_OBJECTS = ("uid", "session_id", "index", "multi_modal_inputs")
-"""Columns of other objects than tensors that engines read: what names a row, and its images."""
+"""Columns that engines read besides tensors: names of a row, and its images."""
 UNREAD_BY_PASSES = ("dummy_tensor", "prompts", "responses", "rm_scores", "rollout_log_probs")
 """Tensors of every row that only losses and the trainer read."""
 MANY_AGENTS = 16

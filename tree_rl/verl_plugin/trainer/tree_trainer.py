@@ -101,7 +101,7 @@ class TreeTrainerMixin(ResumableTrainer):
     _reuses_log_probs = False
     """True if the current update computes the old log-probs itself."""
     _reports_later = False
-    """True if `_compute_metrics` reports the update's log-probs, when the next rollout can run."""
+    """True if `_compute_metrics` reports the update's log-probs, so that the next rollout does not wait for it."""
     _with_advantages: KVBatchMeta | None = None
     """The batch whose advantages were computed during the reference's pass."""
     _has_updated = False
@@ -225,7 +225,7 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch
 
     def _run_reference(self, batch: KVBatchMeta) -> None:
-        """verl's pass, but workers write `ref_log_prob`: its trainer reads, cuts and writes every row's log-probs."""
+        """verl's pass, but workers write `ref_log_prob`; in verl the trainer reads, cuts and rewrites every row."""
         # A copy, because a critic's pass over the same batch must not see `WITHOUT_ADAPTER`.
         asked = log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
@@ -403,9 +403,10 @@ class TreeTrainerMixin(ResumableTrainer):
     def _check_adapter(
         self, batch: KVBatchMeta, metrics: dict[str, Any], adapted: dict[str, torch.Tensor] | None
     ) -> None:
-        """Compare the rollout's log-probs with the trainer's, with (`adapted` if not the old ones) and without adapter.
+        """Compare the rollout's log-probs with the trainer's, with and without adapter.
 
-        Those without are the reference policy's; without a KL term they take a pass of their own.
+        Those with it are `adapted`, else the old ones. Those without are the reference policy's, for which a run
+        without a KL term needs an extra pass.
         """
         version = self.global_steps - 1
         rows = [row for row in real_rows(batch) if self._adapter_check.is_comparable(batch.tags[row], version)]
