@@ -23,9 +23,16 @@ from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory_budget import NO_LIMIT
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.partitioned import ops_of_partitions
+from tree_rl.training.partitioned import takes_preview, training_ops
 from tree_rl.training.plan_cache import PlanCache
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops, with_tower
+from tree_rl.training.ranks.lock_step import (
+    BACKWARD,
+    FORWARD,
+    TOWER_BACKWARD,
+    TOWER_FORWARD,
+    SharedPlan,
+    agree_on_ops,
+)
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.forest import Forest, RowError
@@ -77,16 +84,9 @@ class Planner:
         except RowError as error:
             self.refuse(error)
         learner.budget.log_choices(batches, budget.unique_tokens)
-        ops, known = "", []
-        for batch in batches:
-            known_f = None
-            if batch.plan is None:
-                of_forest = FORWARD + BACKWARD if call.trains else FORWARD
-            else:
-                known_f = self._known_where_coupled(call, batch)
-                of_forest = ops_of_partitions(call, batch.plan, is_known=known_f is not None)
-            ops += of_forest if batch.images is None else with_tower(of_forest, trains=call.trains)
-            known.append(known_f)
+        known = tuple(self._known_log_probs(call, batch) for batch in batches)
+        pairs = zip(batches, known, strict=True)
+        ops = "".join(_ops_of_batch(call, batch, is_known=known_f is not None) for batch, known_f in pairs)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
         may_repeat = self._may_repeat and is_first and not is_repeat
@@ -101,7 +101,7 @@ class Planner:
             call=call,
             budget=budget,
             batches=tuple(batches),
-            known=tuple(known),
+            known=known,
             schedule=ops,
             may_repeat=may_repeat,
             seconds=time.perf_counter() - started,
@@ -110,10 +110,7 @@ class Planner:
     def counting(self, plan: StepPlan) -> StepPlan:
         """A plan that runs the same micro-batches without gradients and loss; all ranks agree on it."""
         call = replace(plan.call, loss=None, trains=False)
-        ops = ""
-        for batch in plan.batches:
-            of_forest = FORWARD * batch.num_partitions
-            ops += of_forest if batch.images is None else with_tower(of_forest, trains=False)
+        ops = "".join(_ops_of_batch(call, batch, is_known=False) for batch in plan.batches)
         if self._context.num_ranks > 1:
             ops = agree_on_ops(ops, self._context.data_parallel).schedule
         return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
@@ -124,13 +121,28 @@ class Planner:
             agree_on_ops("", self._context.data_parallel, is_refused=True)
         raise error
 
-    def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
+    def _known_log_probs(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
+        """`StepPlan.known` of one micro-batch."""
         # An inference's log-probs are remembered, its other outputs are not.
         couples_others = call.outputs != (LOG_PROBS,) and not call.couples_log_probs_alone
-        if call.is_separable or not call.trains or couples_others or call.rows.candidates_FK is not None:
+        reads_known = batch.plan is not None and takes_preview(call, is_known=False)
+        if not reads_known or couples_others or call.rows.candidates_FK is not None:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
+
+
+def _ops_of_batch(call: StepCall, batch: MicroBatch, *, is_known: bool) -> str:
+    """Ops of a micro-batch, in order; `is_known` is True if its rows' log-probs are known."""
+    if batch.plan is None:
+        ops = FORWARD + BACKWARD if call.trains else FORWARD
+    else:
+        infers = not call.trains or takes_preview(call, is_known=is_known)
+        ops = FORWARD * batch.num_partitions if infers else ""
+        ops += training_ops(batch.plan) if call.trains else ""
+    if batch.images is not None:
+        ops = TOWER_FORWARD + ops + (TOWER_BACKWARD if call.trains else "")
+    return ops
 
 
 def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[MicroBatch]) -> SharedPlan | None:

@@ -83,11 +83,6 @@ def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
         )
 
 
-def with_tower(ops: str, *, trains: bool) -> str:
-    """The ops of a forest with images."""
-    return TOWER_FORWARD + ops + (TOWER_BACKWARD if trains else "")
-
-
 def merge_ops(ops_of_rank: Sequence[str]) -> str:
     """One deterministic sequence of ops that contains every rank's ops in order; if all are equal, it is their string.
 
