@@ -107,7 +107,7 @@ class Planner:
             seconds=time.perf_counter() - started,
         )
 
-    def counting(self, plan: StepPlan) -> StepPlan:
+    def counting_plan(self, plan: StepPlan) -> StepPlan:
         """A plan that runs the same micro-batches without gradients and loss; all ranks agree on it."""
         call = replace(plan.call, loss=None, trains=False)
         ops = "".join(_ops_of_batch(call, batch, is_known=False) for batch in plan.batches)
