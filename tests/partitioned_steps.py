@@ -9,7 +9,7 @@ import torch
 
 from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.readout import EdgeReadout
-from tree_rl.training.partitioned import PartitionedRun, inference_ops, training_ops
+from tree_rl.training.partitioned import PartitionedRun, training_ops
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
@@ -48,7 +48,7 @@ def partitioned_gradients(
     run = PartitionedRun(counted, forest, plan, readout, **options)
     model.zero_grad()
     if preview:
-        assert "".join(run.infer()) == inference_ops(run.plan)
+        assert "".join(run.infer()) == "F" * run.plan.num_partitions
         after_preview()
     slot_gradients = partial(readout.gradients, lambda outputs, _: (loss(outputs["log_probs"]), []), [])
     assert "".join(run.train(slot_gradients)) == training_ops(run.plan)

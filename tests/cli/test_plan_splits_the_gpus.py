@@ -29,7 +29,7 @@ def test_the_slower_side_decides_and_the_other_waits() -> None:
     assert (split.step, split.rollout_idle, split.training_idle) == (15, 0.5, 0)
     assert fastest_split(split.load, 6, server_gpus=4) == split
     assert fastest_split(split.load, 6).step == 10
-    with pytest.raises(ValueError, match="6: expected GPUs for rollout servers of 4 and more of them for ranks of 4"):
+    with pytest.raises(ValueError, match=r"6: expected GPUs for rollout servers \(4 each\) and training ranks"):
         fastest_split(split.load, 6, server_gpus=4, sharing=4)
 
 

@@ -178,7 +178,7 @@ def test_recomputed_layers_rotate_as_in_the_forward(liger: None) -> None:
         (Olmo2Config(), False, "not tested with liger-kernel's layers for model_type=olmo2"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), False, "computes silu or swish, the model hidden_act=gelu"),
         (smaller(SPARSE["qwen3_moe"], num_hidden_layers=2, mlp_only_layers=[1]), False, "experts in every layer"),
-        (SPARSE["mixtral"], True, "against fsdp_config.full_determinism"),
+        (SPARSE["mixtral"], True, "breaks fsdp_config.full_determinism"),
     ),
 )
 def test_what_liger_would_change_is_refused_by_name(

@@ -135,7 +135,7 @@ def test_trees_partition_tokens_rows_and_segments(rows):
     tree_of_token = np.searchsorted(roots, np.arange(forest.num_unique), "right") - 1
     for row, path in enumerate(forest.row_index):
         assert set(tree_of_token[path]) == {forest.tree_of_row[row]}
-    np.testing.assert_array_equal(np.bincount(forest.tree_of_row, minlength=len(roots)), forest.tree_rows)
+    np.testing.assert_array_equal(np.bincount(forest.tree_of_row, minlength=len(roots)), forest.rows_per_tree)
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))

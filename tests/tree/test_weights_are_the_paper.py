@@ -40,7 +40,7 @@ def test_sep_avg_is_the_mean_of_independent_path_losses(rows, seed):
     total = (weights.values * loss[forest.row_index.values]).sum()
     np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-12)
     first_row = [int(forest.rows_through(token)[0]) for token in range(forest.num_unique)]
-    rows_of_tree = forest.tree_rows[forest.tree_of_row[first_row]]
+    rows_of_tree = forest.rows_per_tree[forest.tree_of_row[first_row]]
     tree_loss = (forest.path_count / rows_of_tree * loss).sum()
     np.testing.assert_allclose(total, tree_loss, rtol=1e-12, atol=1e-12)
 

@@ -10,7 +10,7 @@ from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_row
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.compat import PPOTrainer, PPOTrainerSync
-from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, asked_pass, log_probs_of_pass
+from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, log_prob_request, log_probs_of_pass
 from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
 
 COLUMNS = ("advantages", "returns", "ref_log_prob")
@@ -32,7 +32,7 @@ def test_advantages_beside_the_references_pass_are_those_behind_it(
         metrics: dict[str, Any] = {}
         batch = trainer._balance_batch(put_rows(queue, BRANCHES), metrics)
         if is_beside:
-            assert not set(UNREAD_BY_PASSES) & set(asked_pass(batch, 0.9).fields)
+            assert not set(UNREAD_BY_PASSES) & set(log_prob_request(batch, 0.9).fields)
             batch = trainer._compute_ref_log_prob(batch, metrics)
             assert (trainer._with_advantages is None) == has_kl_reward
         else:

@@ -74,10 +74,10 @@ def test_comparisons_start_where_an_adapter_can_show_and_become_rare() -> None:
 
 def test_rows_of_much_older_adapters_do_not_count() -> None:
     check = AdapterCheck(is_open=True, is_loaded=False, updates=8)
-    assert check.tells({"min_global_steps": 7}, 7) and not check.tells({"min_global_steps": 6}, 7)
+    assert check.is_comparable({"min_global_steps": 7}, 7) and not check.is_comparable({"min_global_steps": 6}, 7)
     check.updates = 9
-    assert check.tells({"min_global_steps": 7}, 8) and not check.tells({"min_global_steps": 6}, 8)
-    assert not check.tells({"min_global_steps": None}, 8) and not check.tells({}, 8)
+    assert check.is_comparable({"min_global_steps": 7}, 8) and not check.is_comparable({"min_global_steps": 6}, 8)
+    assert not check.is_comparable({"min_global_steps": None}, 8) and not check.is_comparable({}, 8)
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,8 @@ class CostFit:
         """Start without measurements; `start` is the prior, from the model's shape, in any unit."""
         self._start = np.array([0.0, start.per_token, start.per_pair, start.per_head_token])
         self._equations: deque[tuple[float, ...]] = deque(maxlen=MOST_EQUATIONS)
-        self._model: CostModel | None = None
-
-    @property
-    def model(self) -> CostModel | None:
+        self.model: CostModel | None = None
         """The fitted cost model in seconds; None before `LEAST_EQUATIONS` updates."""
-        return self._model
 
     def add(self, work: Work, seconds: float) -> None:
         """Learn from an update; updates without tokens or time are ignored."""
@@ -73,7 +69,7 @@ class CostFit:
 
     def _fit(self) -> None:
         if len(self._equations) < LEAST_EQUATIONS:
-            self._model = None
+            self.model = None
             return
         table = np.array(self._equations)
         work_ET, seconds_E = table[:, :-1], table[:, -1]
@@ -90,7 +86,7 @@ class CostFit:
             weight_E = np.minimum(1.0, spread / np.maximum(off_E, 1e-12))
             found_T = _non_negative(scaled_ET, weight_E, prior_T)
         per_forward, per_token, per_pair, per_head_token = (found_T * unit_T).tolist()
-        self._model = CostModel(
+        self.model = CostModel(
             per_forward=per_forward, per_token=per_token, per_pair=per_pair, per_head_token=per_head_token
         )
 

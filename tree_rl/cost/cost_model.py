@@ -142,8 +142,8 @@ class ModelShape:
         if missing:
             name = config.get("model_type") or "this model"
             raise ValueError(
-                f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none: it names them "
-                "otherwise, and what a step costs is not known; train it without trees (model_type=language_model)"
+                f"{name}: expected the sizes {', '.join(missing)} in its config.json, received none, so "
+                "the cost of a step is unknown; train it without trees (model_type=language_model)"
             )
         layer_types = kinds or config.get("layer_types") or ()
         with_attention = sum(kind in ATTENTION_LAYERS | WITH_ATTENTION for kind in layer_types)

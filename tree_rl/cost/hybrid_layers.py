@@ -9,7 +9,6 @@ PATTERN = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 WITH_ATTENTION = frozenset({"attention", "hybrid"})
 """Kinds of layers with attention."""
 
-
 PARTS = {
     "mamba": ("mamba",),
     "attention": ("attention",),
@@ -40,7 +39,7 @@ def hybrid_kinds(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def hybrid_parameters(config: Mapping[str, Any], kinds: Sequence[str], *, experts: int) -> int:
-    """Parameters of all layers without norms, with so many experts in each layer that has any; a shared block of
+    """Parameters of all layers without norms, with this many experts in each layer that has any; a shared block of
     Zamba 2 counts in every layer that runs it.
 
     Raises:

@@ -20,11 +20,11 @@ class ModelSize:
     tied: bool
     """True if head and embedding are one matrix, as published."""
     family: Family = "qwen3"
-    """Whose config of transformers is made."""
+    """Family whose transformers config describes the model."""
     attention_every: int = 1
-    """Every so many layers one has attention; the others are Gated DeltaNets."""
+    """One layer in this many has attention; the others are Gated DeltaNets."""
     pattern: str = ""
-    """Kinds of all layers, as Nemotron-H's `hybrid_override_pattern` names them; others leave it empty."""
+    """Kinds of all layers as in Nemotron-H's `hybrid_override_pattern`; empty for other families."""
     more: Mapping[str, int | bool | str | None] = field(default_factory=dict)
     """Entries of the config that the family adds to those of Qwen3."""
 

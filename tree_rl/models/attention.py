@@ -55,7 +55,7 @@ UNRESTRICTING = frozenset(
 """Keywords of transformers' attention interface that do not affect which tokens see which."""
 
 
-def attention_name(flat_implementation: str, *, impl: str = "auto", deterministic: bool = False) -> str:
+def attention_name(flat_implementation: str, *, impl: str, deterministic: bool) -> str:
     """Name under which tree attention over `flat_implementation` is registered with transformers.
 
     transformers loads a kernel for every name that contains "flash" and downloads one for every "owner/name", so the

@@ -5,8 +5,7 @@ It returns the result as the model's `logits`, so that FSDP2's hooks see it.
 Legend: N tokens of the forward, R tokens whose hidden states are projected, C hidden size, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -85,16 +84,20 @@ def edge_values(
     Raises:
         RuntimeError: a wrapper between the head and the caller changed the head's output.
     """
-    with _asked(request) as call:
+    call = _Call(request)
+    token = _CALL.set(call)
+    try:
         keep = EVERY_TOKEN if call.is_late and _answers_itself(model) else call.request.kept_R
         answer = model(**model_kwargs, logits_to_keep=keep).logits
+    finally:
+        _CALL.reset(token)
     request = call.request
     if isinstance(answer, EdgeValues | _AbsorbingValues):
         return EdgeValues(*answer)
     if call.is_answered or not isinstance(answer, torch.Tensor):
         raise RuntimeError(
-            f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something behind "
-            "the head works on its output. Wrap the model before use_edge_head, which then keeps computing logits"
+            f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something after "
+            "the head changes its output. Wrap the model before use_edge_head, which then keeps computing logits"
         )
     return logits_edge_log_probs_of_rows(answer.squeeze(0), request.rows, **request.extra_flags)
 
@@ -103,16 +106,6 @@ def _answers_itself(model: Callable[..., Any]) -> bool:
     """True if the model is known to have an `EdgeHead`."""
     head_of = getattr(model, "get_output_embeddings", None)
     return head_of is not None and isinstance(head_of(), EdgeHead)
-
-
-@contextmanager
-def _asked(request: EdgeRequest | LateRequest) -> Iterator[_Call]:
-    call = _Call(request)
-    token = _CALL.set(call)
-    try:
-        yield call
-    finally:
-        _CALL.reset(token)
 
 
 def use_edge_head(model: PreTrainedModel) -> str | None:
@@ -159,7 +152,7 @@ class EdgeHead(nn.Linear):
         if hidden_1RC.shape[:-1] != (1, len(request.kept_R)):
             raise ValueError(
                 f"expected the hidden states of {len(request.kept_R)} tokens, received {tuple(hidden_1RC.shape)}; the "
-                "model does not heed logits_to_keep"
+                "model ignores logits_to_keep"
             )
         if isinstance(self.weight, DTensor):
             raise TypeError("expected a gathered head weight, received a DTensor; tensor parallelism is not supported")

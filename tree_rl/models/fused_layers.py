@@ -130,7 +130,7 @@ def _family_reason(config: PretrainedConfig, *, deterministic: bool) -> str | No
     if family == "qwen3_moe" and (settings["mlp_only_layers"] or settings["decoder_sparse_step"] != 1):
         return "liger-kernel expects experts in every layer, and mlp_only_layers or decoder_sparse_step leave some out"
     if deterministic and family in WITH_EXPERTS:
-        return "liger-kernel's experts add the router's gradients in any order, against fsdp_config.full_determinism"
+        return "liger-kernel's experts add router gradients in any order, which breaks fsdp_config.full_determinism"
     return None
 
 

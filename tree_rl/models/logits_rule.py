@@ -53,7 +53,7 @@ def find_logits_rule(model: PreTrainedModel) -> LogitsRule | str:
         model: causal language model, before any wrapping.
     """
     width = model.get_output_embeddings().in_features
-    around_body: dict[nn.Module, Callable[..., Any]] = {model.base_model: partial(_body, EXACT, width)}
+    around_body: dict[nn.Module, Callable[..., Any]] = {model.base_model: partial(_body, width)}
     if not is_wrapper(model):
         return _probe(model, around_body)
     found = _probe(model, _stubs_of_wrapper(model, width))
@@ -122,8 +122,8 @@ class _TextOutput(BaseModelOutputWithPast):
             raise AttributeError(name)
 
 
-def _body(dtype: torch.dtype, width: int, *_: object, **__: object) -> _TextOutput:
-    return _TextOutput(last_hidden_state=torch.zeros(1, 2, width, dtype=dtype))
+def _body(width: int, *_: object, **__: object) -> _TextOutput:
+    return _TextOutput(last_hidden_state=torch.zeros(1, 2, width, dtype=EXACT))
 
 
 def _project(known_11V: torch.Tensor, seen: list[tuple[int, ...]], hidden: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ LayerTensors = Mapping[str, torch.Tensor]
 """One layer's tensors by name. Attention: `keys`, `values`, one entry per token, rotary positions applied.
 Recurrent layers: `state` and the convolution's `context`, or one of the two."""
 
-
 _NUMBER = "tree_rl_relay_number"
+_REMEDY = "this model cannot run in partitions; raise tree.max_tokens above the largest group"
 
 
 def number_relays(modules: Sequence[Any]) -> None:
@@ -51,7 +51,7 @@ class LayerRelay:
     Not a list or dict on purpose: FSDP2 copies those, and what is written into the copy is lost.
     """
 
-    def __init__(self, past: Callable[[int], LayerTensors] | None = None, cuts: tuple[int, ...] = ()) -> None:
+    def __init__(self, past: Callable[[int], LayerTensors] | None, cuts: tuple[int, ...]) -> None:
         """Create the relay of one forward.
 
         Args:
@@ -84,8 +84,8 @@ class LayerRelay:
             return
         if layer in self._captured:
             raise ValueError(
-                f"layer {layer} runs more than once in a forward, and children would read what the first time left: "
-                "this model cannot run in partitions; raise tree.max_tokens above the largest group"
+                f"layer {layer} runs more than once in a forward, so children would read tensors of its first run: "
+                f"{_REMEDY}"
             )
         kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         if len(kept) < len(tensors):
@@ -101,7 +101,7 @@ class LayerRelay:
         """
         layers = sorted(self._captured)
         if layers != list(range(len(layers))) or not layers:
-            raise ValueError(f"expected keys and values (or states) of layers 0, 1, ..., received those of {layers}")
+            raise ValueError(f"expected keys and values (or states) of layers 0, 1, ..., received {layers}: {_REMEDY}")
         captured = [self._captured[layer] for layer in layers]
         self._captured, self._is_taken = {}, True
         return captured

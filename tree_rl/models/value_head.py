@@ -43,7 +43,7 @@ def _value_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     else:
         raise ValueError(
             f"model_type={config.model_type}: transformers has neither a token classifier nor a base model of this "
-            "type, so a critic cannot stand on it; choose another critic.model.path, or an estimator without a critic "
+            "type, so there is no critic for it; choose another critic.model.path, or an estimator without a critic "
             "(algorithm.adv_estimator=grpo)"
         )
     # The family's base class, with weight initialisation, parameter names and modules that must not be split.

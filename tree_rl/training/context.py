@@ -102,7 +102,7 @@ class StepContext:
         return 1 if self.ranks is None else self.ranks.size
 
     @property
-    def counted(self) -> list[IssuedCollectives]:
+    def counters(self) -> list[IssuedCollectives]:
         """Counters of the collectives that this rank issues in a call."""
         return [self.exchanges, *([] if self.collectives is None else [self.collectives])]
 

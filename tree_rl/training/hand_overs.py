@@ -64,7 +64,7 @@ Work = Generator[str, None, MicroBatchResult]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Ran:
+class PlanRun:
     """Results and times of a plan that ran."""
 
     results: tuple[MicroBatchResult, ...]

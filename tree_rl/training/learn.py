@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import Ran, StepPlan, StepResult
+from tree_rl.training.hand_overs import PlanRun, StepPlan, StepResult
 from tree_rl.training.last_inference import LastInference
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.measured_calls import MeasuredCalls
@@ -31,7 +31,7 @@ class Learner:
         self.load = None if coef is None or hooks is None else ExpertLoad(hooks, coef, context)
         """Load of experts; None unless `router_aux_loss_coef` is set."""
 
-    def finish(self, plan: StepPlan, ran: Ran) -> StepResult:
+    def finish(self, plan: StepPlan, ran: PlanRun) -> StepResult:
         """The result of a call; also records its time, and after an inference its outputs."""
         call, batches = plan.call, plan.batches
         if self._num_ranks == 1:

@@ -61,7 +61,7 @@ class MeasuredCalls:
             self._last = work_of(rows, batches), start, end
 
     def take_last(self) -> MeasuredCall | None:
-        """The last noted update with its time, and forget it; None if there is none."""
+        """Forget the last noted update and return it with its time; None if there is none."""
         last, self._last = self._last, None
         if last is None:
             return None

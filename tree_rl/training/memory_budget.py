@@ -104,7 +104,7 @@ class MemoryBudget:
                 )
 
     def bytes_before_update(self) -> int:
-        """Device memory in use before an update, plus what the update will allocate and keep."""
+        """Device memory in use, plus what the update will allocate and keep; `learn` measures the peak from now on."""
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() + self._context.pending_bytes() + gradients_to_come(self._context.module)
 

@@ -175,21 +175,9 @@ def training_ops(plan: PartitionPlan) -> str:
     return "".join(FORWARD if kind == "forward" else BACKWARD for kind, _ in plan.ops)
 
 
-def inference_ops(plan: PartitionPlan) -> str:
-    """Ops of `PartitionedRun.infer`, in order."""
-    return FORWARD * plan.num_partitions
-
-
 def takes_preview(call: StepCall, *, is_known: bool) -> bool:
     """True if the loss couples tokens whose values are not known, so that a pass without gradients comes first."""
     return call.trains and not call.is_separable and not is_known
-
-
-def ops_of_partitions(call: StepCall, plan: PartitionPlan, *, is_known: bool) -> str:
-    """Ops of `run_partitioned`, in order; `is_known` is True if the rows' log-probs are known."""
-    if not call.trains:
-        return inference_ops(plan)
-    return (inference_ops(plan) if takes_preview(call, is_known=is_known) else "") + training_ops(plan)
 
 
 def run_partitioned(

@@ -23,9 +23,16 @@ from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory_budget import NO_LIMIT
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.partitioned import ops_of_partitions
+from tree_rl.training.partitioned import takes_preview, training_ops
 from tree_rl.training.plan_cache import PlanCache
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, SharedPlan, agree_on_ops, with_tower
+from tree_rl.training.ranks.lock_step import (
+    BACKWARD,
+    FORWARD,
+    TOWER_BACKWARD,
+    TOWER_FORWARD,
+    SharedPlan,
+    agree_on_ops,
+)
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.forest import Forest, RowError
@@ -76,19 +83,10 @@ class Planner:
             )
         except RowError as error:
             self.refuse(error)
-        chosen = [batch for batch in batches if batch.choice is not None]
-        if chosen:
-            learner.budget.log_choices(chosen, budget.unique_tokens)
-        ops, log_probs_of = "", []
-        for batch in batches:
-            known_f = None
-            if batch.plan is None:
-                of_forest = FORWARD + BACKWARD if call.trains else FORWARD
-            else:
-                known_f = self._known_where_coupled(call, batch)
-                of_forest = ops_of_partitions(call, batch.plan, is_known=known_f is not None)
-            ops += of_forest if batch.images is None else with_tower(of_forest, trains=call.trains)
-            log_probs_of.append(known_f)
+        learner.budget.log_choices(batches, budget.unique_tokens)
+        known = tuple(self._known_log_probs(call, batch) for batch in batches)
+        pairs = zip(batches, known, strict=True)
+        ops = "".join(_ops_of_batch(call, batch, is_known=known_f is not None) for batch, known_f in pairs)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
         is_first = not call.trains or all(parameter.grad is None for parameter in context.module.parameters())
         may_repeat = self._may_repeat and is_first and not is_repeat
@@ -103,19 +101,16 @@ class Planner:
             call=call,
             budget=budget,
             batches=tuple(batches),
-            known=tuple(log_probs_of),
+            known=known,
             schedule=ops,
             may_repeat=may_repeat,
             seconds=time.perf_counter() - started,
         )
 
-    def counting(self, plan: StepPlan) -> StepPlan:
+    def counting_plan(self, plan: StepPlan) -> StepPlan:
         """A plan that runs the same micro-batches without gradients and loss; all ranks agree on it."""
         call = replace(plan.call, loss=None, trains=False)
-        ops = ""
-        for batch in plan.batches:
-            of_forest = FORWARD * batch.num_partitions
-            ops += of_forest if batch.images is None else with_tower(of_forest, trains=False)
+        ops = "".join(_ops_of_batch(call, batch, is_known=False) for batch in plan.batches)
         if self._context.num_ranks > 1:
             ops = agree_on_ops(ops, self._context.data_parallel).schedule
         return replace(plan, call=call, known=(None,) * len(plan.batches), schedule=ops)
@@ -126,13 +121,28 @@ class Planner:
             agree_on_ops("", self._context.data_parallel, is_refused=True)
         raise error
 
-    def _known_where_coupled(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
+    def _known_log_probs(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
+        """`StepPlan.known` of one micro-batch."""
         # An inference's log-probs are remembered, its other outputs are not.
         couples_others = call.outputs != (LOG_PROBS,) and not call.couples_log_probs_alone
-        if call.is_separable or not call.trains or couples_others or call.rows.candidates_FK is not None:
+        reads_known = batch.plan is not None and takes_preview(call, is_known=False)
+        if not reads_known or couples_others or call.rows.candidates_FK is not None:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
+
+
+def _ops_of_batch(call: StepCall, batch: MicroBatch, *, is_known: bool) -> str:
+    """Ops of a micro-batch, in order; `is_known` is True if its rows' log-probs are known."""
+    if batch.plan is None:
+        ops = FORWARD + BACKWARD if call.trains else FORWARD
+    else:
+        infers = not call.trains or takes_preview(call, is_known=is_known)
+        ops = FORWARD * batch.num_partitions if infers else ""
+        ops += training_ops(batch.plan) if call.trains else ""
+    if batch.images is not None:
+        ops = TOWER_FORWARD + ops + (TOWER_BACKWARD if call.trains else "")
+    return ops
 
 
 def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[MicroBatch]) -> SharedPlan | None:
@@ -155,7 +165,7 @@ def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[Mi
 
 def plan_micro_batches(
     rows: Rows,
-    config: TreeOptions,
+    options: TreeOptions,
     budget: Budget,
     cost: CostModel | None,
     plans: PlanCache,
@@ -165,7 +175,7 @@ def plan_micro_batches(
 
     Args:
         rows: all rows of this rank, possibly none.
-        config: the tree options.
+        options: how rows become trees.
         budget: most tokens of a micro-batch.
         cost: cost model for `mode: auto`; None runs every group as a tree.
         plans: cache of partition plans.
@@ -176,13 +186,13 @@ def plan_micro_batches(
     """
     if rows.num_rows == 0:
         return []
-    by_uid = config.scope == "uid"
+    by_uid = options.scope == "uid"
     token_ids = np.split(rows.token_ids_F, rows.offsets[1:-1])
     forest = Forest.from_rows(token_ids, merge_key=rows.merge_keys(by_group=by_uid))
     group_B = rows.group_B if by_uid else forest.tree_of_row
     groups = [np.flatnonzero(group_B == group) for group in np.unique(group_B)]
     # Routers are traced only in rows that run as a tree.
-    always = config.mode == "tree" or config.router_aux_loss_coef is not None
+    always = options.mode == "tree" or options.router_aux_loss_coef is not None
     wanted = forest.row_index.with_values(rows.wanted_F)
     whole_groups, batches, flat_rows = [], [], []
     for group in groups:
@@ -193,7 +203,7 @@ def plan_micro_batches(
             whole_groups.append(group)
         else:
             large = wanted.select(group)
-            batches.append(_large_batch(part, group, large, budget.unique_tokens, config, plans, chooser))
+            batches.append(_large_batch(part, group, large, budget.unique_tokens, options, plans, chooser))
     for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
         part = forest.select_rows(packed)
         batches.append(MicroBatch(rows=tuple(packed.tolist()), offsets=part.row_index.offsets, forest=part))
@@ -203,7 +213,7 @@ def plan_micro_batches(
         batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))
     if rows.images is not None:
         batches = [_with_images(batch, rows) for batch in batches]
-    return batches if config.path_weighting == "verl" else _with_weights(batches, forest, rows, config)
+    return batches if options.path_weighting == "verl" else _with_weights(batches, forest, rows, options)
 
 
 def _with_images(batch: MicroBatch, rows: Rows) -> MicroBatch:
@@ -216,7 +226,7 @@ def _large_batch(
     group: np.ndarray,
     wanted: Jagged,
     max_tokens: int,
-    config: TreeOptions,
+    options: TreeOptions,
     plans: PlanCache,
     chooser: Chooser | None,
 ) -> MicroBatch:
@@ -233,22 +243,22 @@ def _large_batch(
         offsets=part.row_index.offsets,
         forest=part,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
-        saving=MemorySaving(relays_on_host=config.offload is True) if choice is None else choice.saving,
+        saving=MemorySaving(relays_on_host=options.offload is True) if choice is None else choice.saving,
         choice=choice,
     )
 
 
-def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, config: TreeOptions) -> list[MicroBatch]:
+def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, options: TreeOptions) -> list[MicroBatch]:
     """The batches with path weights: those given with the rows, else weights computed over the whole call."""
-    if config.path_weighting in ("sep_avg", "session"):
+    if options.path_weighting in ("sep_avg", "session"):
         if rows.weight_F is not None:
             weight_B = _weight_of_rows(rows.weight_F, forest)
-        elif config.path_weighting == "session":
+        elif options.path_weighting == "session":
             weight_B = session_weights(rows.group_B)
         else:
             weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
-    if config.path_weighting == "custom" and rows.weight_F is None:
+    if options.path_weighting == "custom" and rows.weight_F is None:
         raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
     weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
     flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]

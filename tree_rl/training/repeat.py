@@ -16,13 +16,13 @@ import torch
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import Ran, StepPlan
+from tree_rl.training.hand_overs import PlanRun, StepPlan
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import edges_of_rows, plan_edges, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.memory_budget import MemoryBudget
 from tree_rl.training.micro_batch import MicroBatch
-from tree_rl.training.partitioned import takes_preview
+from tree_rl.training.partitioned import takes_preview, training_ops
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD
 from tree_rl.training.run import Runner
 from tree_rl.tree.forest import Forest
@@ -36,7 +36,7 @@ class Repeat:
     def __init__(self, context: StepContext, budget: MemoryBudget, runner: Runner) -> None:
         self._context, self._budget, self._runner = context, budget, runner
 
-    def settle(self, plan: StepPlan, ran: Ran | None) -> Ran | None:
+    def settle(self, plan: StepPlan, ran: PlanRun | None) -> PlanRun | None:
         """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
 
         Args:
@@ -58,12 +58,12 @@ class Repeat:
     def _catch_up(self, plan: StepPlan) -> None:
         """Issue the remaining collectives of the call, for which the other ranks wait."""
         context, call = self._context, plan.call
-        for counter in context.counted:
+        for counter in context.counters:
             counter.restart()
         torch.cuda.empty_cache()
         if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
             self._runner.follow(plan, stand_in_work(context, call, _sizes(context, plan)))
-        for counter in context.counted:
+        for counter in context.counters:
             counter.start()
 
 
@@ -102,7 +102,7 @@ def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_k
     else:
         tokens_of, partition_N = [part.num_tokens for part in plan.partitions], plan.partition_of_token
         forwards = [(FORWARD, number, False) for kind, number in plan.ops if kind == "forward"]
-        trained = [(FORWARD if kind == "forward" else BACKWARD, number, True) for kind, number in plan.ops]
+        trained = [(op, number, True) for op, (_, number) in zip(training_ops(plan), plan.ops, strict=True)]
         previews = forwards if takes_preview(call, is_known=is_known) else []
         numbered = previews + trained if call.trains else forwards
     held = [ranks.own_tokens(tokens) for tokens in tokens_of]

@@ -129,7 +129,7 @@ class ForestImages:
     images: RowImages
     """Images of the whole call."""
     used: np.ndarray
-    """int64, those of the forest, ascending."""
+    """int64, the images that the forest reads, ascending."""
     feature_N: np.ndarray
     """int64 [N], index of an image token's feature among those of the used images, -1 for text."""
     position_AN: np.ndarray

@@ -10,7 +10,7 @@ import torch
 
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import MicroBatchResult, Ran, StepPlan, Work
+from tree_rl.training.hand_overs import MicroBatchResult, PlanRun, StepPlan, Work
 from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.loss.rows_loss import Metrics, weigh
@@ -33,11 +33,11 @@ class Runner:
         self._routers = None if hooks is None else CallRouters(hooks=hooks, load=load, ranks=context.ranks)
         self._now: Callable[[], Stamp] = _event if context.device.type == "cuda" else time.perf_counter
 
-    def run(self, plan: StepPlan) -> Ran | None:
+    def run(self, plan: StepPlan) -> PlanRun | None:
         """Follow the schedule; None if memory ran out on this rank and the call may be repeated."""
         context, call, routers = self._context, plan.call, self._routers
         if context.num_ranks > 1:
-            for counter in context.counted:
+            for counter in context.counters:
                 counter.start()
         results: list[MicroBatchResult] = []
 
@@ -60,7 +60,7 @@ class Runner:
                 error.add_note(f"lower tree.max_tokens (or set it to auto): {alive} unique tokens were alive")
                 raise
             return None
-        return Ran(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
+        return PlanRun(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
     def follow(self, plan: StepPlan, work: Iterator[str]) -> int:
         """Run this rank's ops and dummies along the schedule; returns the number of dummy forwards."""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
-from tree_rl.training.hand_overs import Ran, StepPlan, StepResult
+from tree_rl.training.hand_overs import PlanRun, StepPlan, StepResult
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
 from tree_rl.training.loss.rows_loss import Loss
@@ -148,7 +148,7 @@ class TreeStep:
         """Drop the results of the last inference; call it when the weights have changed."""
         self.learner.forget()
 
-    def _run(self, plan: StepPlan) -> Ran | None:
+    def _run(self, plan: StepPlan) -> PlanRun | None:
         """Run a plan; None if memory ran out on any rank and all have taken a smaller budget."""
         ran = self.runner.run(plan)
         if ran is None or (plan.may_repeat and self.context.num_ranks > 1):
@@ -159,7 +159,7 @@ class TreeStep:
         """Weight the auxiliary loss of this call; False if memory ran out in the extra pass that counts the load."""
         load.begin()
         if plan.call.trains:
-            if load.agree_to_count(plan.call.rows) and self._run(self.planner.counting(plan)) is None:
+            if load.agree_to_count(plan.call.rows) and self._run(self.planner.counting_plan(plan)) is None:
                 return False
             load.charge(plan.call.rows)
         return True

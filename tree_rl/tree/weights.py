@@ -14,7 +14,7 @@ from tree_rl.tree.forest.jagged import Jagged
 def tree_mean_weights(forest: Forest) -> np.ndarray:
     """w_k = 1 / K for the rows of each tree, float64 [B]: a unique token has weight g_t / K, the paper's boxed loss
     (`sep_avg`)."""
-    return 1.0 / forest.tree_rows[forest.tree_of_row]
+    return 1.0 / forest.rows_per_tree[forest.tree_of_row]
 
 
 def session_weights(session_of_row: np.ndarray) -> np.ndarray:

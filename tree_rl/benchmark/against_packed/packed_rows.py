@@ -12,7 +12,7 @@ import torch
 from tree_kernels.host_copy import to_device
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
-from tree_rl.training.loss.edges import EdgePlan, FlatReads, request_edges
+from tree_rl.training.loss.edges import EdgePlan, FlatReads
 from tree_rl.tree.packing import fill_bins
 
 
@@ -51,16 +51,14 @@ class PackedInputs:
 def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: torch.device) -> EdgePlan:
     """The edges of packed rows: wanted positions (bool [F], no row's last) predict their next token."""
     source = np.flatnonzero(wanted_F)
-    edges, target_E = np.arange(len(source)), np.concatenate(rows)[source + 1].astype(np.int64)
-    temperature_E = np.ones(len(source), dtype=np.float32)
+    edges = np.arange(len(source))
     reads = FlatReads(flat_W=to_device(source, device), edge_W=to_device(edges, device), num_flat=len(wanted_F))
     return EdgePlan(
         source_R=source,
         source_of_edge_E=edges,
-        target_E=target_E,
-        temperature_E=temperature_E,
+        target_E=np.concatenate(rows)[source + 1].astype(np.int64),
+        temperature_E=np.ones(len(source), dtype=np.float32),
         reads=reads,
-        request=request_edges(source, edges, target_E, temperature_E, device=device),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tree_rl.cost.balance.parts import Parts
 from tree_rl.cost.balance.paths import GroupPaths
-from tree_rl.cost.balance.search import Search, order
+from tree_rl.cost.balance.search import Search, placement_cost
 from tree_rl.tree.packing import largest_first, least_loaded
 
 LEAST_GAIN = 0.01
@@ -42,7 +42,7 @@ def lay_out_cell(groups: Sequence[GroupPaths], num_ranks: int, *, trials: int = 
     parts = Search(bound, trials // 4, only_whole=True).improve(_whole_groups(groups, num_ranks))
     if num_ranks > 1 and parts.highest > bound * (1 + LEAST_GAIN):
         search = Search(bound, trials, only_whole=False)
-        split = search.kick(min((search.improve(start) for start in _starts(parts)), key=order))
+        split = search.kick(min((search.improve(start) for start in _starts(parts)), key=placement_cost))
         _reunite(split)
         if split.highest < parts.highest * (1 - LEAST_GAIN):
             parts = split
@@ -50,7 +50,8 @@ def lay_out_cell(groups: Sequence[GroupPaths], num_ranks: int, *, trials: int = 
         tuple((group, np.concatenate([groups[group].rows[path] for path in held[group]])) for group in sorted(held))
         for held in parts.on_rank
     )
-    return CellLayout(rows=rows, load_D=parts.load_D, bound=bound, split_groups=parts.num_split)
+    split_groups = sum(len(ranks) > 1 for ranks in parts.ranks_of)
+    return CellLayout(rows=rows, load_D=parts.load_D, bound=bound, split_groups=split_groups)
 
 
 def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:

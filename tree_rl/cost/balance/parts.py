@@ -80,11 +80,6 @@ class Parts:
         """Cost of the slowest rank."""
         return float(self.load_D.max())
 
-    @property
-    def num_split(self) -> int:
-        """Number of groups on several ranks."""
-        return sum(len(ranks) > 1 for ranks in self.ranks_of)
-
     def put(self, rank: int, group: int, paths: np.ndarray) -> None:
         """Place paths on a rank."""
         held = self.on_rank[rank].get(group)

@@ -55,7 +55,7 @@ class Search:
                     kicked.move(source, target, group, paths)
             # Counts as a trial even if `improve` made none, so the loop ends.
             self.trials -= 1
-            parts = min(self.improve(kicked), parts, key=order)
+            parts = min(self.improve(kicked), parts, key=placement_cost)
         return parts
 
     def _move(self, parts: Parts) -> bool:
@@ -158,8 +158,8 @@ class _Swappable:
         raise IndexError(index)
 
 
-def order(parts: Parts) -> tuple[float, float]:
-    """Sort key, better placements first: the slowest rank's cost, then the total cost."""
+def placement_cost(parts: Parts) -> tuple[float, float]:
+    """Cost of the slowest rank, then of all ranks."""
     return parts.highest, float(parts.load_D.sum())
 
 

@@ -30,7 +30,7 @@ class Split:
 
     @property
     def step(self) -> float:
-        """Seconds."""
+        """Seconds of the step."""
         slower = max(self.load.rollout / self.rollout_gpus, self.load.training / self.training_gpus)
         return slower + self.load.weights
 
@@ -67,7 +67,7 @@ def fastest_split(load: StepLoad, gpus: int, *, server_gpus: int = 1, sharing: i
     ]
     if not splits:
         raise ValueError(
-            f"{gpus}: expected GPUs for rollout servers of {server_gpus} and more of them for ranks of {sharing}"
+            f"{gpus}: expected GPUs for rollout servers ({server_gpus} each) and training ranks ({sharing} each)"
         )
     return min(splits, key=lambda split: split.step)
 

@@ -80,7 +80,7 @@ class Chooser:
     """Chooses how to run forests of one model."""
 
     model: MemoryModel
-    """Memory model of the model."""
+    """Predicts the memory of a forward and backward."""
     offload: bool | str = "auto"
     """`tree.offload`: True always puts relays on the host, False never uses host memory."""
     host_bytes: float = math.inf

@@ -159,12 +159,12 @@ class MemoryModel:
         states = self.last_norm * tokens + (self.boundary + gradient) * reads
         return states / self.sequence_ranks + logits + weight
 
-    def head_waits(self, tokens: int, head_tokens: int | None = None) -> float:
+    def head_waits(self, tokens: int, head_tokens: int) -> float:
         """Bytes kept for the backward of the head and of the norm before it; the norm's output is not kept."""
-        reads = tokens if head_tokens is None else min(head_tokens, tokens)
+        reads = min(head_tokens, tokens)
         return ((self.last_norm - self.boundary) * tokens + self.boundary * reads) / self.sequence_ranks
 
-    def layer_forward(self, tokens: int, *, tile_tokens: int | None = None) -> float:
+    def layer_forward(self, tokens: int, *, tile_tokens: int | None) -> float:
         """Bytes that one layer's forward needs, besides its input, if nothing is kept: in its MLP or its attention."""
         own = tokens / self.sequence_ranks
         at_once = own if tile_tokens is None else min(tile_tokens, own)
@@ -173,7 +173,7 @@ class MemoryModel:
         attention = (self.boundary + 3 * self.value_bytes * (self._query_width + self._key_width)) * own
         return self._scaled(max(mlp, attention))
 
-    def layer_backward(self, tokens: int, past: int = 0, *, tile_tokens: int | None = None) -> float:
+    def layer_backward(self, tokens: int, past: int = 0, *, tile_tokens: int | None) -> float:
         """Peak bytes of one layer's recomputation and backward, in its MLP or its attention.
 
         Args:

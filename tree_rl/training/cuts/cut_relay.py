@@ -58,11 +58,11 @@ class CutRelay:
     def __init__(
         self,
         stack: PathStack,
-        past: Sequence[Tensors] = (),
+        past: Sequence[Tensors],
         *,
-        past_length: int = 0,
-        cuts: tuple[int, ...] = (),
-        on_host: bool = False,
+        past_length: int,
+        cuts: tuple[int, ...],
+        on_host: bool,
     ) -> None:
         """Open the relay of a partition that is about to run.
 

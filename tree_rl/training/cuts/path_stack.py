@@ -23,7 +23,7 @@ class PathStack:
     The compute stream copies to and from buffers on the host, one layer at a time.
     """
 
-    def __init__(self, longest: int, device: torch.device, *, on_host: bool = False) -> None:
+    def __init__(self, longest: int, device: torch.device, *, on_host: bool) -> None:
         """Allocate nothing yet; `longest` is the length of the longest past, `on_host` uses pinned host memory."""
         self._longest = longest
         self._device = device

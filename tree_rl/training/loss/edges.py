@@ -1,8 +1,9 @@
 """Which log-probs a micro-batch needs, the forward that computes them, and how they are scattered to its rows.
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
-first token of each child. Legend: F flat tokens, N unique tokens, E edges, R source tokens of
-edges (one vector of logits each), B rows, W wanted flat positions.
+first token of each child.
+Legend: F flat tokens, N unique tokens, E edges, R source tokens of edges (one vector of logits each), B rows, W wanted
+flat positions.
 """
 
 import functools
@@ -36,12 +37,12 @@ class FlatReads:
     edge_W: torch.Tensor
     """int64 [W] on the device, index into E of the edge that each position reads."""
     num_flat: int
-    """F."""
+    """F, tokens of all rows."""
     candidate_edge_WK: torch.Tensor | None = None
     """int64 [W, K] on the device, index into E of the edge to each candidate; None without candidates."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EdgePlan:
     """The source tokens whose logits to compute, the edges read from them, and the flat positions that receive each."""
 
@@ -54,10 +55,16 @@ class EdgePlan:
     temperature_E: np.ndarray
     """float32 [E], sampling temperature; an edge whose rows differ in temperature appears once per temperature."""
     reads: FlatReads
-    request: EdgeRequest
-    """Request to the model's head for all edges in one forward; under sequence parallelism, for this rank's edges."""
     share: EdgeShare | None = None
     """This rank's share of the edges; None without sequence parallelism."""
+
+    @functools.cached_property
+    def request(self) -> EdgeRequest:
+        """The head's request for all edges in one forward; under sequence parallelism, for this rank's edges."""
+        asked = self.source_R, self.source_of_edge_E, self.target_E, self.temperature_E
+        if self.share is not None:
+            asked = self.share.asked(self.source_R[self.source_of_edge_E], self.target_E, self.temperature_E)
+        return request_edges(*asked, device=self.reads.flat_W.device)
 
 
 def plan_edges(
@@ -95,8 +102,8 @@ def plan_edges(
     kind = temperature_index[row_of_flat[flat]]
     edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
     edge_child, edge_kind = np.divmod(edges, kinds)
-    sources, source_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    source_R, source_of_edge_E = sources, source_of_edge.astype(np.int64)
+    source_R, source_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
+    source_of_edge_E = source_of_edge.astype(np.int64)
     target_E = forest.input_ids[edge_child].astype(np.int64)
     candidate_edge_WK = None
     if candidates_FK is not None:
@@ -110,10 +117,7 @@ def plan_edges(
         target_E = np.concatenate([target_E, more_target])
         edge_kind = np.concatenate([edge_kind, more_kind])
     temperature_E = temperatures[edge_kind] if len(edge_kind) else np.zeros(0, dtype=np.float32)
-    asked, share = (source_R, source_of_edge_E, target_E, temperature_E), None
-    if ranks is not None:
-        share = EdgeShare.of(source_R[source_of_edge_E], forest.num_unique, ranks, device)
-        asked = share.asked(source_R[source_of_edge_E], target_E, temperature_E)
+    share = None if ranks is None else EdgeShare.of(source_R[source_of_edge_E], forest.num_unique, ranks, device)
     return EdgePlan(
         source_R=source_R,
         source_of_edge_E=source_of_edge_E,
@@ -125,7 +129,6 @@ def plan_edges(
             num_flat=forest.num_flat,
             candidate_edge_WK=candidate_edge_WK,
         ),
-        request=request_edges(*asked, device=device),
         share=share,
     )
 

@@ -1,6 +1,6 @@
 """One buffer of pinned host memory per device and kind of content, kept between calls.
 
-torch's pinned allocator rounds up to powers of two; this registers exactly the bytes that a run asks for with CUDA.
+torch's pinned allocator rounds up to powers of two; this registers with CUDA exactly the bytes that a run asks for.
 Registering takes seconds, so the buffer grows when a run needs more and never shrinks.
 """
 

@@ -124,14 +124,14 @@ class _ForwardInputs:
 
     def fetch(self, number: int) -> torch.Tensor:
         """A layer's input on the device again; starts the copy for the layer below, which the backward needs next."""
-        arriving = self._arriving.pop(number, None) or self._set_out(number)
+        arriving = self._arriving.pop(number, None) or self._start_fetch(number)
         hidden_1NC = arriving.finish()
         if number - 1 in self._waiting:
-            self._arriving[number - 1] = self._set_out(number - 1)
+            self._arriving[number - 1] = self._start_fetch(number - 1)
         return hidden_1NC
 
-    def _pack(self, number: int, place: int, shape: torch.Size, saved: torch.Tensor) -> "torch.Tensor | _Offloaded":
-        if saved.data_ptr() != place or saved.shape != shape:
+    def _pack(self, number: int, address: int, shape: torch.Size, saved: torch.Tensor) -> "torch.Tensor | _Offloaded":
+        if saved.data_ptr() != address or saved.shape != shape:
             return saved
         slab = self._run.slab(saved)
         offset = self._run.place(self, saved.nbytes)
@@ -140,7 +140,7 @@ class _ForwardInputs:
         self._leaving = _Copy(slab, source=saved, target=host)
         return _Offloaded(inputs=self, number=number)
 
-    def _set_out(self, number: int) -> "_Copy":
+    def _start_fetch(self, number: int) -> "_Copy":
         _, host = self._waiting.pop(number)
         slab = self._run.slab(host)
         return _Copy(slab, source=host, target=torch.empty_like(host, device=slab.device))

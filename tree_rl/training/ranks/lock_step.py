@@ -78,14 +78,9 @@ def _check_shared(plans: Sequence[SharedPlan | None]) -> None:
     unlike = [list(ranks) for ranks, found in digests.items() if len(found) > 1]
     if unlike:
         raise RuntimeError(
-            f"ranks {unlike[0]} share the tokens of their rows, but their rows or plans differ; hand equal rows to all "
+            f"ranks {unlike[0]} share the tokens of their rows, but their rows or plans differ; pass equal rows to all "
             "ranks of a sequence-parallel group"
         )
-
-
-def with_tower(ops: str, *, trains: bool) -> str:
-    """The ops of a forest with images."""
-    return TOWER_FORWARD + ops + (TOWER_BACKWARD if trains else "")
 
 
 def merge_ops(ops_of_rank: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ class CallRouters:
             batch.forest,
             device,
             routes=routes_NLK,
-            weight_LE=None if self.load is None else self.load.weight,
+            weight_LE=None if self.load is None else self.load.weight_LE,
             ranks=self.ranks,
         )
 

@@ -50,17 +50,13 @@ class ExpertLoad:
         self._hooks, self._coef, self._context = hooks, coef, context
         self._ranks = context.ranks
         self._has_extra_pass = False
-        self.begin(None)
-
-    @property
-    def weight(self) -> torch.Tensor | None:
-        """float64 [L, E], factor on a token's router probabilities in this call's auxiliary loss; None without one."""
-        return self._weight_LE
+        self.begin()
 
     def begin(self, weight_LE: torch.Tensor | None = None) -> None:
         """Start a pass: reset the counts of the last one."""
         shape = (len(self._hooks.layers), self._hooks.num_experts)
-        self._weight_LE = weight_LE
+        self.weight_LE = weight_LE
+        """float64 [L, E], factor on a token's router probabilities in this call's auxiliary loss; None without one."""
         self._load_LE = torch.zeros(shape, dtype=torch.float64, device=self._context.device)
         self._share = torch.zeros((), dtype=torch.float64, device=self._context.device)
         self._load_of_row: dict[int, torch.Tensor] = {}
@@ -82,7 +78,7 @@ class ExpertLoad:
         return self._has_extra_pass
 
     def charge(self, rows: Rows) -> None:
-        """Before an update, after the extra pass if there is one: compute `weight` from the load on all ranks."""
+        """Before an update, after the extra pass if there is one: compute `weight_LE` from the load on all ranks."""
         if not self._coef:
             return
         load_LE = self._load_LE

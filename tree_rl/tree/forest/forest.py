@@ -97,12 +97,12 @@ class Forest:
 
     @property
     def num_rows(self) -> int:
-        """B."""
+        """B, rows."""
         return len(self.row_index)
 
     @property
     def num_segments(self) -> int:
-        """S."""
+        """S, segments."""
         return len(self.segments)
 
     @property
@@ -133,7 +133,7 @@ class Forest:
         return np.searchsorted(roots, first_tokens, side="right") - 1
 
     @property
-    def tree_rows(self) -> np.ndarray:
+    def rows_per_tree(self) -> np.ndarray:
         """int32 [trees], K: number of rows of each tree."""
         return self.segments.path_count[self.segments.parent < 0]
 

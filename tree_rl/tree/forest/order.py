@@ -125,7 +125,7 @@ class RowOrder:
 
 
 def sort_rows(
-    rows: Sequence[np.ndarray | Sequence[int]], merge_key: Sequence[Hashable | np.ndarray] | None = None
+    rows: Sequence[np.ndarray | Sequence[int]], merge_key: Sequence[Hashable | np.ndarray] | None
 ) -> tuple[Jagged, RowOrder]:
     """Rows of token ids as int32, and their order in which equal prefixes are neighbours; arguments and errors are
     those of `Forest.from_rows`.

@@ -39,7 +39,8 @@ SDPA, EAGER = "sdpa", "eager"
 def choose_flat_attention(hf_config: Any) -> None:
     """Choose the attention of rows without a tree: flash-attn (verl's default), SDPA or eager, by what works here."""
     asked = hf_config._attn_implementation
-    if asked not in (FLASH_ATTENTION, SDPA) or (asked == FLASH_ATTENTION and flash_attention_works()):
+    has_flash_attention = torch.cuda.is_available() and is_flash_attn_2_available()
+    if asked not in (FLASH_ATTENTION, SDPA) or (asked == FLASH_ATTENTION and has_flash_attention):
         return
     chosen = EAGER if needs_eager(hf_config) else SDPA
     if chosen != asked:
@@ -58,11 +59,6 @@ def runs_as_forests(module: Any, flat_attention: str) -> bool:
         flat_attention: implementation of attention for rows without a tree.
     """
     return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
-
-
-def flash_attention_works() -> bool:
-    """True if flash-attn is installed and a CUDA device is present."""
-    return torch.cuda.is_available() and is_flash_attn_2_available()
 
 
 def chosen_attention(

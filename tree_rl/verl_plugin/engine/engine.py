@@ -163,7 +163,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         Raises:
             RowError: names a row that cannot be trained on.
         """
-        is_flat, reuses = self.tree_config.mode == "flat", not forward_only and _reuses_log_probs(data)
+        is_flat = self.tree_config.mode == "flat"
+        reuses = not forward_only and _reuses_log_probs(data)
         if self.tree_config.reuse_log_probs is True and not (forward_only or reuses or self.is_critic):
             refuse_if_unsupported(data, "", Of.UPDATE_WITH_REUSE)
         if not is_flat:
@@ -199,10 +200,12 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         return found
 
     def _run_rows(self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool) -> dict[str, Any]:
-        trains_actor = not (self.is_critic or self.engine_config.forward_only)
-        ignores = (Of.BATCH_WITHOUT_REPLAY, Of.POLICY_WITHOUT_REPLAY)[: 1 + trains_actor]
-        images = Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT
-        refuse_if_unsupported(data, "", images, *(ignores if self.replay is None else ()))
+        checks = [Of.BATCH_WITH_IMAGES if self._reads_images else Of.BATCH_OF_TEXT]
+        if self.replay is None:
+            checks.append(Of.BATCH_WITHOUT_REPLAY)
+            if not (self.is_critic or self.engine_config.forward_only):
+                checks.append(Of.POLICY_WITHOUT_REPLAY)
+        refuse_if_unsupported(data, "", *checks)
         try:
             call = self._read_call(data, trains=not forward_only)
             if self.replay is not None and not self._is_reference:

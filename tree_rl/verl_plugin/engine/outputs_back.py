@@ -103,7 +103,7 @@ def _load_metrics(load: LoadReport) -> dict[str, Metric]:
 def even_out(metrics: dict[str, Any], world: int, group: torch.distributed.ProcessGroup | None) -> dict[str, Any]:
     """Add neutral values where ranks report fewer than others, because verl joins metrics of ranks value by value.
 
-    A rank may have fewer micro-batches, fewer path weights in one, or only padding rows, of which a loss says nothing.
+    A rank may have fewer micro-batches, fewer path weights in one, or only padding rows, which have no metrics.
     """
     if world == 1:
         return metrics
@@ -125,7 +125,7 @@ def even_out(metrics: dict[str, Any], world: int, group: torch.distributed.Proce
 
 
 def _neutral(metric: Metric, of_ranks: list[Metric]) -> float:
-    """A value that leaves the joined metric as it is: 0 in a sum, else this rank's own, or what the others make."""
+    """A value that does not change the joined metric: 0 in a sum, else this rank's aggregate, or that of the others."""
     if metric.aggregation == AggregationType.SUM:
         return 0.0
     if metric.values:

@@ -26,8 +26,8 @@ PATH_WEIGHT_SCALE = "path_weight_scale"
 USES_TOP_K = "distillation_use_topk"
 """Flag of an update whose loss reads the log-probs of the teacher's likeliest tokens."""
 LEAST_TEMPERATURE = 1e-8
-"""Smallest temperature: verl's engines divide logits by no less."""
-CHECKED_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
+"""Lower temperatures are raised to this one, as in verl's engines."""
+FINITE_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
 
 
 def read_call(data: TensorDict, *, trains: bool, is_critic: bool, path_weighting: str, **of_model: Any) -> StepCall:
@@ -45,7 +45,7 @@ def read_call(data: TensorDict, *, trains: bool, is_critic: bool, path_weighting
         rows=read_rows(data, path_weighting="verl" if is_unweighted else path_weighting, **of_model),
         loss=None,
         trains=trains,
-        outputs=(VALUES,) if is_critic else _wanted_of_language_model(data),
+        outputs=(VALUES,) if is_critic else _outputs_of_language_model(data),
         trainer_tokens=_trainer_tokens(data),
     )
 
@@ -89,13 +89,13 @@ def read_rows(
         raise RowError(f"{labels[row]}: token id {token_ids_F[flat]} is outside the vocabulary of {vocab_size}")
     if "position_ids" in data:
         _check_positions(data["position_ids"], offsets, labels, first_position)
-    for column in CHECKED_COLUMNS:
+    for column in FINITE_COLUMNS:
         if column in data:
             _check_finite(data[column], column, labels)
-    wanted_F = _wanted(data["loss_mask"], offsets, labels)
+    wanted_F = _wanted_positions(data["loss_mask"], offsets, labels)
     # Only response_mask contains rejections; SFT has no such column.
     is_read = path_weighting == "token_unique" and "response_mask" in data
-    kept_F = _wanted(data["response_mask"], offsets, labels) if is_read else wanted_F
+    kept_F = _wanted_positions(data["response_mask"], offsets, labels) if is_read else wanted_F
     uses_top_k = tu.get_non_tensor_data(data=data, key=USES_TOP_K, default=False)
     return Rows(
         token_ids_F=token_ids_F,
@@ -127,7 +127,7 @@ def _trainer_tokens(data: TensorDict) -> int:
     return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
 
 
-def _wanted_of_language_model(data: TensorDict) -> Wanted:
+def _outputs_of_language_model(data: TensorDict) -> Wanted:
     """Names of the outputs that verl requests; an update that reuses its log-probs also returns the entropy."""
     flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
     asked = [
@@ -239,7 +239,7 @@ def jagged(nested: Any) -> tuple[np.ndarray, np.ndarray]:
     return nested.offsets().cpu().numpy().astype(np.int64), nested.values().cpu().numpy()
 
 
-def _wanted(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
+def _wanted_positions(loss_mask: torch.Tensor, offsets: np.ndarray, labels: list[str]) -> np.ndarray:
     """bool [F], positions whose next token has mask 1. Masks are aligned with the row's end."""
     mask_offsets, mask = jagged(loss_mask)
     lengths, mask_lengths = np.diff(offsets), np.diff(mask_offsets)

@@ -93,11 +93,13 @@ class VerlCall:
         could run apart, and a teacher's candidates need all logits.
         """
         needs_trees = splits_tokens or isinstance(self.loss_function, PairLoss) or call.rows.candidates_FK is not None
+        verls_loss = _unwrapped(self.loss_function)
         return replace(
             call,
             loss=None if self.loss_function is None else self.loss,
             is_separable=is_token_separable(self.loss_function),
-            couples_log_probs_alone=_is_ppo_loss(self.loss_function),
+            # In verl's loss of the actor, entropies add up token by token.
+            couples_log_probs_alone=isinstance(verls_loss, partial) and verls_loss.func is ppo_loss,
             run_rows_flat=None if needs_trees else self.run_flat,
         )
 
@@ -130,14 +132,14 @@ class VerlCall:
         """Run some rows through verl's forward; see `training.context.FlatRows`."""
         reported: list[Metrics] = []
 
-        def as_verl_calls_it(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        def loss_for_verl(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
             assert loss is not None
             value, metrics = loss(_unnested(model_output), members)
             reported.extend(metrics)
             return value, {}
 
         # verl expects no loss function in inference.
-        loss_function = None if loss is None else as_verl_calls_it
+        loss_function = None if loss is None else loss_for_verl
         value, output = self.stock_step(self._select(members), loss_function, loss is None)
         return value, _unnested(output["model_output"]), reported
 
@@ -254,20 +256,14 @@ def _distils(loss_function: Any) -> bool:
     return isinstance(loss_function, partial) and loss_function.func is distillation_ppo_loss
 
 
-def _is_ppo_loss(loss_function: Any) -> bool:
-    """True for verl's loss of the actor, in which entropies add up token by token."""
-    loss_function = _of_verl(loss_function)
-    return isinstance(loss_function, partial) and loss_function.func is ppo_loss
-
-
-def _of_verl(loss_function: Any) -> Any:
+def _unwrapped(loss_function: Any) -> Any:
     """verl's loss without our wrapper."""
     return loss_function.loss_function if isinstance(loss_function, OnPolicyLoss) else loss_function
 
 
 def _config_of(loss_function: Any) -> Any:
     """The config of the role to which one of verl's losses is bound; None for other losses."""
-    loss_function = _of_verl(loss_function)
+    loss_function = _unwrapped(loss_function)
     config = loss_function.keywords.get("config") if isinstance(loss_function, partial) else None
     return config if hasattr(config, "loss_agg_mode") else None
 
@@ -291,5 +287,5 @@ def is_token_separable(loss_function: Any) -> bool:
         distils = loss_function.keywords["distillation_config"].distillation_loss
         return not distils.use_task_rewards or _loss_mode(loss_function) in separable_losses
     if loss_function.func is ppo_loss:
-        return loss_function.keywords["config"].policy_loss.get("loss_mode", "vanilla") in separable_losses
+        return _loss_mode(loss_function) in separable_losses
     return loss_function.func in (sft_loss, value_loss)

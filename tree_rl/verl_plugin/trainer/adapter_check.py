@@ -1,4 +1,4 @@
-"""Detects a LoRA adapter that never reached the rollout, which no error tells.
+"""Detects a LoRA adapter that never reached the rollout, which raises no error by itself.
 
 The rollout's log-probs then equal the trainer's without the adapter instead of those with it. Until an update has moved
 the adapter from zero, the two are the same and nothing can be detected.
@@ -56,7 +56,7 @@ class Effect:
 
     @property
     def has_arrived(self) -> bool | None:
-        """None if the log-probs do not tell."""
+        """None if the log-probs leave it open."""
         if self.share + DEVIATIONS * self.deviation < MISSING:
             return False
         return True if self.share - DEVIATIONS * self.deviation > ARRIVED else None
@@ -67,7 +67,7 @@ class Effect:
 
 @dataclass(kw_only=True, slots=True)
 class AdapterCheck:
-    """Decides when to compare, until one comparison tells."""
+    """Decides when to compare, until one comparison is conclusive."""
 
     is_open: bool
     """True while the answer is unknown; from the start False without an adapter or with `tree.self_check=False`."""
@@ -87,7 +87,7 @@ class AdapterCheck:
         return cls(is_open=is_open, is_loaded=model.get("lora_adapter_path", None) is not None)
 
     def begin_update(self, version: int) -> bool:
-        """True if this update's rows are to be compared: the 1st, 2nd, 4th, 8th, ... that can tell.
+        """True if this update's rows are to be compared: the 1st, 2nd, 4th, 8th, ... that can be conclusive.
 
         Args:
             version: number of updates that made the trainer's weights, also before a restart.
@@ -98,13 +98,13 @@ class AdapterCheck:
         self._chances += 1
         return self._chances & (self._chances - 1) == 0
 
-    def tells(self, tag: Mapping[str, Any], version: int) -> bool:
+    def is_comparable(self, tag: Mapping[str, Any], version: int) -> bool:
         """True if a row is from weights that are, or are much like, those of `version`."""
         oldest = tag.get("min_global_steps")
         return oldest is not None and UPDATES_PER_STALE_VERSION * (version - oldest) < max(1, self.updates)
 
     def judge(self, columns: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> dict[str, float]:
-        """Compare log-probs; say once that the adapter has arrived.
+        """Compare log-probs; print once that the adapter has arrived.
 
         Args:
             columns: log-probs [B, T] of the rollout, and of the trainer with and without the adapter.

@@ -29,7 +29,7 @@ def _refuse_elsewhere(name: str) -> None:
     @register_adv_est(name)
     def refuse(**_: Any) -> NoReturn:
         raise NotImplementedError(
-            f"algorithm.adv_estimator={name} needs the rows' token ids, which verl's own trainers do not hand over; "
+            f"algorithm.adv_estimator={name} needs the rows' token ids, which verl's own trainers do not pass on; "
             "set trainer.v1.trainer_mode=tree_sync"
         )
 

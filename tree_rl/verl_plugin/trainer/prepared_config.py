@@ -32,7 +32,7 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
         rollout, agent = config.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout.agent
         if agent.get("agent_loop_manager_class", None) is None:
             agent.agent_loop_manager_class = TREE_MANAGER
-        # verl would not tell a router of the config to be deterministic.
+        # verl does not make a router that the config names deterministic.
         if rollout.get("router_config_path", None) is None and not rollout.get("full_determinism", False):
             rollout.router_config_path = str(TREE_ROUTER)
         if need_critic(config) and critic.model_type == TREE_VALUE_MODEL:

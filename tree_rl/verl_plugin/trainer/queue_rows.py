@@ -16,7 +16,7 @@ from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
 ENGINE_OBJECTS = ("uid", "session_id", "index", "multi_modal_inputs")
-"""Columns of other objects than tensors that engines read: what names a row, and its images."""
+"""Columns that engines read besides tensors: names of a row, and its images."""
 UNREAD_BY_PASSES = ("dummy_tensor", "prompts", "responses", "rm_scores", "rollout_log_probs")
 """Tensors of every row that only losses and the trainer read."""
 MANY_AGENTS = 16
@@ -47,8 +47,8 @@ def with_engine_fields(batch: KVBatchMeta, *, trains: bool = False) -> KVBatchMe
     return batch
 
 
-def asked_pass(batch: KVBatchMeta, temperature: float) -> KVBatchMeta:
-    """The rows of a batch for a pass that computes log-probs alone; what it sets does not reach the batch."""
+def log_prob_request(batch: KVBatchMeta, temperature: float) -> KVBatchMeta:
+    """A copy of the batch that asks a pass for log-probs alone; its flags do not reach the batch."""
     return with_engine_fields(
         KVBatchMeta(
             keys=batch.keys,
@@ -114,7 +114,7 @@ def fetch_log_probs(
 
 def log_probs_of_pass(workers: Any, batch: KVBatchMeta, temperature: float) -> dict[str, torch.Tensor]:
     """Log-probs of every row's response, by key, from a pass of the actor's `workers`."""
-    workers.compute_log_prob(asked_pass(batch, temperature))
+    workers.compute_log_prob(log_prob_request(batch, temperature))
     fields = ["log_probs", "response_mask"]
     columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     found = response_from_nested(columns["log_probs"], columns["response_mask"])

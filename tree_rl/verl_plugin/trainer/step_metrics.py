@@ -77,7 +77,8 @@ def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) ->
     kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
     split, repeated = int(metrics["tree/split_groups"]), int(metrics["tree/repeated_tokens"])
     layout = f"{split} groups split, {repeated:,} tokens computed again" if split else "whole groups"
-    parts = [f"{on}: {kind}", layout, _imbalance(metrics)]
+    found, bound = metrics["tree/imbalance"], metrics["tree/imbalance_bound"]
+    parts = [f"{on}: {kind}", layout, f"slowest rank {found:.2f} times the mean, {bound:.2f} at best"]
     if metrics.get("tree/partitions") and metrics.get("tree/micro_batches"):
         forwards, batches = round(metrics["tree/partitions"]), round(metrics["tree/micro_batches"])
         counted = f"{forwards} forward{'s' * (forwards != 1)} for {batches} micro-batch{'es' * (batches != 1)}"
@@ -95,11 +96,6 @@ def first_batch(metrics: Mapping[str, Any]) -> str:
     if not error:
         return f"{shared}; self-check: nothing was compared"
     return f"{shared}; self-check: log-probs differ by {error:.1e} at most ({NORMAL_ERRORS})"
-
-
-def _imbalance(metrics: Mapping[str, Any]) -> str:
-    found, bound = metrics["tree/imbalance"], metrics["tree/imbalance_bound"]
-    return f"slowest rank {found:.2f} times the mean, {bound:.2f} at best"
 
 
 def staleness_metrics(

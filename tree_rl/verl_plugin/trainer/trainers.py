@@ -21,7 +21,7 @@ class PPOTrainerTreeSync(TreeTrainerMixin, PPOTrainerSync):
     """Seconds that the step's sessions ran before it began."""
 
     def prepare_step(self) -> dict[str, Any]:
-        """Begin the step's sessions, unless they run."""
+        """Begin the step's sessions, unless they are already running."""
         begun, self._begun_at = self._begun_at, None
         self._head_start = 0.0 if begun is None else time.perf_counter() - begun
         return super().prepare_step() if begun is None else {}

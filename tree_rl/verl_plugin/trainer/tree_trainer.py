@@ -49,11 +49,11 @@ from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
-    asked_pass,
     fetch_call_weights,
     fetch_log_probs,
     fetch_row_tokens,
     fetch_session_figures,
+    log_prob_request,
     log_probs_of_pass,
     put_with_padding,
     real_rows,
@@ -101,7 +101,7 @@ class TreeTrainerMixin(ResumableTrainer):
     _reuses_log_probs = False
     """True if the current update computes the old log-probs itself."""
     _reports_later = False
-    """True if `_compute_metrics` reports the update's log-probs, when the next rollout can run."""
+    """True if `_compute_metrics` reports the update's log-probs, so that the next rollout does not wait for it."""
     _with_advantages: KVBatchMeta | None = None
     """The batch whose advantages were computed during the reference's pass."""
     _has_updated = False
@@ -225,9 +225,9 @@ class TreeTrainerMixin(ResumableTrainer):
         return batch
 
     def _run_reference(self, batch: KVBatchMeta) -> None:
-        """verl's pass, but workers write `ref_log_prob`: its trainer reads, cuts and writes every row's log-probs."""
-        # Not the caller's batch: a critic's pass after it would be told to leave out adapters, which it does not have.
-        asked = asked_pass(batch, self.config.actor_rollout_ref.rollout.temperature)
+        """verl's pass, but workers write `ref_log_prob`; in verl the trainer reads, cuts and rewrites every row."""
+        # A copy, because a critic's pass over the same batch must not see `WITHOUT_ADAPTER`.
+        asked = log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
             asked.extra_info[WITHOUT_ADAPTER] = True
             self.actor_rollout_wg.compute_log_prob(asked)
@@ -255,7 +255,7 @@ class TreeTrainerMixin(ResumableTrainer):
         keys = [batch.keys[row] for row in real]
         estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
         credit, custom = estimator_named(estimator), custom_weights_name(self.config)
-        with_extras = credit is not None or custom is not None
+        with_extras = estimator == "gdpo" or credit is not None or custom is not None
         data, nested_mask, extras = self._fetch_for_advantage(
             keys, batch.partition_id, estimator, with_extras=with_extras
         )
@@ -326,11 +326,11 @@ class TreeTrainerMixin(ResumableTrainer):
         )
 
     def _fetch_for_advantage(
-        self, keys: list[str], partition_id: str, estimator: str, *, with_extras: bool = False
+        self, keys: list[str], partition_id: str, estimator: str, *, with_extras: bool
     ) -> tuple[DataProto, torch.Tensor, list[dict[str, Any]]]:
         """The columns of the real rows, padded, verl's nested response mask, and each row's `extra_fields`."""
         fields = [name for name in ADVANTAGE_FIELDS if not (name == "old_log_probs" and self._reuses_log_probs)]
-        fields += ["extra_fields"] if estimator == "gdpo" or with_extras else []
+        fields += ["extra_fields"] if with_extras else []
         fields += ["sum_pi_squared"] if estimator in NEEDS_SUM_PI_SQUARED else []
         columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
         nested_mask = columns["response_mask"]
@@ -403,12 +403,13 @@ class TreeTrainerMixin(ResumableTrainer):
     def _check_adapter(
         self, batch: KVBatchMeta, metrics: dict[str, Any], adapted: dict[str, torch.Tensor] | None
     ) -> None:
-        """Compare the rollout's log-probs with the trainer's, with (`adapted` if not the old ones) and without adapter.
+        """Compare the rollout's log-probs with the trainer's, with and without adapter.
 
-        Those without are the reference policy's; without a KL term they take a pass of their own.
+        Those with it are `adapted`, else the old ones. Those without are the reference policy's, for which a run
+        without a KL term needs an extra pass.
         """
         version = self.global_steps - 1
-        rows = [row for row in real_rows(batch) if self._adapter_check.tells(batch.tags[row], version)]
+        rows = [row for row in real_rows(batch) if self._adapter_check.is_comparable(batch.tags[row], version)]
         if rows and not self.use_reference_policy:
             self._run_reference(batch)
         if rows:

@@ -156,8 +156,8 @@ class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
 
         def copy(module: torch.nn.Module) -> ShardedState:
             shards, spec = verls_copy(module)
-            lives_here = {name for name, weight in module.named_parameters() if weight.device.type == "cpu"}
-            for name in lives_here & shards.keys():
+            on_host = {name for name, weight in module.named_parameters() if weight.device.type == "cpu"}
+            for name in on_host & shards.keys():
                 shard, placement = shards[name]
                 shards[name] = shard.clone(), placement
             return shards, spec

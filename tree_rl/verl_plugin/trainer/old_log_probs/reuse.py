@@ -38,8 +38,8 @@ class LogProbReuse:
     setting: bool | str
     conflict: str | None
     """The setting of the run's config that needs the pass; None if none does."""
-    said: set[str] = field(default_factory=set)
-    """Sources of old log-probs that were already logged."""
+    logged: set[str] = field(default_factory=set)
+    """Sources of old log-probs in the log so far."""
 
     @classmethod
     def of(cls, config: DictConfig) -> "LogProbReuse":
@@ -73,8 +73,8 @@ class LogProbReuse:
         if reason is not None and self.setting is True and update.optimizer_steps:
             raise UnsupportedFeatureError(f"{KEY}=True, but {reason}; set it to {AUTO}")
         source = "the update's forward" if reason is None else f"a pass before the update: {reason}"
-        if source not in self.said:
-            self.said.add(source)
+        if source not in self.logged:
+            self.logged.add(source)
             logger.warning("old log-probs are those of %s", source)
         return reason is None
 
