@@ -63,6 +63,39 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides")),
     ("data.train_batch_size=2048", ("data.train_batch_size=2048, but", "1024 rows; lower it")),
+    (
+        "data.train_batch_size=2048 algorithm.filter_groups.enable=true",
+        ("data.train_batch_size=2048, but", "1024 rows; lower it"),
+    ),
+    ("data.train_max_samples=8", ("data.train_batch_size=1024, but data.train_max_samples=8", "lower it")),
+    ("data.gen_batch_size=3072", ("data.gen_batch_size=3072: verl fetches", "data.train_batch_size=1024; choose")),
+    (
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False beside {ACTOR}.use_dynamic_bsz=True", "one value"),
+    ),
+    # Options of rewards where only verl's older trainers read them.
+    (
+        "reward_model.reward_manager=dapo",
+        ("reward_model.reward_manager=dapo: verl's V1 trainers do not read it", "set reward.reward_manager.name=dapo"),
+    ),
+    (
+        "+reward_model.reward_kwargs.overlong_buffer_cfg.len=4",
+        ("do not read it", "set +reward.reward_kwargs.overlong_buffer_cfg.len=4"),
+    ),
+    ("custom_reward_function.path={folder}/a.py", ("do not read it", f"set {REWARD}.path={{folder}}/a.py")),
+    # What ends the run after the first rollouts.
+    ("algorithm.rollout_correction.rollout_is=tokens", ("algorithm.rollout_correction: Invalid rollout_is: tokens",)),
+    ("algorithm.rollout_correction.rollout_rs=token_k1", ("algorithm.rollout_correction: rollout_rs_threshold must",)),
+    ("algorithm.kl_penalty=low_var_kll", ("algorithm.kl_penalty=low_var_kll: no such choice; did you mean low",)),
+    # Adapters.
+    (
+        f"{MODEL}.lora_rank=4 {ROLLOUT}.name=hf",
+        (f"{ROLLOUT}.name=hf with {MODEL}.lora_rank=4", f"set {MODEL}.lora.merge=True"),
+    ),
+    (
+        f"{MODEL}.lora_rank=4 {MODEL}.lora.merge=true {ACTOR}.checkpoint.save_contents=[model,hf_model]",
+        (f"{ACTOR}.checkpoint.save_contents: with {MODEL}.lora_rank=4", "verl.model_merger merge"),
+    ),
     # Files.
     ("data.prompt_key=question", ("data.prompt_key=question is none of its columns, prompt", "correct")),
     ("data.val_files={folder}/none.parquet", ("data.val_files={folder}/none.parquet: expected at least one row",)),
@@ -157,7 +190,10 @@ def test_a_wrong_job_ends_in_one_line(
         f"'{WORKERS}=\"uv -v run --frozen --project={{folder}}/installed\"'",
         f"{WORKERS}={{folder}}/installed/.venv/bin/python",
         f"{ACTOR}.{SIZE}=2 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=2",
-        "data.train_batch_size=2048 data.gen_batch_size=1",
+        "data.train_batch_size=512 data.gen_batch_size=128 data.train_max_samples=512",
+        "data.gen_batch_size=3072 algorithm.filter_groups.enable=true",
+        "reward_model.enable=false reward_model.reward_manager=naive",
+        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=k3+ algorithm.kl_penalty=low_var_kl+",
         f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import ListConfig
+from omegaconf import ListConfig, OmegaConf
 from tensordict import TensorDict
+from verl.protocol import DataProto
 
 from tree_rl.credit import estimator_named
 from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
-from tree_rl.verl_plugin.compat import PrecisionType
+from tree_rl.verl_plugin.compat import PrecisionType, compute_rollout_correction_and_add_to_batch
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -31,6 +32,19 @@ VERLS_GRAD_CLIP, VERLS_CLIP_RATIO, VERLS_DTYPE = 1.0, 0.2, "bfloat16"
 """Defaults of `grad_clip`, `clip_ratio` and `fsdp_config.dtype`."""
 PARALLEL = ("tensor_model_parallel", "data_parallel", "pipeline_model_parallel")
 """Ways in which a rollout engine spreads over GPUs."""
+NOW_OF_REWARD = {
+    "custom_reward_function": {},
+    "reward_model": {
+        "num_workers": "num_workers",
+        "reward_manager": "reward_manager.name",
+        "reward_loop_source": "reward_manager.source",
+        "reward_loop_module_path": "reward_manager.module.path",
+        "reward_loop_class_name": "reward_manager.module.name",
+        "model.path": "reward_model.model_path",
+    },
+    "sandbox_fusion": {},
+}
+"""Older places of options of rewards, and keys under `reward` of those that did not keep their name."""
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """Estimators that read the policy's probabilities."""
 
@@ -100,6 +114,29 @@ def texts(value: Any) -> Iterator[str]:
 # The whole config.
 
 
+def is_read_elsewhere(place: str) -> Condition:
+    """A condition for options of rewards at their older place, which only verl's trainers before V1 move."""
+
+    def condition(node: Any, config: Any) -> Words | None:
+        for name, asked in _leaves(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node or {}):
+            now = f"reward.{NOW_OF_REWARD[place].get(name, f'{place}.{name}')}"
+            if name.startswith("reward_kwargs."):
+                now = f"+reward.{name}"
+            if asked is not None and asked != option(config, now.lstrip("+")):
+                return {"name": name, "asked": asked, "now": now}
+        return None
+
+    return condition
+
+
+def _leaves(node: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(value))
+        else:
+            yield name, value
+
+
 def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     """A correction of stale rollouts that verl's V1 trainers would skip silently."""
     correction = correction or {}
@@ -108,6 +145,17 @@ def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     if not asked or option(config, f"{ROLLOUT}.calculate_log_probs"):
         return None
     return {"name": asked[0], "asked": correction[asked[0]]}
+
+
+def unusable_correction(correction: Any, _: Any) -> Words | None:
+    """A correction that verl refuses after the first rollouts; tried on one token."""
+    one = torch.ones(1, 1)
+    row = DataProto.from_single_dict({"old_log_probs": -one, "rollout_log_probs": -one, "response_mask": one})
+    try:
+        compute_rollout_correction_and_add_to_batch(row, correction or {})
+    except ValueError as error:
+        return {"reason": error}
+    return None
 
 
 def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | None:
@@ -154,6 +202,31 @@ def leaves_adapter_behind(backend: Any, config: Any) -> Words | None:
     key = "actor_rollout_ref.model.lora"
     rank, merges = option(config, f"{key}_rank", 0), option(config, f"{key}.merge", False)
     return {"key_of_rank": f"{key}_rank", "rank": rank} if rank > 0 and backend != "naive" and not merges else None
+
+
+def holds_no_adapter(name: Any, config: Any) -> Words | None:
+    """An adapter that is not merged, and the embedded rollout engine."""
+    return leaves_adapter_behind("apart", config) if name == "hf" else None
+
+
+def exports_adapter(contents: Any, config: Any) -> Words | None:
+    """A Hugging Face folder of a model with an adapter, whose layers verl names as peft does."""
+    rank = option(config, "actor_rollout_ref.model.lora_rank", 0)
+    return {"rank": rank} if rank > 0 and "hf_model" in texts(contents) else None
+
+
+def differs_from_actor(value: Any, config: Any) -> Words | None:
+    """A way to cut passes of the policy into micro-batches that is not its updates'."""
+    of_actor = option(config, "actor_rollout_ref.actor.use_dynamic_bsz")
+    return None if value == of_actor else {"of_actor": of_actor}
+
+
+def leaves_prompts(fetched: Any, config: Any) -> Words | None:
+    """A number of prompts of a fetch that does not divide a step's; verl sets it to 1 where it refills groups."""
+    batch, refills = option(config, "data.train_batch_size"), option(config, "algorithm.filter_groups.enable")
+    refills = refills or option(config, "trainer.v1.sampler.sync_refill_failed_groups")
+    is_read = option(config, "trainer.v1.trainer_mode") == "sync" and not refills and bool(fetched)
+    return {"batch": batch} if is_read and batch % fetched else None
 
 
 def has_other_ranks(size: Any, config: Any) -> Words | None:

@@ -20,9 +20,14 @@ CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
     "critic.model.model_type": ("tree_value_model", "value_model"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
-    **{f"{role}.optim.lr_scheduler_type": ("constant", "cosine") for role in ("actor_rollout_ref.actor", "critic")},
+    **{
+        f"{role}.optim.{name}": ("constant", "cosine")
+        for role in ("actor_rollout_ref.actor", "critic")
+        for name in ("lr_scheduler_type", "warmup_style")
+    },
 }
 """All values of a config key in a job on trees."""
+KL = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full")
 KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     f"{ROLLOUT}.name": lambda: ("hf", "vllm", "sglang", "trtllm"),
     f"{ROLLOUT}.dtype": lambda: ("bfloat16", "float16", "float32", "half", "float", "auto"),
@@ -30,14 +35,18 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     "actor_rollout_ref.actor.loss_agg_mode": lambda: (
         *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
     ),
-    "actor_rollout_ref.actor.kl_loss_type": lambda: ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    # With a plus, the gradient is that of k2.
+    **{
+        key: lambda: (*KL, *(f"{name}+" for name in KL))
+        for key in ("actor_rollout_ref.actor.kl_loss_type", "algorithm.kl_penalty")
+    },
     f"{ROLLOUT}.mode": lambda: ("async",),
     "data.truncation": lambda: ("error", "left", "right", "middle"),
     "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
     "trainer.device": lambda: ("cpu", "cuda", "npu"),
     "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
     "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
-    "trainer.logger": lambda: tuple(Tracking.supported_backend),
+    "trainer.logger": lambda: (*Tracking.supported_backend, "tracking"),
     **{
         f"actor_rollout_ref.actor.checkpoint.{name}_contents": lambda: ("model", "optimizer", "extra", "hf_model")
         for name in ("save", "load")
@@ -55,7 +64,7 @@ COUNTS = (
 )
 FILES = (
     *("data.train_files", "data.val_files", "data.custom_cls.path"),
-    *("reward.custom_reward_function.path", "custom_reward_function.path"),
+    "reward.custom_reward_function.path",
     *(f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path"),
     # By default these equal the rollout's.
     *("data.tool_config_path", "data.function_tool_path"),
@@ -120,8 +129,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "correct it, or set trainer.resume_mode=auto", here.no_checkpoint),
         *(Refusal(f"data.{name}_files", "{key}={value}: {reason}", "correct the file or the key", here.unusable_prompts)
           for name in ("train", "val")),
-        Refusal("data.train_batch_size", "{key}={value}, but data.train_files have {rows} rows",
-                "lower it, or add prompts", here.larger_than_data),
+        Refusal("data.train_batch_size", "{key}={value}, but {held}", "lower it, or add prompts",
+                here.larger_than_data),
         Refusal(f"{ROLLOUT}.agent.default_agent_loop", "{key}={value}: no such agent loop{hint}", "",
                 here.unknown_loop),
         Refusal(f"{ROLLOUT}.agent.agent_loop_config_path", "{key}={value}: no module of {target} here",
@@ -141,6 +150,19 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{option} with {key_of_rank}={rank}: verl 0.9.1 would send the "
                 "rollout the base weights alone (verl #7495)", "set actor_rollout_ref.model.lora.merge=True",
                 when.leaves_adapter_behind),
+        Refusal(f"{ROLLOUT}.name", "{option} with {key_of_rank}={rank}, as it holds no separate adapter",
+                "set actor_rollout_ref.model.lora.merge=True", when.holds_no_adapter),
+        Refusal("actor_rollout_ref.actor.checkpoint.save_contents",
+                "{key}: with actor_rollout_ref.model.lora_rank={rank} verl writes an hf_model that transformers cannot "
+                "read", "leave hf_model out; python -m verl.model_merger merge writes model and adapter",
+                when.exports_adapter),
+        Refusal(f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+                "{key}={value} beside actor_rollout_ref.actor.use_dynamic_bsz={of_actor}, which verl's workers refuse",
+                "set both to one value", when.differs_from_actor),
+        Refusal("data.gen_batch_size", "{key}={value}: verl fetches as many prompts at a time, and no number of times "
+                "makes data.train_batch_size={batch}", "choose a divisor, or leave it out", when.leaves_prompts),
+        *(Refusal(key, "{key}.{name}={asked}: verl's V1 trainers do not read it", "set {now}={asked}",
+                  when.is_read_elsewhere(key)) for key in when.NOW_OF_REWARD),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",
@@ -159,6 +181,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "set actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode and "
                 "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${{algorithm.rollout_correction}}'",
                 when.leaves_correction_to_another_loss),
+        Refusal(CORRECTION, "{key}: {reason}", "", when.unusable_correction),
     ),
     # Otherwise every batch would be refused for these, after the rollouts.
     Of.POLICY: (

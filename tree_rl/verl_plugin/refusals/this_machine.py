@@ -292,15 +292,12 @@ def unusable_prompts(files: Any, config: Any) -> Words | None:
 
 
 def larger_than_data(batch: Any, config: Any) -> Words | None:
-    """A batch larger than all files of prompts, which verl's data loader never fills.
-
-    Trainers that fetch prompts one by one begin the files again.
-    """
-    keys = ("data.gen_batch_size", "algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups")
-    is_sync = option(config, "trainer.v1.trainer_mode") in ("sync", "tree_sync")
-    prompts = _prompts(config) if is_sync and not any(option(config, key) for key in keys) else []
-    num_rows = sum(file.metadata.num_rows for file in prompts)
-    return {"rows": num_rows} if prompts and batch > num_rows else None
+    """A batch larger than the prompts: verl would count no step in an epoch, and divide by that number."""
+    files, most = _prompts(config), option(config, "data.train_max_samples", -1)
+    rows = sum(file.metadata.num_rows for file in files)
+    if files and batch > rows:
+        return {"held": f"data.train_files have {rows} rows"}
+    return {"held": f"data.train_max_samples={most}"} if 0 < most < batch else None
 
 
 def unknown_loop(name: Any, config: Any) -> Words | None:
