@@ -106,6 +106,14 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{REWARD}.path={{folder}}/reward.py", ("reward.py: it defines no compute_score", f"{REWARD}.name")),
     (f"{REWARD}.path={{folder}}/rows.csv", ("rows.csv: Python cannot read it", "correct it")),
     (f"{RESUME}={{folder}}/global_step_9", ("global_step_9: expected an existing folder", "resume_mode=auto")),
+    (
+        "trainer.default_local_dir={folder}/run trainer.n_gpus_per_node=2",
+        ("trainer.resume_mode=auto: {folder}/run/global_step_4 was saved by 4 ranks, and this job has 2", "merger"),
+    ),
+    (
+        f"{RESUME}={{folder}}/run/global_step_4/",
+        ("trainer.resume_mode=resume_path: {folder}/run/global_step_4 was saved by 4 ranks, and this job has 1",),
+    ),
     ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
     # What ends every session.
     (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
@@ -126,6 +134,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.parquet").write_bytes(whole[: len(whole) // 2])
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "none.parquet")
     pq.write_table(pa.table({"prompt": ["a"] * 1024, "agent_name": ["mine"] * 1024}), folder / "loops.parquet")
+    (folder / "run/global_step_4/actor").mkdir(parents=True)
+    (folder / "run/global_step_4/actor/model_world_size_4_rank_0.pt").touch()
+    (folder / "run/latest_checkpointed_iteration.txt").write_text("4")
     (folder / "rows.csv").write_text("a,b\n1 2\n")
     (folder / "reward.py").write_text("def score(): ...\n")
     (folder / "loops.yaml").write_text("- {name: mine, _target_: absent.Loop}\n")
@@ -197,6 +208,10 @@ def test_a_wrong_job_ends_in_one_line(
         f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",
+        f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
+        "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",
+        # A library that workers import may register these names.
+        f"{MODEL}.external_lib=my_lib algorithm.adv_estimator=my_grpo {ACTOR}.policy_loss.loss_mode=my_vanilla",
     ),
 )
 def test_a_right_job_runs(right: str, folder: Path, good: list[str]) -> None:

@@ -46,6 +46,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "need_critic": "verl.trainer.ppo.utils",
     "need_reference_policy": "verl.trainer.ppo.utils",
     "validate_config": "verl.utils.config",
+    "CheckpointCallback": "verl.trainer.ppo.checkpoint_callback",
     "Tracking": "verl.utils.tracking",
     "ADV_ESTIMATOR_REGISTRY": "verl.trainer.ppo.core_algos",
     "POLICY_LOSS_REGISTRY": "verl.trainer.ppo.core_algos",

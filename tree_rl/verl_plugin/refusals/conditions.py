@@ -94,9 +94,14 @@ def no_choice(choices: Sequence[str]) -> Condition:
 
 
 def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
-    """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice."""
+    """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice.
 
-    def condition(value: Any, _: Any) -> Words | None:
+    The user's `external_lib`, which verl imports later, may add choices.
+    """
+
+    def condition(value: Any, config: Any) -> Words | None:
+        if option(config, "actor_rollout_ref.model.external_lib") is not None:
+            return None
         hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in texts(value) if entry not in known()}
         return next(({"value": entry, "hint": hint} for entry, hint in hints.items() if hint), None)
 

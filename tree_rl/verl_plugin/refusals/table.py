@@ -127,6 +127,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 here.unready_logger),
         Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
                 "correct it, or set trainer.resume_mode=auto", here.no_checkpoint),
+        Refusal("trainer.resume_mode", "{key}={value}: {folder} was saved by {saved} ranks, and this job has {ranks}",
+                "start with as many, or convert it with verl.model_merger and name the result as the model's path",
+                here.saved_by_other_ranks),
         *(Refusal(f"data.{name}_files", "{key}={value}: {reason}", "correct the file or the key", here.unusable_prompts)
           for name in ("train", "val")),
         Refusal("data.train_batch_size", "{key}={value}, but {held}", "lower it, or add prompts",

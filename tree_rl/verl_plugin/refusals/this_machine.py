@@ -216,6 +216,20 @@ def no_checkpoint(path: Any, config: Any) -> bool:
     return not (is_named and Path(path).expanduser().is_dir())
 
 
+def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
+    """A checkpoint to resume from, of another number of ranks, as the names of the actor's files say."""
+    folder = Path(str(option(config, "trainer.resume_from_path"))).expanduser()
+    if mode == "auto":
+        root = Path(str(option(config, "trainer.default_local_dir"))).expanduser()
+        tracker = root / "latest_checkpointed_iteration.txt"
+        folder = root / f"global_step_{tracker.read_text().strip() if tracker.is_file() else 0}"
+    ranks = option(config, "trainer.n_gpus_per_node") * option(config, "trainer.nnodes")
+    saved = [re.findall(r"\d+", file.name)[0] for file in folder.glob("actor/model_world_size_*_rank_0.pt")]
+    if mode == "disable" or not saved or str(ranks) in saved:
+        return None
+    return {"folder": folder, "saved": saved[0], "ranks": ranks}
+
+
 def incomplete_model(path: Any, model: Any) -> Words | None:
     """What a model's folder on this machine lacks."""
     folder = Path(path).expanduser() if path else Path()

@@ -135,18 +135,23 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, and commit it once all of it is on the disk."""
+        """Save verl's checkpoint, and commit it once all of it is on the disk; then call the user's callback."""
         if self._continued_from is not None:
             set_aside_later_checkpoints(self._root, self._continued_from)
             self._continued_from = None
         folder = begin_checkpoint(self._root, self.global_steps)
+        callback: Any = self.checkpoint_callback  # type: ignore[has-type]
+        self.checkpoint_callback = compat.CheckpointCallback()
         with self._no_checkpoint_deleted() as keep:
             super()._save_checkpoint()
+        self.checkpoint_callback = callback
         penalised = self.config.algorithm.use_kl_in_reward
         state = {"kl_coefficient": self.kl_ctrl_in_reward.value} if penalised else {}
         write_atomically(folder / STATE, json.dumps(state).encode())
         save_ledger(self._root, folder)
         commit_checkpoint(self._root, self.global_steps, seal_checkpoint(folder, self._checkpoint_parts()))
+        place = os.path.join(self.config.trainer.default_local_dir, folder.name)
+        callback.on_save(trainer=self, global_step=self.global_steps, checkpoint_dir=place, async_save=False)
         if keep:
             remove_old_checkpoints(self._root, keep)
 
