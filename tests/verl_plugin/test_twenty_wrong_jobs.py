@@ -45,6 +45,8 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("trainer.logger=[swanlab]", ("trainer.logger=swanlab: swanlab is not installed", "pip install swanlab")),
     ("trainer.logger=[wandb]", ("trainer.logger=wandb: this machine is not logged in", "wandb login")),
+    (f"{ACTOR}.optim.optimizer=AdamX", (f"{ACTOR}.optim: Optimizer 'AdamX' not found in module 'torch.optim'",)),
+    (f"++{ACTOR}.optim.override_optimizer_config.foo=1", (f"{ACTOR}.optim: ", "keyword argument 'foo'")),
     # Environments of workers.
     (f"{WORKERS}=/no/python", (f"{WORKERS}=/no/python: no program /no/python", "leave the key out")),
     (f"{WORKERS}={{folder}}/bare/bin/python", ("/bare has no tree_rl", "-m pip install tree_rl")),
@@ -87,6 +89,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("algorithm.rollout_correction.rollout_is=tokens", ("algorithm.rollout_correction: Invalid rollout_is: tokens",)),
     ("algorithm.rollout_correction.rollout_rs=token_k1", ("algorithm.rollout_correction: rollout_rs_threshold must",)),
     ("algorithm.kl_penalty=low_var_kll", ("algorithm.kl_penalty=low_var_kll: no such choice; did you mean low",)),
+    (f"{ACTOR}.policy_loss.loss_mode=dro", (f"{ACTOR}.policy_loss.loss_mode=dro without a", "dro_beta above 0")),
     # Adapters.
     (
         f"{MODEL}.lora_rank=4 {ROLLOUT}.name=hf",
@@ -116,6 +119,8 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
     # What ends every session.
+    (f"{ROLLOUT}.val_kwargs.n=0", (f"{ROLLOUT}.val_kwargs.n=0: expected a whole number of at least 1",)),
+    (f"{ROLLOUT}.multi_turn.format=hermess", (f"{ROLLOUT}.multi_turn.format=hermess: no such choice", "hermes?")),
     (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
     ("data.train_files={folder}/loops.parquet", ("agent_name mine is none of", "single_turn_agent")),
     (

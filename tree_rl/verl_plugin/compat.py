@@ -26,6 +26,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "Metric": "verl.utils.metric",
     "AggregationType": "verl.utils.metric",
     "append_to_dict": "verl.utils.py_functional",
+    "build_optimizer": "verl.workers.config.optimizer",
     "PrecisionType": "verl.utils.torch_dtypes",
     "get_init_weight_context_manager": "verl.utils.fsdp_utils",
     "get_device_id": "verl.utils.device",

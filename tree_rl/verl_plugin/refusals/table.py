@@ -42,6 +42,11 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     },
     f"{ROLLOUT}.mode": lambda: ("async",),
     "data.truncation": lambda: ("error", "left", "right", "middle"),
+    f"{ROLLOUT}.multi_turn.format": lambda: (
+        *("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4"),
+    ),
+    "reward.reward_manager.name": lambda: ("naive", "dapo", "gdpo", "rate_limited", "remote"),
+    "global_profiler.tool": lambda: ("nsys", "npu", "torch", "torch_memory", "precision_debugger"),
     "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
     "trainer.device": lambda: ("cpu", "cuda", "npu"),
     "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
@@ -57,7 +62,7 @@ COUNTS = (
     *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
     *("data.max_length", "data.max_token_len_per_gpu"),
     *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
-    *(f"{ROLLOUT}.n", f"{ROLLOUT}.tensor_model_parallel_size"),
+    *(f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs.n", f"{ROLLOUT}.tensor_model_parallel_size"),
     *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
     *(f"{ROLLOUT}.agent.num_workers", "reward.num_workers"),
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
@@ -123,6 +128,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         *(Refusal(f"{role}.model.override_config.attn_implementation", "{key}={value}: {reason}",
                   "leave it out, as trees have their own attention", here.absent_row_attention)
           for role in ("actor_rollout_ref", "critic")),
+        *(Refusal(f"{role}.optim", "{key}: {reason}", "", here.no_optimizer)
+          for role in ("actor_rollout_ref.actor", "critic")),
         Refusal("trainer.logger", "{key}={value}: {reason}", "{remedy}, or set trainer.logger=[console]",
                 here.unready_logger),
         Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
@@ -227,6 +234,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.ACTOR: (
         Refusal("clip_ratio", "{option}: verl reads clip_ratio_low={low} and clip_ratio_high={high} instead",
                 "set those", when.is_not_read_of_actor),
+        Refusal("policy_loss.loss_mode", "{key}=dro without a {place}.policy_loss.dro_beta above 0", "set it",
+                lambda mode, actor: mode == "dro" and not (option(actor, "policy_loss.dro_beta") or 0) > 0),
         Refusal(SEQUENCE_PARALLEL, "{option} with {place}.fsdp_config.tree.mode=flat, which would leave it to "
                 "stock verl",
                 "set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",

@@ -17,11 +17,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import package_reason
-from tree_rl.verl_plugin.compat import _agent_loop_registry, get_device_name
+from tree_rl.verl_plugin.compat import (
+    _agent_loop_registry,
+    build_optimizer,
+    get_device_name,
+    omega_conf_to_dataclass,
+)
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.refusals.conditions import ROLLOUT, Condition, Words, texts
 from tree_rl.verl_plugin.refusals.refusal import option
@@ -72,6 +78,18 @@ def unready_logger(loggers: Any, _: Any) -> Words | None:
 
 def _netrc() -> Iterator[Path]:
     yield from (Path(name).expanduser() for name in (os.environ.get("NETRC", "~/.netrc"), "~/_netrc"))
+
+
+def no_optimizer(options: Any, _: Any) -> Words | None:
+    """Options of which verl's workers could build no optimizer; tried on one weight."""
+    try:
+        build_optimizer([torch.nn.Parameter(torch.zeros(1))], omega_conf_to_dataclass(options))
+    except HydraException:  # `validate_config` names the key
+        return None
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        # One of them lists a whole module.
+        return {"reason": str(error).partition(". ")[0]}
+    return None
 
 
 def too_few_gpus(asked: Any, config: Any) -> Words | None:
