@@ -425,6 +425,14 @@ def test_only_as_many_checkpoints_stay_as_asked(tmp_path: Path, engines: Any) ->
     assert trainer.config.trainer.max_actor_ckpt_to_keep == 1
 
 
+def test_a_number_of_the_critics_checkpoints_deletes_none_of_the_actors(tmp_path: Path, engines: Any) -> None:
+    trainer = Trainer(tmp_path, *engines, max_critic_ckpt_to_keep=1)
+    for step in STEPS[:2]:
+        trainer.train(step)
+        trainer._save_checkpoint()
+    assert len([*tmp_path.glob("global_step_*/actor")]) == 2
+
+
 def test_a_callback_gets_a_checkpoint_that_is_whole(tmp_path: Path, engines: Any) -> None:
     """Callbacks upload what was saved."""
     trainer = Trainer(tmp_path, *engines)

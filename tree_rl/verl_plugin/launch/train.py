@@ -104,10 +104,10 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
                 f"{asked[0]}: no engine of this job runs trees; add trainer.v1.trainer_mode=tree_sync"
             )
         return ""
-    notes = complete(config, written)
     # Silenced, because verl will repeat these checks and their warnings.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        notes = complete(config, written)
         _check(config, written)
     return _banner(config, notes)
 

@@ -159,13 +159,14 @@ class ResumableTrainer(PPOTrainer):
     def _no_checkpoint_deleted(self) -> Iterator[int]:
         """Keep verl from deleting a worker's previous checkpoint before the next one is whole.
 
-        Yields the number of whole checkpoints that the config keeps, 0 for all.
+        Yields the number of whole checkpoints that the config keeps, 0 for all: the actor's, or the critic's if more.
         """
         trainer = self.config.trainer
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
         with open_dict(self.config):
             trainer.update({**dict.fromkeys(KEEP_KEYS), REMOVE_KEY: False})
-            yield 1 if asked[REMOVE_KEY] else max(asked[key] or 0 for key in KEEP_KEYS)
+            of_actor, of_critic = (asked[key] or 0 for key in KEEP_KEYS)
+            yield 1 if asked[REMOVE_KEY] else of_actor and max(of_actor, of_critic)
             trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
