@@ -27,6 +27,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
     (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
     (
+        f"{ROLLOUT}.checkpoint_engine.backend=gloo",
+        (f"{ROLLOUT}.checkpoint_engine.backend=gloo: expected one of", "custom_backend_module; gloo's is tree_rl"),
+    ),
+    (
         f"{ON_GPUS} trainer.n_gpus_per_node=4",
         ("trainer.n_gpus_per_node=4, but this machine shows 2 GPUs", "machine=cpu"),
     ),
@@ -215,6 +219,7 @@ def test_a_wrong_job_ends_in_one_line(
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
         "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",
+        f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend",
         # A library that workers import may register these names.
         f"{MODEL}.external_lib=my_lib algorithm.adv_estimator=my_grpo {ACTOR}.policy_loss.loss_mode=my_vanilla",
     ),

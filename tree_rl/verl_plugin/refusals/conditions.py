@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import ListConfig
 from tensordict import TensorDict
 from verl.protocol import DataProto
 
@@ -32,19 +32,6 @@ VERLS_GRAD_CLIP, VERLS_CLIP_RATIO, VERLS_DTYPE = 1.0, 0.2, "bfloat16"
 """Defaults of `grad_clip`, `clip_ratio` and `fsdp_config.dtype`."""
 PARALLEL = ("tensor_model_parallel", "data_parallel", "pipeline_model_parallel")
 """Ways in which a rollout engine spreads over GPUs."""
-NOW_OF_REWARD = {
-    "custom_reward_function": {},
-    "reward_model": {
-        "num_workers": "num_workers",
-        "reward_manager": "reward_manager.name",
-        "reward_loop_source": "reward_manager.source",
-        "reward_loop_module_path": "reward_manager.module.path",
-        "reward_loop_class_name": "reward_manager.module.name",
-        "model.path": "reward_model.model_path",
-    },
-    "sandbox_fusion": {},
-}
-"""Older places of options of rewards, and keys under `reward` of those that did not keep their name."""
 NEEDS_SUM_PI_SQUARED = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """Estimators that read the policy's probabilities."""
 
@@ -117,29 +104,6 @@ def texts(value: Any) -> Iterator[str]:
 
 
 # The whole config.
-
-
-def is_read_elsewhere(place: str) -> Condition:
-    """A condition for options of rewards at their older place, which only verl's trainers before V1 move."""
-
-    def condition(node: Any, config: Any) -> Words | None:
-        for name, asked in _leaves(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node or {}):
-            now = f"reward.{NOW_OF_REWARD[place].get(name, f'{place}.{name}')}"
-            if name.startswith("reward_kwargs."):
-                now = f"+reward.{name}"
-            if asked is not None and asked != option(config, now.lstrip("+")):
-                return {"name": name, "asked": asked, "now": now}
-        return None
-
-    return condition
-
-
-def _leaves(node: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(value))
-        else:
-            yield name, value
 
 
 def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:

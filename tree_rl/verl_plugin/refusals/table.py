@@ -13,6 +13,7 @@ from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, 
 from tree_rl.verl_plugin.refusals import conditions as when
 from tree_rl.verl_plugin.refusals import this_machine as here
 from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
+from tree_rl.verl_plugin.refusals.older_keys import NOW_OF_REWARD, is_read_elsewhere
 from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
@@ -117,6 +118,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.MACHINE: (
         Refusal(f"{ROLLOUT}.name", "{key}={value}: {module} is not installed here",
                 f"{{command}}, or set {ROLLOUT}.name=hf on a machine without GPUs", here.absent_engine),
+        Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{key}={value}: expected one of this machine's, {known}",
+                f"name the module of another in {ROLLOUT}.checkpoint_engine.custom_backend_module; gloo's is "
+                "tree_rl.verl_plugin.embedded_rollout.gloo_weights", here.absent_backend),
         Refusal("trainer.n_gpus_per_node", "{key}={value}, but {found}",
                 "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
         Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
@@ -172,7 +176,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("data.gen_batch_size", "{key}={value}: verl fetches as many prompts at a time, and no number of times "
                 "makes data.train_batch_size={batch}", "choose a divisor, or leave it out", when.leaves_prompts),
         *(Refusal(key, "{key}.{name}={asked}: verl's V1 trainers do not read it", "set {now}={asked}",
-                  when.is_read_elsewhere(key)) for key in when.NOW_OF_REWARD),
+                  is_read_elsewhere(key)) for key in NOW_OF_REWARD),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import package_reason
@@ -78,6 +79,13 @@ def unready_logger(loggers: Any, _: Any) -> Words | None:
 
 def _netrc() -> Iterator[Path]:
     yield from (Path(name).expanduser() for name in (os.environ.get("NETRC", "~/.netrc"), "~/_netrc"))
+
+
+def absent_backend(name: Any, config: Any) -> Words | None:
+    """A way to send weights whose package is not installed; a module of the user's may add others."""
+    known = sorted(CheckpointEngineRegistry._registry)
+    is_known = name in known or option(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
+    return None if is_known else {"known": ", ".join(known)}
 
 
 def no_optimizer(options: Any, _: Any) -> Words | None:
