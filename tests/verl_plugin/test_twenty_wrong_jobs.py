@@ -88,6 +88,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         "+reward_model.reward_kwargs.overlong_buffer_cfg.len=4",
         ("do not read it", "set +reward.reward_kwargs.overlong_buffer_cfg.len=4"),
     ),
+    ("reward.reward_manager.name=prime", ("reward.reward_manager.name: Unknown reward manager: prime",)),
     ("custom_reward_function.path={folder}/a.py", ("do not read it", f"set {REWARD}.path={{folder}}/a.py")),
     # What ends the run after the first rollouts.
     ("algorithm.rollout_correction.rollout_is=tokens", ("algorithm.rollout_correction: Invalid rollout_is: tokens",)),
@@ -124,7 +125,6 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
     # What ends every session.
     (f"{ROLLOUT}.val_kwargs.n=0", (f"{ROLLOUT}.val_kwargs.n=0: expected a whole number of at least 1",)),
-    (f"{ROLLOUT}.multi_turn.format=hermess", (f"{ROLLOUT}.multi_turn.format=hermess: no such choice", "hermes?")),
     (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
     ("data.train_files={folder}/loops.parquet", ("agent_name mine is none of", "single_turn_agent")),
     (
@@ -214,7 +214,7 @@ def test_a_wrong_job_ends_in_one_line(
         "data.gen_batch_size=3072 algorithm.filter_groups.enable=true",
         "reward_model.enable=false reward_model.reward_manager=naive",
         f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=k3+ algorithm.kl_penalty=low_var_kl+",
-        f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score",
+        f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score reward.reward_manager.name=mine",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",

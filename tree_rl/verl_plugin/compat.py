@@ -53,6 +53,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "POLICY_LOSS_REGISTRY": "verl.trainer.ppo.core_algos",
     "apply_kl_penalty": "verl.trainer.ppo.ray_trainer",
     "compute_advantage": "verl.trainer.ppo.ray_trainer",
+    "get_reward_manager_cls": "verl.experimental.reward_loop.reward_manager",
     "compute_rollout_correction_and_add_to_batch": "verl.trainer.ppo.rollout_corr_helper",
     "get_adv_estimator_fn": "verl.trainer.ppo.core_algos",
     "log_seqlen_unbalance": "verl.utils.seqlen_balancing",

@@ -19,7 +19,11 @@ from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
-from tree_rl.verl_plugin.compat import PrecisionType, compute_rollout_correction_and_add_to_batch
+from tree_rl.verl_plugin.compat import (
+    PrecisionType,
+    compute_rollout_correction_and_add_to_batch,
+    get_reward_manager_cls,
+)
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -188,6 +192,19 @@ def differs_from_actor(value: Any, config: Any) -> Words | None:
     """A way to cut passes of the policy into micro-batches that is not its updates'."""
     of_actor = option(config, "actor_rollout_ref.actor.use_dynamic_bsz")
     return None if value == of_actor else {"of_actor": of_actor}
+
+
+def unknown_reward_manager(name: Any, config: Any) -> Words | None:
+    """A reward manager that nothing registers; the user's reward function and `external_lib` may."""
+    others = ("reward.custom_reward_function.path", "actor_rollout_ref.model.external_lib")
+    is_registered = option(config, "reward.reward_manager.source") != "register"
+    if is_registered or any(option(config, key) for key in others):
+        return None
+    try:
+        get_reward_manager_cls(name)
+    except ValueError as error:
+        return {"reason": error}
+    return None
 
 
 def leaves_prompts(fetched: Any, config: Any) -> Words | None:

@@ -43,10 +43,6 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     },
     f"{ROLLOUT}.mode": lambda: ("async",),
     "data.truncation": lambda: ("error", "left", "right", "middle"),
-    f"{ROLLOUT}.multi_turn.format": lambda: (
-        *("hermes", "gpt-oss", "qwen3_coder", "glm", "seed", "minimax", "kimi", "deepseek_v4", "gemma4"),
-    ),
-    "reward.reward_manager.name": lambda: ("naive", "dapo", "gdpo", "rate_limited", "remote"),
     "global_profiler.tool": lambda: ("nsys", "npu", "torch", "torch_memory", "precision_debugger"),
     "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
     "trainer.device": lambda: ("cpu", "cuda", "npu"),
@@ -175,6 +171,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "set both to one value", when.differs_from_actor),
         Refusal("data.gen_batch_size", "{key}={value}: verl fetches as many prompts at a time, and no number of times "
                 "makes data.train_batch_size={batch}", "choose a divisor, or leave it out", when.leaves_prompts),
+        Refusal("reward.reward_manager.name", "{key}: {reason}", "", when.unknown_reward_manager),
         *(Refusal(key, "{key}.{name}={asked}: verl's V1 trainers do not read it", "set {now}={asked}",
                   is_read_elsewhere(key)) for key in NOW_OF_REWARD),
         Refusal("algorithm.use_pf_ppo",
