@@ -21,6 +21,11 @@ ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "a
 SIZE = "ulysses_sequence_parallel_size"
 WORKERS, REWARD = "ray_kwargs.ray_init.runtime_env.py_executable", "reward.custom_reward_function"
 ON_GPUS = f"trainer.device=cuda ray_kwargs.ray_init.num_gpus=null {ROLLOUT}.name=hf"
+SEPARATE = (
+    f"trainer.v1.trainer_mode=tree_separate_async {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1 "
+    f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend "
+    "ray_kwargs.ray_init.num_gpus=2"
+)
 RESUME = "trainer.resume_mode=resume_path trainer.resume_from_path"
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # Packages and devices that this machine lacks.
@@ -78,6 +83,20 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (
         f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
         (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False beside {ACTOR}.use_dynamic_bsz=True", "one value"),
+    ),
+    # Separate rollouts; verl waits for ever for their GPUs.
+    (
+        f"{SEPARATE} ray_kwargs.ray_init.num_gpus=1",
+        (f"trainer.n_gpus_per_node=1 and {ROLLOUT}.n_gpus_per_node=1, but ray_kwargs.ray_init.num_gpus=1",),
+    ),
+    (
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512",
+        ("data.train_batch_size=1024: a step", "parameter_sync_step=4 updates", "product of both"),
+    ),
+    (f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.nnodes=0", (f"{ROLLOUT}.nnodes=0: separate rollouts",)),
+    (
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.checkpoint_engine.backend=naive",
+        (f"{ROLLOUT}.checkpoint_engine.backend=naive does not reach separate rollouts", "nccl"),
     ),
     # Options of rewards where only verl's older trainers read them.
     (
@@ -214,6 +233,7 @@ def test_a_wrong_job_ends_in_one_line(
         "data.gen_batch_size=3072 algorithm.filter_groups.enable=true",
         "reward_model.enable=false reward_model.reward_manager=naive",
         f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=k3+ algorithm.kl_penalty=low_var_kl+",
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2",
         f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score reward.reward_manager.name=mine",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",

@@ -15,6 +15,7 @@ from tree_rl.verl_plugin.refusals import this_machine as here
 from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
 from tree_rl.verl_plugin.refusals.older_keys import NOW_OF_REWARD, is_read_elsewhere
 from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
+from tree_rl.verl_plugin.refusals.separate_rollouts import in_separate, is_no_product
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
 CHOICES = {
@@ -117,7 +118,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{key}={value}: expected one of this machine's, {known}",
                 f"name the module of another in {ROLLOUT}.checkpoint_engine.custom_backend_module; gloo's is "
                 "tree_rl.verl_plugin.embedded_rollout.gloo_weights", here.absent_backend),
-        Refusal("trainer.n_gpus_per_node", "{key}={value}, but {found}",
+        Refusal("trainer.n_gpus_per_node", "{key}={value}{more}, but {found}",
                 "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
         Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
                 "Ray has {count}", "raise it, as Ray only counts them", here.too_few_cpus),
@@ -171,6 +172,14 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "set both to one value", when.differs_from_actor),
         Refusal("data.gen_batch_size", "{key}={value}: verl fetches as many prompts at a time, and no number of times "
                 "makes data.train_batch_size={batch}", "choose a divisor, or leave it out", when.leaves_prompts),
+        Refusal("data.train_batch_size", "{key}={value}: a step with separate rollouts is "
+                "trainer.v1.separate_async.parameter_sync_step={updates} updates of "
+                "actor_rollout_ref.actor.ppo_mini_batch_size={prompts} prompts", "set it to the product of both",
+                in_separate(is_no_product)),
+        *(Refusal(f"{ROLLOUT}.{name}", "{key}={value}: separate rollouts need GPUs besides the trainer's", "raise it",
+                  in_separate(lambda number, _: number < 1)) for name in ("nnodes", "n_gpus_per_node")),
+        Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{key}={value} does not reach separate rollouts",
+                "set it to another, such as nccl", in_separate(lambda backend, _: backend == "naive")),
         Refusal("reward.reward_manager.name", "{key}: {reason}", "", when.unknown_reward_manager),
         *(Refusal(key, "{key}.{name}={asked}: verl's V1 trainers do not read it", "set {now}={asked}",
                   is_read_elsewhere(key)) for key in NOW_OF_REWARD),

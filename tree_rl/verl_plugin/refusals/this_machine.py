@@ -32,6 +32,7 @@ from tree_rl.verl_plugin.compat import (
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.refusals.conditions import ROLLOUT, Condition, Words, texts
 from tree_rl.verl_plugin.refusals.refusal import option
+from tree_rl.verl_plugin.refusals.separate_rollouts import num_rollout_gpus
 
 ENGINE_PACKAGES = {
     "vllm": ("vllm", "pip install 'tree_rl[vllm]'"),
@@ -101,16 +102,18 @@ def no_optimizer(options: Any, _: Any) -> Words | None:
 
 
 def too_few_gpus(asked: Any, config: Any) -> Words | None:
-    """More GPUs than this machine shows, or than Ray is told of."""
-    told = option(config, "ray_kwargs.ray_init.num_gpus")
-    if told is not None and asked > told:
-        return {"found": f"ray_kwargs.ray_init.num_gpus={told}"}
+    """More GPUs than this machine shows, or than Ray is told of; verl would wait for those of separate rollouts."""
+    told, others = option(config, "ray_kwargs.ray_init.num_gpus"), num_rollout_gpus(config)
+    more = f" and {ROLLOUT}.n_gpus_per_node={others}" if others else ""
+    if told is not None and asked + others > told:
+        return {"more": more, "found": f"ray_kwargs.ray_init.num_gpus={told}"}
     if option(config, "trainer.device") != "cuda" or (told is not None and get_device_name() == "cpu"):
         return None
     found = torch.cuda.device_count()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    return {"found": f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"} if asked > found else None
+    shows = f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"
+    return {"more": more, "found": shows} if asked + others > found else None
 
 
 def too_few_cpus(asked: Any, config: Any) -> Words | None:
