@@ -84,7 +84,7 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
         (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False beside {ACTOR}.use_dynamic_bsz=True", "one value"),
     ),
-    # Separate rollouts; verl waits for ever for their GPUs.
+    # Separate rollouts, for whose GPUs verl looks last.
     (
         f"{SEPARATE} ray_kwargs.ray_init.num_gpus=1",
         (f"trainer.n_gpus_per_node=1 and {ROLLOUT}.n_gpus_per_node=1, but ray_kwargs.ray_init.num_gpus=1",),

@@ -102,7 +102,7 @@ def no_optimizer(options: Any, _: Any) -> Words | None:
 
 
 def too_few_gpus(asked: Any, config: Any) -> Words | None:
-    """More GPUs than this machine shows, or than Ray is told of; verl would wait for those of separate rollouts."""
+    """More GPUs than this machine shows, or than Ray is told of; separate rollouts have their own."""
     told, others = option(config, "ray_kwargs.ray_init.num_gpus"), num_rollout_gpus(config)
     more = f" and {ROLLOUT}.n_gpus_per_node={others}" if others else ""
     if told is not None and asked + others > told:
