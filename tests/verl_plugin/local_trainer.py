@@ -56,7 +56,8 @@ class LocalQueue:
         return KVBatchMeta(keys=keys, tags=[self.tags[key] for key in keys], partition_id=partition_id)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
-        names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
+        # Another thread may be writing a column.
+        names = [name for name in select_fields or [*self.rows[keys[0]]] if all(name in self.rows[key] for key in keys)]
         data = list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
         for name, column in data.items():
             # verl's own never stacks rows of one length.

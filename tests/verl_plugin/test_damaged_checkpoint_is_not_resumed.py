@@ -29,7 +29,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer  # noqa: F401
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.resume import checkpoint_commit
 from tree_rl.verl_plugin.resume.checkpoint_commit import TRACKER
-from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, STATE
+from tree_rl.verl_plugin.resume.checkpoint_record import RECORD, STATE, read_record
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import prompt_uid
@@ -423,6 +423,31 @@ def test_only_as_many_checkpoints_stay_as_asked(tmp_path: Path, engines: Any) ->
         trainer._save_checkpoint()
         assert [path.name for path in tmp_path.glob("*global_step_*")] == [f"global_step_{step}"]
     assert trainer.config.trainer.max_actor_ckpt_to_keep == 1
+
+
+def test_a_number_of_the_critics_checkpoints_deletes_none_of_the_actors(tmp_path: Path, engines: Any) -> None:
+    trainer = Trainer(tmp_path, *engines, max_critic_ckpt_to_keep=1)
+    for step in STEPS[:2]:
+        trainer.train(step)
+        trainer._save_checkpoint()
+    assert len([*tmp_path.glob("global_step_*/actor")]) == 2
+
+
+def test_a_callback_gets_a_checkpoint_that_is_whole(tmp_path: Path, engines: Any) -> None:
+    """Callbacks upload what was saved."""
+    trainer = Trainer(tmp_path, *engines)
+    steps: list[int] = []
+
+    def on_save(*, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool) -> None:
+        record = read_record(Path(checkpoint_dir))
+        assert record is not None and record.is_whole and STATE in record.files and not async_save
+        steps.append(global_step)
+
+    trainer.checkpoint_callback.on_save = on_save
+    for step in STEPS[:2]:
+        trainer.train(step)
+        trainer._save_checkpoint()
+    assert steps == list(STEPS[:2])
 
 
 def test_checkpoints_behind_links_are_resumed_and_written_beside(run: Run, tmp_path: Path) -> None:

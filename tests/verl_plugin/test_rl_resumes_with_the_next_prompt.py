@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_trainer import config_of_mode
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_sampler
@@ -15,6 +16,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
+from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 EPOCHS = 3
 
@@ -89,3 +91,10 @@ def test_a_run_that_is_resumed_twice_goes_on() -> None:
         resumed = Trainer(**loader)
         resumed.train_dataloader.load_state_dict(trainer.train_dataloader.state_dict())
         assert [resumed.fetch() for _ in range(second, 9)] == fetched[second:]
+
+
+def test_a_path_may_end_with_the_slash_of_a_shell() -> None:
+    """verl reads the step behind `global_step_`."""
+    config = config_of_mode("tree_sync", "trainer.resume_from_path=/runs/global_step_4/")
+    prepare_config(config, "sync")
+    assert config.trainer.resume_from_path == "/runs/global_step_4"

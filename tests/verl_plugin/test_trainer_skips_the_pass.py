@@ -32,7 +32,8 @@ CONFLICTS = (
 
 def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float | None = None) -> LogProbReuse:
     """What a trainer makes of verl's config and a `tree:` block."""
-    made = config_of_mode(mode, *(ONE_STEP if mode == "tree_sync" else []), *overrides)
+    limit = "algorithm.rollout_correction.rollout_rs_threshold=2.0"
+    made = config_of_mode(mode, *(ONE_STEP if mode == "tree_sync" else []), limit, *overrides)
     made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
     prepare_config(made, mode.removeprefix("tree_"))
     return LogProbReuse.of(made)

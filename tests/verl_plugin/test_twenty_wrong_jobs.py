@@ -21,11 +21,20 @@ ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "a
 SIZE = "ulysses_sequence_parallel_size"
 WORKERS, REWARD = "ray_kwargs.ray_init.runtime_env.py_executable", "reward.custom_reward_function"
 ON_GPUS = f"trainer.device=cuda ray_kwargs.ray_init.num_gpus=null {ROLLOUT}.name=hf"
+SEPARATE = (
+    f"trainer.v1.trainer_mode=tree_separate_async {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1 "
+    f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend "
+    "ray_kwargs.ray_init.num_gpus=2"
+)
 RESUME = "trainer.resume_mode=resume_path trainer.resume_from_path"
 WRONG: list[tuple[str, tuple[str, ...]]] = [
     # Packages and devices that this machine lacks.
     (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
     (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
+    (
+        f"{ROLLOUT}.checkpoint_engine.backend=gloo",
+        (f"{ROLLOUT}.checkpoint_engine.backend=gloo: expected one of", "custom_backend_module; gloo's is tree_rl"),
+    ),
     (
         f"{ON_GPUS} trainer.n_gpus_per_node=4",
         ("trainer.n_gpus_per_node=4, but this machine shows 2 GPUs", "machine=cpu"),
@@ -45,6 +54,8 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("trainer.logger=[swanlab]", ("trainer.logger=swanlab: swanlab is not installed", "pip install swanlab")),
     ("trainer.logger=[wandb]", ("trainer.logger=wandb: this machine is not logged in", "wandb login")),
+    (f"{ACTOR}.optim.optimizer=AdamX", (f"{ACTOR}.optim: Optimizer 'AdamX' not found in module 'torch.optim'",)),
+    (f"++{ACTOR}.optim.override_optimizer_config.foo=1", (f"{ACTOR}.optim: ", "keyword argument 'foo'")),
     # Environments of workers.
     (f"{WORKERS}=/no/python", (f"{WORKERS}=/no/python: no program /no/python", "leave the key out")),
     (f"{WORKERS}={{folder}}/bare/bin/python", ("/bare has no tree_rl", "-m pip install tree_rl")),
@@ -63,6 +74,55 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides")),
     ("data.train_batch_size=2048", ("data.train_batch_size=2048, but", "1024 rows; lower it")),
+    (
+        "data.train_batch_size=2048 algorithm.filter_groups.enable=true",
+        ("data.train_batch_size=2048, but", "1024 rows; lower it"),
+    ),
+    ("data.train_max_samples=8", ("data.train_batch_size=1024, but data.train_max_samples=8", "lower it")),
+    ("data.gen_batch_size=3072", ("data.gen_batch_size=3072: verl fetches", "data.train_batch_size=1024; choose")),
+    (
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
+        (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False beside {ACTOR}.use_dynamic_bsz=True", "one value"),
+    ),
+    # Separate rollouts, for whose GPUs verl looks last.
+    (
+        f"{SEPARATE} ray_kwargs.ray_init.num_gpus=1",
+        (f"trainer.n_gpus_per_node=1 and {ROLLOUT}.n_gpus_per_node=1, but ray_kwargs.ray_init.num_gpus=1",),
+    ),
+    (
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512",
+        ("data.train_batch_size=1024: a step", "parameter_sync_step=4 updates", "product of both"),
+    ),
+    (f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.nnodes=0", (f"{ROLLOUT}.nnodes=0: separate rollouts",)),
+    (
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.checkpoint_engine.backend=naive",
+        (f"{ROLLOUT}.checkpoint_engine.backend=naive does not reach separate rollouts", "nccl"),
+    ),
+    # Options of rewards where only verl's older trainers read them.
+    (
+        "reward_model.reward_manager=dapo",
+        ("reward_model.reward_manager=dapo: verl's V1 trainers do not read it", "set reward.reward_manager.name=dapo"),
+    ),
+    (
+        "+reward_model.reward_kwargs.overlong_buffer_cfg.len=4",
+        ("do not read it", "set +reward.reward_kwargs.overlong_buffer_cfg.len=4"),
+    ),
+    ("reward.reward_manager.name=prime", ("reward.reward_manager.name: Unknown reward manager: prime",)),
+    ("custom_reward_function.path={folder}/a.py", ("do not read it", f"set {REWARD}.path={{folder}}/a.py")),
+    # What ends the run after the first rollouts.
+    ("algorithm.rollout_correction.rollout_is=tokens", ("algorithm.rollout_correction: Invalid rollout_is: tokens",)),
+    ("algorithm.rollout_correction.rollout_rs=token_k1", ("algorithm.rollout_correction: rollout_rs_threshold must",)),
+    ("algorithm.kl_penalty=low_var_kll", ("algorithm.kl_penalty=low_var_kll: no such choice; did you mean low",)),
+    (f"{ACTOR}.policy_loss.loss_mode=dro", (f"{ACTOR}.policy_loss.loss_mode=dro without a", "dro_beta above 0")),
+    # Adapters.
+    (
+        f"{MODEL}.lora_rank=4 {ROLLOUT}.name=hf",
+        (f"{ROLLOUT}.name=hf with {MODEL}.lora_rank=4", f"set {MODEL}.lora.merge=True"),
+    ),
+    (
+        f"{MODEL}.lora_rank=4 {MODEL}.lora.merge=true {ACTOR}.checkpoint.save_contents=[model,hf_model]",
+        (f"{ACTOR}.checkpoint.save_contents: with {MODEL}.lora_rank=4", "verl.model_merger merge"),
+    ),
     # Files.
     ("data.prompt_key=question", ("data.prompt_key=question is none of its columns, prompt", "correct")),
     ("data.val_files={folder}/none.parquet", ("data.val_files={folder}/none.parquet: expected at least one row",)),
@@ -73,9 +133,18 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{REWARD}.path={{folder}}/reward.py", ("reward.py: it defines no compute_score", f"{REWARD}.name")),
     (f"{REWARD}.path={{folder}}/rows.csv", ("rows.csv: Python cannot read it", "correct it")),
     (f"{RESUME}={{folder}}/global_step_9", ("global_step_9: expected an existing folder", "resume_mode=auto")),
+    (
+        "trainer.default_local_dir={folder}/run trainer.n_gpus_per_node=2",
+        ("trainer.resume_mode=auto: {folder}/run/global_step_4 was saved by 4 ranks, and this job has 2", "merger"),
+    ),
+    (
+        f"{RESUME}={{folder}}/run/global_step_4/",
+        ("trainer.resume_mode=resume_path: {folder}/run/global_step_4 was saved by 4 ranks, and this job has 1",),
+    ),
     ("trainer.default_local_dir={folder}/rows.csv/a", ("{folder}/rows.csv is no folder", "another")),
     (f"+{ROLLOUT}.custom.tree_dump_dir={{folder}}/rows.csv", ("tree_dump_dir=", "{folder}/rows.csv is no folder")),
     # What ends every session.
+    (f"{ROLLOUT}.val_kwargs.n=0", (f"{ROLLOUT}.val_kwargs.n=0: expected a whole number of at least 1",)),
     (f"{ROLLOUT}.agent.default_agent_loop=mine", ("default_agent_loop=mine: no such agent loop", "expected one of")),
     ("data.train_files={folder}/loops.parquet", ("agent_name mine is none of", "single_turn_agent")),
     (
@@ -94,6 +163,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.parquet").write_bytes(whole[: len(whole) // 2])
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "none.parquet")
     pq.write_table(pa.table({"prompt": ["a"] * 1024, "agent_name": ["mine"] * 1024}), folder / "loops.parquet")
+    (folder / "run/global_step_4/actor").mkdir(parents=True)
+    (folder / "run/global_step_4/actor/model_world_size_4_rank_0.pt").touch()
+    (folder / "run/latest_checkpointed_iteration.txt").write_text("4")
     (folder / "rows.csv").write_text("a,b\n1 2\n")
     (folder / "reward.py").write_text("def score(): ...\n")
     (folder / "loops.yaml").write_text("- {name: mine, _target_: absent.Loop}\n")
@@ -158,10 +230,19 @@ def test_a_wrong_job_ends_in_one_line(
         f"'{WORKERS}=\"uv -v run --frozen --project={{folder}}/installed\"'",
         f"{WORKERS}={{folder}}/installed/.venv/bin/python",
         f"{ACTOR}.{SIZE}=2 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=2",
-        "data.train_batch_size=2048 data.gen_batch_size=1",
-        f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score",
+        "data.train_batch_size=512 data.gen_batch_size=128 data.train_max_samples=512",
+        "data.gen_batch_size=3072 algorithm.filter_groups.enable=true",
+        "reward_model.enable=false reward_model.reward_manager=naive",
+        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=k3+ algorithm.kl_penalty=low_var_kl+",
+        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2",
+        f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score reward.reward_manager.name=mine",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",
+        f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
+        "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",
+        f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend",
+        # A library that workers import may register these names.
+        f"{MODEL}.external_lib=my_lib algorithm.adv_estimator=my_grpo {ACTOR}.policy_loss.loss_mode=my_vanilla",
     ),
 )
 def test_a_right_job_runs(right: str, folder: Path, good: list[str]) -> None:

@@ -280,5 +280,6 @@ def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -
     remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
     assert f"+{ACTOR}.policy_loss.rollout_correction=${{{CORRECTION}}}" in remedy
     checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy)
-    for others in (["rollout_is=sequence", "rollout_rs=seq_max_k2"], ["bypass_mode=true", "rollout_is=token"]):
+    rejects = ["rollout_is=sequence", "rollout_rs=seq_max_k2", "rollout_rs_threshold=2.0"]
+    for others in (rejects, ["bypass_mode=true", "rollout_is=token"]):
         checked(*good, *(f"{CORRECTION}.{other}" for other in others), f"{ROLLOUT}.calculate_log_probs=true")

@@ -120,7 +120,8 @@ def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
             OmegaConf.update(config, key, "fsdp2")
-            notes.append(f"{key}=fsdp2 in place of verl's default fsdp")
+            if key.partition(".")[0] in roles:
+                notes.append(f"{key}=fsdp2 in place of verl's default fsdp")
     for engine in ENGINES:
         node = OmegaConf.select(config, engine, default=None)
         if node is not None and node.get("tree", None) is not None:

@@ -13,13 +13,18 @@ from typing import Any
 import torch
 from omegaconf import ListConfig
 from tensordict import TensorDict
+from verl.protocol import DataProto
 
 from tree_rl.credit import estimator_named
 from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
-from tree_rl.verl_plugin.compat import PrecisionType
+from tree_rl.verl_plugin.compat import (
+    PrecisionType,
+    compute_rollout_correction_and_add_to_batch,
+    get_reward_manager_cls,
+)
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -81,9 +86,14 @@ def no_choice(choices: Sequence[str]) -> Condition:
 
 
 def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
-    """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice."""
+    """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice.
 
-    def condition(value: Any, _: Any) -> Words | None:
+    The user's `external_lib`, which verl imports later, may add choices.
+    """
+
+    def condition(value: Any, config: Any) -> Words | None:
+        if option(config, "actor_rollout_ref.model.external_lib") is not None:
+            return None
         hints = {entry: did_you_mean(entry, known(), cutoff=0.6) for entry in texts(value) if entry not in known()}
         return next(({"value": entry, "hint": hint} for entry, hint in hints.items() if hint), None)
 
@@ -120,6 +130,17 @@ def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     if not asked or option(config, f"{ROLLOUT}.calculate_log_probs"):
         return None
     return {"name": asked[0], "asked": correction[asked[0]]}
+
+
+def unusable_correction(correction: Any, _: Any) -> Words | None:
+    """A correction that verl refuses after the first rollouts; tried on one token."""
+    one = torch.ones(1, 1)
+    row = DataProto.from_single_dict({"old_log_probs": -one, "rollout_log_probs": -one, "response_mask": one})
+    try:
+        compute_rollout_correction_and_add_to_batch(row, correction or {})
+    except ValueError as error:
+        return {"reason": error}
+    return None
 
 
 def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | None:
@@ -176,6 +197,44 @@ def leaves_adapter_behind(backend: Any, config: Any) -> Words | None:
     key = "actor_rollout_ref.model.lora"
     rank, merges = option(config, f"{key}_rank", 0), option(config, f"{key}.merge", False)
     return {"key_of_rank": f"{key}_rank", "rank": rank} if rank > 0 and backend != "naive" and not merges else None
+
+
+def holds_no_adapter(name: Any, config: Any) -> Words | None:
+    """An adapter that is not merged, and the embedded rollout engine."""
+    return leaves_adapter_behind("apart", config) if name == "hf" else None
+
+
+def exports_adapter(contents: Any, config: Any) -> Words | None:
+    """A Hugging Face folder of a model with an adapter, whose layers verl names as peft does."""
+    rank = option(config, "actor_rollout_ref.model.lora_rank", 0)
+    return {"rank": rank} if rank > 0 and "hf_model" in texts(contents) else None
+
+
+def differs_from_actor(value: Any, config: Any) -> Words | None:
+    """A way to cut passes of the policy into micro-batches that is not its updates'."""
+    of_actor = option(config, "actor_rollout_ref.actor.use_dynamic_bsz")
+    return None if value == of_actor else {"of_actor": of_actor}
+
+
+def unknown_reward_manager(name: Any, config: Any) -> Words | None:
+    """A reward manager that nothing registers; the user's reward function and `external_lib` may."""
+    others = ("reward.custom_reward_function.path", "actor_rollout_ref.model.external_lib")
+    is_registered = option(config, "reward.reward_manager.source") != "register"
+    if is_registered or any(option(config, key) for key in others):
+        return None
+    try:
+        get_reward_manager_cls(name)
+    except ValueError as error:
+        return {"reason": error}
+    return None
+
+
+def leaves_prompts(fetched: Any, config: Any) -> Words | None:
+    """A number of prompts of a fetch that does not divide a step's; verl sets it to 1 where it refills groups."""
+    batch, refills = option(config, "data.train_batch_size"), option(config, "algorithm.filter_groups.enable")
+    refills = refills or option(config, "trainer.v1.sampler.sync_refill_failed_groups")
+    is_read = option(config, "trainer.v1.trainer_mode") == "sync" and not refills and bool(fetched)
+    return {"batch": batch} if is_read and batch % fetched else None
 
 
 def has_other_ranks(size: Any, config: Any) -> Words | None:

@@ -13,16 +13,23 @@ from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, 
 from tree_rl.verl_plugin.refusals import conditions as when
 from tree_rl.verl_plugin.refusals import this_machine as here
 from tree_rl.verl_plugin.refusals.conditions import CORRECTION, NEEDS_SUM_PI_SQUARED, ROLLOUT
+from tree_rl.verl_plugin.refusals.older_keys import NOW_OF_REWARD, is_read_elsewhere
 from tree_rl.verl_plugin.refusals.refusal import Of, Refusal, UnsupportedFeatureError, option
+from tree_rl.verl_plugin.refusals.separate_rollouts import in_separate, is_no_product
 
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
 CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
     "critic.model.model_type": ("tree_value_model", "value_model"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
-    **{f"{role}.optim.lr_scheduler_type": ("constant", "cosine") for role in ("actor_rollout_ref.actor", "critic")},
+    **{
+        f"{role}.optim.{name}": ("constant", "cosine")
+        for role in ("actor_rollout_ref.actor", "critic")
+        for name in ("lr_scheduler_type", "warmup_style")
+    },
 }
 """All values of a config key in a job on trees."""
+KL = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full")
 KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     f"{ROLLOUT}.name": lambda: ("hf", "vllm", "sglang", "trtllm"),
     f"{ROLLOUT}.dtype": lambda: ("bfloat16", "float16", "float32", "half", "float", "auto"),
@@ -30,14 +37,19 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     "actor_rollout_ref.actor.loss_agg_mode": lambda: (
         *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
     ),
-    "actor_rollout_ref.actor.kl_loss_type": lambda: ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
+    # With a plus, the gradient is that of k2.
+    **{
+        key: lambda: (*KL, *(f"{name}+" for name in KL))
+        for key in ("actor_rollout_ref.actor.kl_loss_type", "algorithm.kl_penalty")
+    },
     f"{ROLLOUT}.mode": lambda: ("async",),
     "data.truncation": lambda: ("error", "left", "right", "middle"),
+    "global_profiler.tool": lambda: ("nsys", "npu", "torch", "torch_memory", "precision_debugger"),
     "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
     "trainer.device": lambda: ("cpu", "cuda", "npu"),
     "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
     "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
-    "trainer.logger": lambda: tuple(Tracking.supported_backend),
+    "trainer.logger": lambda: (*Tracking.supported_backend, "tracking"),
     **{
         f"actor_rollout_ref.actor.checkpoint.{name}_contents": lambda: ("model", "optimizer", "extra", "hf_model")
         for name in ("save", "load")
@@ -48,14 +60,14 @@ COUNTS = (
     *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
     *("data.max_length", "data.max_token_len_per_gpu"),
     *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
-    *(f"{ROLLOUT}.n", f"{ROLLOUT}.tensor_model_parallel_size"),
+    *(f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs.n", f"{ROLLOUT}.tensor_model_parallel_size"),
     *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
     *(f"{ROLLOUT}.agent.num_workers", "reward.num_workers"),
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
 )
 FILES = (
     *("data.train_files", "data.val_files", "data.custom_cls.path"),
-    *("reward.custom_reward_function.path", "custom_reward_function.path"),
+    "reward.custom_reward_function.path",
     *(f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.function_tool_path"),
     # By default these equal the rollout's.
     *("data.tool_config_path", "data.function_tool_path"),
@@ -113,7 +125,10 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.MACHINE: (
         Refusal(f"{ROLLOUT}.name", "{key}={value}: {module} is not installed here",
                 f"{{command}}, or set {ROLLOUT}.name=hf on a machine without GPUs", here.absent_engine),
-        Refusal("trainer.n_gpus_per_node", "{key}={value}, but {found}",
+        Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{key}={value}: expected one of this machine's, {known}",
+                f"name the module of another in {ROLLOUT}.checkpoint_engine.custom_backend_module; gloo's is "
+                "tree_rl.verl_plugin.embedded_rollout.gloo_weights", here.absent_backend),
+        Refusal("trainer.n_gpus_per_node", "{key}={value}{more}, but {found}",
                 "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
         Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
                 "Ray has {count}", "raise it, as Ray only counts them", here.too_few_cpus),
@@ -124,14 +139,19 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         *(Refusal(f"{role}.model.override_config.attn_implementation", "{key}={value}: {reason}",
                   "leave it out, as trees have their own attention", here.absent_row_attention)
           for role in ("actor_rollout_ref", "critic")),
+        *(Refusal(f"{role}.optim", "{key}: {reason}", "", here.no_optimizer)
+          for role in ("actor_rollout_ref.actor", "critic")),
         Refusal("trainer.logger", "{key}={value}: {reason}", "{remedy}, or set trainer.logger=[console]",
                 here.unready_logger),
         Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
                 "correct it, or set trainer.resume_mode=auto", here.no_checkpoint),
+        Refusal("trainer.resume_mode", "{key}={value}: {folder} was saved by {saved} ranks, and this job has {ranks}",
+                "start with as many, or convert it with verl.model_merger and name the result as the model's path",
+                here.saved_by_other_ranks),
         *(Refusal(f"data.{name}_files", "{key}={value}: {reason}", "correct the file or the key", here.unusable_prompts)
           for name in ("train", "val")),
-        Refusal("data.train_batch_size", "{key}={value}, but data.train_files have {rows} rows",
-                "lower it, or add prompts", here.larger_than_data),
+        Refusal("data.train_batch_size", "{key}={value}, but {held}", "lower it, or add prompts",
+                here.larger_than_data),
         Refusal(f"{ROLLOUT}.agent.default_agent_loop", "{key}={value}: no such agent loop{hint}", "",
                 here.unknown_loop),
         Refusal(f"{ROLLOUT}.agent.agent_loop_config_path", "{key}={value}: no module of {target} here",
@@ -153,6 +173,28 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{option} with {key_of_rank}={rank}: verl 0.9.1 would send the "
                 "rollout the base weights alone (verl #7495)", "set actor_rollout_ref.model.lora.merge=True",
                 when.leaves_adapter_behind),
+        Refusal(f"{ROLLOUT}.name", "{option} with {key_of_rank}={rank}, as it holds no separate adapter",
+                "set actor_rollout_ref.model.lora.merge=True", when.holds_no_adapter),
+        Refusal("actor_rollout_ref.actor.checkpoint.save_contents",
+                "{key}: with actor_rollout_ref.model.lora_rank={rank} verl writes an hf_model that transformers cannot "
+                "read", "leave hf_model out; python -m verl.model_merger merge writes model and adapter",
+                when.exports_adapter),
+        Refusal(f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+                "{key}={value} beside actor_rollout_ref.actor.use_dynamic_bsz={of_actor}, which verl's workers refuse",
+                "set both to one value", when.differs_from_actor),
+        Refusal("data.gen_batch_size", "{key}={value}: verl fetches as many prompts at a time, and no number of times "
+                "makes data.train_batch_size={batch}", "choose a divisor, or leave it out", when.leaves_prompts),
+        Refusal("data.train_batch_size", "{key}={value}: a step with separate rollouts is "
+                "trainer.v1.separate_async.parameter_sync_step={updates} updates of "
+                "actor_rollout_ref.actor.ppo_mini_batch_size={prompts} prompts", "set it to the product of both",
+                in_separate(is_no_product)),
+        *(Refusal(f"{ROLLOUT}.{name}", "{key}={value}: separate rollouts need GPUs besides the trainer's", "raise it",
+                  in_separate(lambda number, _: number < 1)) for name in ("nnodes", "n_gpus_per_node")),
+        Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "{key}={value} does not reach separate rollouts",
+                "set it to another, such as nccl", in_separate(lambda backend, _: backend == "naive")),
+        Refusal("reward.reward_manager.name", "{key}: {reason}", "", when.unknown_reward_manager),
+        *(Refusal(key, "{key}.{name}={asked}: verl's V1 trainers do not read it", "set {now}={asked}",
+                  is_read_elsewhere(key)) for key in NOW_OF_REWARD),
         Refusal("algorithm.use_pf_ppo",
                 "{option}: verl's V1 trainers resample advantages and not the rows they belong to"),
         Refusal("algorithm.adv_estimator",
@@ -177,6 +219,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "set actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode and "
                 "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${{algorithm.rollout_correction}}'",
                 when.leaves_correction_to_another_loss),
+        Refusal(CORRECTION, "{key}: {reason}", "", when.unusable_correction),
     ),
     # Otherwise every batch would be refused for these, after the rollouts.
     Of.POLICY: (
@@ -219,6 +262,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.ACTOR: (
         Refusal("clip_ratio", "{option}: verl reads clip_ratio_low={low} and clip_ratio_high={high} instead",
                 "set those", when.is_not_read_of_actor),
+        Refusal("policy_loss.loss_mode", "{key}=dro without a {place}.policy_loss.dro_beta above 0", "set it",
+                lambda mode, actor: mode == "dro" and not (option(actor, "policy_loss.dro_beta") or 0) > 0),
         Refusal(SEQUENCE_PARALLEL, "{option} with {place}.fsdp_config.tree.mode=flat, which would leave it to "
                 "stock verl",
                 "set tree.mode=tree, which runs rows that share nothing too, or model_type=language_model",

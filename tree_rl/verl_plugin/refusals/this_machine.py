@@ -17,15 +17,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+<<<<<<< HEAD
 from huggingface_hub.constants import HF_HUB_CACHE
+=======
+from hydra.errors import HydraException
+>>>>>>> read_d
 from omegaconf import OmegaConf
+from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import package_reason
-from tree_rl.verl_plugin.compat import _agent_loop_registry, get_device_name
+from tree_rl.verl_plugin.compat import (
+    _agent_loop_registry,
+    build_optimizer,
+    get_device_name,
+    omega_conf_to_dataclass,
+)
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.refusals.conditions import ROLLOUT, Condition, Words, texts
 from tree_rl.verl_plugin.refusals.refusal import option
+from tree_rl.verl_plugin.refusals.separate_rollouts import num_rollout_gpus
 
 ENGINE_PACKAGES = {
     "vllm": ("vllm", "pip install 'tree_rl[vllm]'"),
@@ -75,17 +86,38 @@ def _netrc() -> Iterator[Path]:
     yield from (Path(name).expanduser() for name in (os.environ.get("NETRC", "~/.netrc"), "~/_netrc"))
 
 
+def absent_backend(name: Any, config: Any) -> Words | None:
+    """A way to send weights whose package is not installed; a module of the user's may add others."""
+    known = sorted(CheckpointEngineRegistry._registry)
+    is_known = name in known or option(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
+    return None if is_known else {"known": ", ".join(known)}
+
+
+def no_optimizer(options: Any, _: Any) -> Words | None:
+    """Options of which verl's workers could build no optimizer; tried on one weight."""
+    try:
+        build_optimizer([torch.nn.Parameter(torch.zeros(1))], omega_conf_to_dataclass(options))
+    except HydraException:  # `validate_config` names the key
+        return None
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        # One of them lists a whole module.
+        return {"reason": str(error).partition(". ")[0]}
+    return None
+
+
 def too_few_gpus(asked: Any, config: Any) -> Words | None:
-    """More GPUs than this machine shows, or than Ray is told of."""
-    told = option(config, "ray_kwargs.ray_init.num_gpus")
-    if told is not None and asked > told:
-        return {"found": f"ray_kwargs.ray_init.num_gpus={told}"}
+    """More GPUs than this machine shows, or than Ray is told of; separate rollouts have their own."""
+    told, others = option(config, "ray_kwargs.ray_init.num_gpus"), num_rollout_gpus(config)
+    more = f" and {ROLLOUT}.n_gpus_per_node={others}" if others else ""
+    if told is not None and asked + others > told:
+        return {"more": more, "found": f"ray_kwargs.ray_init.num_gpus={told}"}
     if option(config, "trainer.device") != "cuda" or (told is not None and get_device_name() == "cpu"):
         return None
     found = torch.cuda.device_count()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    return {"found": f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"} if asked > found else None
+    shows = f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"
+    return {"more": more, "found": shows} if asked + others > found else None
 
 
 def too_few_cpus(asked: Any, config: Any) -> Words | None:
@@ -222,6 +254,20 @@ def no_checkpoint(path: Any, config: Any) -> bool:
     return not (is_named and Path(path).expanduser().is_dir())
 
 
+def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
+    """A checkpoint to resume from, of another number of ranks, as the names of the actor's files say."""
+    folder = Path(str(option(config, "trainer.resume_from_path"))).expanduser()
+    if mode == "auto":
+        root = Path(str(option(config, "trainer.default_local_dir"))).expanduser()
+        tracker = root / "latest_checkpointed_iteration.txt"
+        folder = root / f"global_step_{tracker.read_text().strip() if tracker.is_file() else 0}"
+    ranks = option(config, "trainer.n_gpus_per_node") * option(config, "trainer.nnodes")
+    saved = [re.findall(r"\d+", file.name)[0] for file in folder.glob("actor/model_world_size_*_rank_0.pt")]
+    if mode == "disable" or not saved or str(ranks) in saved:
+        return None
+    return {"folder": folder, "saved": saved[0], "ranks": ranks}
+
+
 def incomplete_model(path: Any, model: Any) -> Words | None:
     """What a model's folder on this machine lacks."""
     folder = Path(path).expanduser() if path else Path()
@@ -298,15 +344,12 @@ def unusable_prompts(files: Any, config: Any) -> Words | None:
 
 
 def larger_than_data(batch: Any, config: Any) -> Words | None:
-    """A batch larger than all files of prompts, which verl's data loader never fills.
-
-    Trainers that fetch prompts one by one begin the files again.
-    """
-    keys = ("data.gen_batch_size", "algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups")
-    is_sync = option(config, "trainer.v1.trainer_mode") in ("sync", "tree_sync")
-    prompts = _prompts(config) if is_sync and not any(option(config, key) for key in keys) else []
-    num_rows = sum(file.metadata.num_rows for file in prompts)
-    return {"rows": num_rows} if prompts and batch > num_rows else None
+    """A batch larger than the prompts: verl would count no step in an epoch, and divide by that number."""
+    files, most = _prompts(config), option(config, "data.train_max_samples", -1)
+    rows = sum(file.metadata.num_rows for file in files)
+    if files and batch > rows:
+        return {"held": f"data.train_files have {rows} rows"}
+    return {"held": f"data.train_max_samples={most}"} if 0 < most < batch else None
 
 
 def unknown_loop(name: Any, config: Any) -> Words | None:

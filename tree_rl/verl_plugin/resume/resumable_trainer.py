@@ -138,18 +138,23 @@ class ResumableTrainer(PPOTrainer):
         return batch
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, and commit it once all of it is on the disk."""
+        """Save verl's checkpoint, and commit it once all of it is on the disk; then call the user's callback."""
         if self._continued_from is not None:
             set_aside_later_checkpoints(self._root, self._continued_from)
             self._continued_from = None
         folder = begin_checkpoint(self._root, self.global_steps)
+        callback: Any = self.checkpoint_callback  # type: ignore[has-type]
+        self.checkpoint_callback = compat.CheckpointCallback()
         with self._no_checkpoint_deleted() as keep:
             super()._save_checkpoint()
+        self.checkpoint_callback = callback
         penalised = self.config.algorithm.use_kl_in_reward
         state = {"kl_coefficient": self.kl_ctrl_in_reward.value} if penalised else {}
         write_atomically(folder / STATE, json.dumps(state).encode())
         save_ledger(self._root, folder)
         commit_checkpoint(self._root, self.global_steps, seal_checkpoint(folder, self._checkpoint_parts()))
+        place = os.path.join(self.config.trainer.default_local_dir, folder.name)
+        callback.on_save(trainer=self, global_step=self.global_steps, checkpoint_dir=place, async_save=False)
         if keep:
             remove_old_checkpoints(self._root, keep)
 
@@ -157,13 +162,14 @@ class ResumableTrainer(PPOTrainer):
     def _no_checkpoint_deleted(self) -> Iterator[int]:
         """Keep verl from deleting a worker's previous checkpoint before the next one is whole.
 
-        Yields the number of whole checkpoints that the config keeps, 0 for all.
+        Yields the number of whole checkpoints that the config keeps, 0 for all: the actor's, or the critic's if more.
         """
         trainer = self.config.trainer
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
         with open_dict(self.config):
             trainer.update({**dict.fromkeys(KEEP_KEYS), REMOVE_KEY: False})
-            yield 1 if asked[REMOVE_KEY] else max(asked[key] or 0 for key in KEEP_KEYS)
+            of_actor, of_critic = (asked[key] or 0 for key in KEEP_KEYS)
+            yield 1 if asked[REMOVE_KEY] else of_actor and max(of_actor, of_critic)
             trainer.update(asked)
 
     def _load_checkpoint(self) -> None:
