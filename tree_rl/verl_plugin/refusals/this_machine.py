@@ -17,11 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-<<<<<<< HEAD
 from huggingface_hub.constants import HF_HUB_CACHE
-=======
 from hydra.errors import HydraException
->>>>>>> read_d
 from omegaconf import OmegaConf
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
