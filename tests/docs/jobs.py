@@ -21,7 +21,7 @@ from tree_rl.verl_plugin.refusals.table import TABLE
 
 STAND_IN = """#!/bin/bash
 # Stands for python in a recipe's script: notes the arguments of a job, and makes what a program would write.
-if [[ $1 == -m && $2 != *tree_rl* ]]; then
+if [[ $1 == -m && "$*" != *tree_rl* ]]; then
     touch "$3/tasks.parquet"
     set -- "" "$3/model"
 elif [[ $1 == -m ]]; then
