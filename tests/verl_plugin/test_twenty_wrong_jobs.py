@@ -32,8 +32,8 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ROLLOUT}.name=vllm", (f"{ROLLOUT}.name=vllm: vllm is not installed", "pip install 'tree_rl[vllm]'")),
     (f"{ROLLOUT}.name=sglang", (f"{ROLLOUT}.name=sglang: sglang is not installed", "pip install")),
     (
-        f"{ROLLOUT}.checkpoint_engine.backend=gloo",
-        (f"{ROLLOUT}.checkpoint_engine.backend=gloo: expected one of", "custom_backend_module; gloo's is tree_rl"),
+        f"{ROLLOUT}.checkpoint_engine.backend=pigeon",
+        (f"{ROLLOUT}.checkpoint_engine.backend=pigeon: expected one of", "custom_backend_module; gloo's is tree_rl"),
     ),
     (
         f"{ON_GPUS} trainer.n_gpus_per_node=4",
