@@ -166,6 +166,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run/global_step_4/actor").mkdir(parents=True)
     (folder / "run/global_step_4/actor/model_world_size_4_rank_0.pt").touch()
     (folder / "run/latest_checkpointed_iteration.txt").write_text("4")
+    (folder / "killed").mkdir()
+    (folder / "killed/latest_checkpointed_iteration.txt").write_bytes(b"\0\xff")
     (folder / "rows.csv").write_text("a,b\n1 2\n")
     (folder / "reward.py").write_text("def score(): ...\n")
     (folder / "loops.yaml").write_text("- {name: mine, _target_: absent.Loop}\n")
@@ -240,6 +242,7 @@ def test_a_wrong_job_ends_in_one_line(
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
         "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",
+        "trainer.default_local_dir={folder}/killed",
         f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend",
         # A library that workers import may register these names.
         f"{MODEL}.external_lib=my_lib algorithm.adv_estimator=my_grpo {ACTOR}.policy_loss.loss_mode=my_vanilla",

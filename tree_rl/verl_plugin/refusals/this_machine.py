@@ -257,7 +257,9 @@ def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
     if mode == "auto":
         root = Path(str(option(config, "trainer.default_local_dir"))).expanduser()
         tracker = root / "latest_checkpointed_iteration.txt"
-        folder = root / f"global_step_{tracker.read_text().strip() if tracker.is_file() else 0}"
+        # A kill can leave anything in it, after which the trainer chooses another checkpoint.
+        step = tracker.read_bytes()[:16].strip() if tracker.is_file() else b""
+        folder = root / f"global_step_{int(step) if step.isdigit() else 0}"
     ranks = option(config, "trainer.n_gpus_per_node") * option(config, "trainer.nnodes")
     saved = [re.findall(r"\d+", file.name)[0] for file in folder.glob("actor/model_world_size_*_rank_0.pt")]
     if mode == "disable" or not saved or str(ranks) in saved:
