@@ -82,7 +82,7 @@ class VerlCall:
     group: torch.distributed.ProcessGroup | None
     stock_step: Callable[..., tuple[torch.Tensor, dict[str, Any]]]
     """verl's `forward_step`: (data, loss, `forward_only`) -> (loss, verl's output dict)."""
-    _selected: tuple[tuple[int, ...], TensorDict] | None = field(init=False, default=None)
+    _selected: tuple[tuple[int, ...], TensorDict, bool] | None = field(init=False, default=None)
     _split: dict[str, tuple[torch.Tensor, ...]] = field(init=False, default_factory=dict)
     """Rows of each nested tensor, split when first read: that takes time in proportion to all rows of the call."""
 
@@ -106,8 +106,7 @@ class VerlCall:
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
         """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
         assert self.loss_function is not None
-        selected = self._on_device(members)
-        trains = bool(selected["loss_mask"].values().any())
+        selected, trains = self._on_device(members)
         if _distils(self.loss_function) and not trains:
             # verl takes the least and the largest loss of a micro-batch, and padding rows have none.
             return torch.stack([output.sum() * 0 for output in outputs.present().values()]).sum(), {}
@@ -143,14 +142,17 @@ class VerlCall:
         value, output = self.stock_step(self._select(members), loss_function, loss is None)
         return value, _unnested(output["model_output"]), reported
 
-    def _on_device(self, members: Sequence[int]) -> TensorDict:
-        """The rows on the device. Caches the last ones, because a partitioned forest reads its rows repeatedly."""
+    def _on_device(self, members: Sequence[int]) -> tuple[TensorDict, bool]:
+        """The rows on the device, and whether they train a token, read before the copy so that nothing waits for it.
+
+        Caches the last ones, because a partitioned forest reads its rows repeatedly.
+        """
         key = tuple(members)
         if self._selected is None or self._selected[0] != key:
             rows, device = self._select(members), get_device_id()
             moved = {name: one.to(device) for name, one in rows.items() if isinstance(one, torch.Tensor)}
-            self._selected = (key, with_columns(rows, moved))
-        return self._selected[1]
+            self._selected = (key, with_columns(rows, moved), bool(rows["loss_mask"].values().any()))
+        return self._selected[1:]
 
     def _select(self, members: Sequence[int]) -> TensorDict:
         """Some rows; does not copy tensors if these are all rows in order."""
