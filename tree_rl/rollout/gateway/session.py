@@ -6,8 +6,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -181,18 +180,11 @@ class Session:
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                with self._unless_refused(request.count):
-                    prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
-                if request.count == 1:
-                    choices = [await self._choice(prompt, agent, 0)]
-                else:
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(self._choice(prompt, agent, n)) for n in range(request.count)]
-                    choices = [task.result() for task in tasks]
+                prompt, answers = await self._drawn(request, agent)
+                # Recorded when all are there: without one of them the agent gets none.
+                choices = [await self._choice(prompt, answer, seconds, agent=agent) for answer, seconds in answers]
         except TimeoutError as error:
             raise BackendError(f"the model took longer than {CALL_TIMEOUT_S:g} s", status=504) from error
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
         return Completion(
             id=f"{self.id}-{secrets.token_hex(6)}",
             created=int(time.time()),
@@ -200,16 +192,18 @@ class Session:
             choices=tuple(choices),
         )
 
-    @contextmanager
-    def _unless_refused(self, count: int) -> Iterator[None]:
-        """Gives calls back to `max_calls` that the gateway or the model server refuses."""
+    async def _drawn(self, request: ChatRequest, agent: str) -> tuple[Prompt, list[tuple[Answer, tuple[float, float]]]]:
+        """The prompt of a request, and its answers with their times. Calls that fail do not count in `max_calls`."""
         try:
-            yield
-        except (RequestError, BackendError):
-            self._admitted -= count
-            raise
+            prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._draw(prompt, number)) for number in range(request.count)]
+        except (RequestError, BackendError, ExceptionGroup) as error:
+            self._admitted -= request.count
+            raise (error.exceptions[0] if isinstance(error, ExceptionGroup) else error) from None
+        return prompt, [task.result() for task in tasks]
 
-    async def _choice(self, prompt: Prompt, agent: str, number: int) -> Choice:
+    async def _draw(self, prompt: Prompt, number: int) -> tuple[Answer, tuple[float, float]]:
         request = prompt.request
         sampling = dict(self._sampling)
         if sampling.get("seed") is not None:
@@ -224,20 +218,24 @@ class Session:
             sampling["json_schema"] = request.json.schema
         limits = (self._options.max_turn_tokens, request.max_tokens, self._options.max_context_tokens - len(prompt.ids))
         started = time.monotonic()
-        with self._unless_refused(1):
-            answer = await generate_answer(
-                self._backend,
-                self._renderer,
-                prompt.ids,
-                max_tokens=min(limit for limit in limits if limit is not None),
-                stop=request.stop,
-                sampling=sampling,
-                session=self._id_in_group,
-            )
-            self._model_seconds += time.monotonic() - started
-            if answer.finish_reason == "abort":
-                # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
-                raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
+        answer = await generate_answer(
+            self._backend,
+            self._renderer,
+            prompt.ids,
+            max_tokens=min(limit for limit in limits if limit is not None),
+            stop=request.stop,
+            sampling=sampling,
+            session=self._id_in_group,
+        )
+        ended = time.monotonic()
+        self._model_seconds += ended - started
+        if answer.finish_reason == "abort":
+            # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
+            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
+        return answer, (started, ended)
+
+    async def _choice(self, prompt: Prompt, answer: Answer, seconds: tuple[float, float], *, agent: str) -> Choice:
+        request = prompt.request
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
             self._prefix_hits += answer.cached_tokens
@@ -245,7 +243,6 @@ class Session:
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)
         side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
-        seconds = (started, time.monotonic())
         message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])

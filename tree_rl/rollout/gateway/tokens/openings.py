@@ -59,10 +59,13 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
     raise RequestError("the model's chat template cannot begin this turn as asked", field=field)
 
 
-def shown_to_client(request: ChatRequest, message: ChatMessage) -> str:
-    """The text of a turn without the start that the client sent."""
-    start = request.messages[-1].content if request.continues_last else ""
-    return message.content.removeprefix(start if message.content.startswith(start) else start.strip())
+def shown_to_client(request: ChatRequest, message: ChatMessage, *, opening: str, dialect: Dialect) -> ChatMessage:
+    """A turn without the text and the reasoning with which the client began it."""
+    if not request.continues_last:
+        return message
+    start = request.messages[-1].content
+    content = message.content.removeprefix(start if message.content.startswith(start) else start.strip())
+    return replace(message, content=content, reasoning=None if dialect.reasoning_end in opening else message.reasoning)
 
 
 def _turns(
@@ -94,10 +97,11 @@ def _calling(name: str, arguments: Mapping[str, Any]) -> ChatMessage:
 
 
 def _followers(turn: ChatMessage) -> tuple[tuple[ChatMessage, ...], ...]:
-    """Messages to render after a turn: before another message it has the form of later prompts."""
+    """Messages to render after a turn: before another message it has the form of later prompts, but no reasoning."""
     if turn.tool_calls:
         return (ChatMessage(role="tool", content="x", tool_call_id=CALL_ID),), ()
-    return (ChatMessage(role="user", content="x"),), ()
+    followed = (ChatMessage(role="user", content="x"),)
+    return ((), followed) if turn.reasoning else (followed, ())
 
 
 def _without_empty_reasoning(opening: str, dialect: Dialect, *, is_open: bool) -> str:

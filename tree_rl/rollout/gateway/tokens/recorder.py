@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from tree_rl.rollout.gateway.backend import Answer
@@ -189,7 +189,7 @@ class Recorder:
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
         self._own.add(prompt.restored, message, agent=agent, call=index)
-        return replace(message, content=shown_to_client(prompt.request, message))
+        return shown_to_client(prompt.request, message, opening=prompt.opening, dialect=self._renderer.dialect)
 
     def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
         """Read a turn: the message, including the opening, and the fault of a call that stayed text.
