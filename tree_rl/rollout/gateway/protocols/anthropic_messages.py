@@ -1,7 +1,8 @@
 """Anthropic's Messages API. Answers are built with the types of Anthropic's SDK."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from anthropic.types import Message, MessageTokensCount, ModelInfo
@@ -94,8 +95,7 @@ def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     media = Media(check_fields(fields, MESSAGE_FIELDS))
     choice = fields.part("tool_choice")
     system = _system(fields, media)
-    objects = fields.objects("messages", required=True)
-    messages = [one for message in objects for one in _read_message(message, media)]
+    messages = _read_messages(fields.objects("messages", required=True), media)
     if not messages:
         raise wrong("messages", "at least one message", [])
     tools, must_call = _tools(fields, choice)
@@ -164,15 +164,29 @@ def _shown(block: Fields, media: Media) -> str:
     return media.shown(kind, name, url=url, field=block.name("source"))
 
 
-def _read_message(fields: Fields, media: Media) -> list[ChatMessage]:
+def _read_messages(objects: Iterable[Fields], media: Media) -> list[ChatMessage]:
+    """Read the field `messages`. Joins an assistant's consecutive messages, as Anthropic does."""
+    messages: list[ChatMessage] = []
+    for role, group in groupby(objects, key=_role):
+        if role == "assistant":
+            messages.append(_assistant([block for message in group for block in _blocks_of(message)]))
+        else:
+            messages += [one for message in group for one in _given(role, _blocks_of(message), media)]
+    return messages
+
+
+def _role(fields: Fields) -> str:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         raise wrong(fields.name("role"), "user or assistant", role)
-    content = fields.raw("content")
+    return role
+
+
+def _blocks_of(message: Fields) -> list[Fields]:
+    content = message.raw("content")
     if isinstance(content, str):
-        return [ChatMessage(role=role, content=content)]
-    blocks = fields.objects("content", required=True)
-    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks, media)
+        return [Fields({"type": "text", "text": content}, message.name("content"))]
+    return message.objects("content", required=True)
 
 
 def _assistant(blocks: list[Fields]) -> ChatMessage:
