@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
@@ -172,7 +173,7 @@ CALL = '<tool_call>{"name": "x"}</tool_call>'
 
 def read(text: str, **options: Any) -> ChatMessage:
     settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
-    return read_message(text, **{**settings, **options})[0]
+    return read_message(text, **{"dialect": Hermes(), "other_format": None, **settings, **options})[0]
 
 
 @pytest.mark.parametrize(

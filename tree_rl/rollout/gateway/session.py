@@ -60,7 +60,7 @@ class Session:
         sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
             number of earlier calls with the same prompt.
         group: name of the sessions with the same first prompt.
-        resumption: the recorded session that this one continues; None starts anew.
+        resumption: the recorded session that this one continues; None starts a new one.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Session:
             RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
-        request = with_json(self._readable(request), self._options.json_output)
+        request = with_json(request, self._options.json_output)
         if self._admitted + request.count > self._options.max_calls:
             self.is_exhausted = True
             raise RequestError(
@@ -121,7 +121,6 @@ class Session:
                 code="session_exhausted",
             )
         self._admitted += request.count
-        self._left_out.update(request.left_out)
         task = asyncio.create_task(self._complete(request, agent))
         self._running.add(task)
         task.add_done_callback(self._finished)
@@ -130,8 +129,8 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a prompt, without a model call. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
-        request = await self._with_images(with_json(self._readable(request), self._options.json_output))
-        return await self._recorder.count_tokens(request)
+        request = with_json(request, self._options.json_output)
+        return await self._recorder.count_tokens(await self._readable(request))
 
     async def stop(self) -> None:
         """Refuse running and later calls. The record stays, and nothing is added to it once this returns."""
@@ -169,12 +168,12 @@ class Session:
         if not self._is_open:
             raise session_over()
 
-    def _readable(self, request: ChatRequest) -> ChatRequest:
-        return without_images(request) if self._renderer.images is None else request
-
-    async def _with_images(self, request: ChatRequest) -> ChatRequest:
-        if self._renderer.images is None or not request.images:
+    async def _readable(self, request: ChatRequest) -> ChatRequest:
+        """The request with its images as the model reads them."""
+        if not request.images:
             return request
+        if self._renderer.images is None:
+            return without_images(request)
         return await asyncio.to_thread(self._renderer.images.place, request)
 
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
@@ -195,7 +194,9 @@ class Session:
     async def _drawn(self, request: ChatRequest, agent: str) -> tuple[Prompt, list[tuple[Answer, tuple[float, float]]]]:
         """The prompt of a request, and its answers with their times. Calls that fail do not count in `max_calls`."""
         try:
-            prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
+            request = await self._readable(request)
+            self._left_out.update(request.left_out)
+            prompt = await self._recorder.make_prompt(request, agent=agent)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._draw(prompt, number)) for number in range(request.count)]
         except (RequestError, BackendError, ExceptionGroup) as error:

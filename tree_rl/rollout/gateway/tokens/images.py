@@ -51,8 +51,6 @@ class ImagePlaces:
         Raises:
             RequestError: an image is not a `data:` URL of an image, or the processor refuses it.
         """
-        if not request.images:
-            return request
         places = {mark: self._place(image) for mark, image in request.images.items()}
         # Parts of a message stand on lines of their own, but templates write nothing between texts and images.
         marked = re.compile(rf"\n?({IMAGE_MARK.pattern})\n?")
@@ -113,8 +111,6 @@ class ImagePlaces:
 
 def without_images(request: ChatRequest) -> ChatRequest:
     """A request to a model of text: lines of text instead of images."""
-    if not request.images:
-        return request
 
     def line(message: ChatMessage) -> str:
         return IMAGE_MARK.sub(

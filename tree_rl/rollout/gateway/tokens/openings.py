@@ -12,15 +12,13 @@ from tree_rl.rollout.gateway.dialects.dialect import THINK_START, Dialect
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.call_format import common_prefix
+from tree_rl.rollout.gateway.tokens.call_format import CALL_ID, common_prefix
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 UNFINISHED = " \t\n\"'{<("
 """Characters that the tokenizer joins with following text. Ending an opening with one would force unusual tokens."""
 PROBES = ("a0", "z9")
 """Two names or texts that differ from their first character."""
-CALL_ID = "call00001"
-"""Nine letters and digits, as Mistral's templates accept no other id."""
 
 
 def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[ChatMessage]) -> tuple[str, str]:
