@@ -74,7 +74,7 @@ async def test_a_begun_answer_refuses_a_forced_call(tiny: SimpleNamespace) -> No
     options = {"model": "m", "max_tokens": 50, "messages": messages, "tools": [tool]}
     async with talking(tiny.backend()) as talk:
         for choice in ({"type": "any"}, {"type": "tool", "name": "shell"}):
-            with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no beginning of the answer"):
+            with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no forced call"):
                 await talk.anthropic.messages.create(**options, tool_choice=choice)
 
 
@@ -160,7 +160,7 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
     backend.generate = noted
     async with talking(backend, json_output="enforce") as talk:
         await talk.ask("hello", response_format=FORMAT, stop=["zzz"])
-        with pytest.raises(openai.BadRequestError, match="expected no tools beside it"):
+        with pytest.raises(openai.BadRequestError, match="expected no tools: an answer"):
             await talk.ask("hello", response_format=FORMAT, tools=[SHELL])
         record = await talk.close()
     (one,) = asked
@@ -225,10 +225,10 @@ async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:
         for path, note in {
             "/api/tags": "Ollama",
             "/v1/completions": "send messages",
-            "/v1/embeddings": "embeds nothing",
+            "/v1/embeddings": "computes no embeddings",
             "/v1/conversations": "previous_response_id",
             "/v1/messages/batches": "one request at a time",
-            "/v1/v1/chat/completions": "the client was given an address",
+            "/v1/v1/chat/completions": "the client's base URL",
             "/health": "/v1/responses",
         }.items():
             for method in ("GET", "POST"):

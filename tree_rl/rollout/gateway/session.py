@@ -17,7 +17,7 @@ from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
 from tree_rl.rollout.gateway.endpoint import CALL_TIMEOUT_S
 from tree_rl.rollout.gateway.generation import cut_after_first_call, generate_answer
-from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
+from tree_rl.rollout.gateway.long_work import SEARCH, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -273,7 +273,7 @@ class Session:
 
             return cut_after_first_call(answer, calls_in, self._renderer)
 
-        return await beside_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
+        return await off_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
 
     async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
         if not message.reasoning:
@@ -282,13 +282,13 @@ class Session:
         if not reasoning:
             return None
         count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
-        return await beside_the_loop(count, SEARCH, tokens=len(answer.token_ids))
+        return await off_the_loop(count, SEARCH, tokens=len(answer.token_ids))
 
     async def _tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         def texts() -> list[str]:
             return [self._renderer.decode([token]) for token in answer.token_ids]
 
-        decoded = await beside_the_loop(texts, SEARCH, tokens=len(answer.token_ids))
+        decoded = await off_the_loop(texts, SEARCH, tokens=len(answer.token_ids))
         return tuple(zip(decoded, answer.log_probs or (), strict=False))
 
     def _finished(self, task: asyncio.Task[Completion]) -> None:

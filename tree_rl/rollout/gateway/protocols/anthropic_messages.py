@@ -73,7 +73,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, RequestError) and error.field == "thread":
-        # The SDK's tool runner reads this, and goes on with whole conversations.
+        # The SDK's tool runner reads this, and then sends whole conversations.
         body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": body}
 

@@ -72,7 +72,7 @@ def _turns(
     """Two turns whose common prefix is the opening; None if the turn needs no opening."""
     if request.continues_last:
         if request.must_call:
-            raise RequestError("expected no beginning of the answer beside a call that is forced", field="tool_choice")
+            raise RequestError("expected no forced call in an answer that the client began", field="tool_choice")
         last = messages[-1]
         if last.tool_calls:
             raise RequestError("expected text to continue, received tool calls", field=f"messages[{len(messages) - 1}]")

@@ -8,7 +8,7 @@ from functools import cache, partial
 from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
-from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -101,7 +101,7 @@ class Recorder:
         # The thread only changes state that does not depend on the order of calls.
         rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
         characters = self._trie.searched_characters(rendered)
-        matched = await beside_the_loop(partial(self._matched, request, agent), READ, characters=characters)
+        matched = await off_the_loop(partial(self._matched, request, agent), READ, characters=characters)
         restored, (text, opening), match = matched
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
@@ -109,7 +109,7 @@ class Recorder:
             node.prompt_ids = node.path_ids()
         ids = node.prompt_ids
         if self._options.on_drift == "branch":
-            ids = await beside_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
+            ids = await off_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
         self._check_length(len(ids))
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening), match
 
@@ -177,7 +177,7 @@ class Recorder:
             )
         )
         read = partial(self.read, prompt, answer.text, index)
-        message, fault = await beside_the_loop(read, READ, characters=len(answer.text))
+        message, fault = await off_the_loop(read, READ, characters=len(answer.text))
         if fault is not None:
             self._unread[index] = fault
         turn = GeneratedTurn(
@@ -270,7 +270,7 @@ class Recorder:
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
         work = partial(self._in_pieces, match.rest)
-        pieces, encoded = await beside_the_loop(work, TOKENIZE, characters=len(match.rest))
+        pieces, encoded = await off_the_loop(work, TOKENIZE, characters=len(match.rest))
         self._check_length(known + sum(map(len, encoded)))
         return pieces, encoded
 

@@ -195,7 +195,7 @@ class Renderer:
 
         def is_beyond(count: int) -> bool:
             decoded = self.decode(token_ids[:count])
-            # The next tokens may complete the last character. The marks before it stand for bytes that are none.
+            # The next tokens may complete the last character. Earlier marks replace bytes that are no characters.
             settled = max(0, len(decoded) - INCOMPLETE_BYTES)
             return not text.startswith(decoded[:settled] + decoded[settled:].rstrip("\ufffd"))
 
