@@ -121,10 +121,13 @@ async def test_continue_final_message_continues_and_without_it_a_new_turn_begins
     assert texts[0].endswith("The answer") and texts[1].endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("reasoning", ["field", "inline"])
 @pytest.mark.parametrize("thought", ["", "<think>\nsum up\n</think>\n\n"])
-async def test_an_answer_cut_by_its_limit_is_continued_in_its_row(tiny: SimpleNamespace, thought: str) -> None:
+async def test_an_answer_cut_by_its_limit_is_continued_in_its_row(
+    tiny: SimpleNamespace, thought: str, reasoning: str
+) -> None:
     cut = tiny.tokenizer.encode(f"{thought}The answer")
-    async with talking(tiny.scripted(cut, " is here")) as talk:
+    async with talking(tiny.scripted(cut, " is here"), reasoning=reasoning) as talk:
         first = await talk.ask("hello", max_tokens=len(cut))
         begun = {"role": "assistant", "content": first.choices[0].message.content}
         answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})

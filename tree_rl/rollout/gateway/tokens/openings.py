@@ -41,7 +41,7 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
         return prompt, ""
     # A template may start an answer with open or empty reasoning, and drop it when messages follow.
     headers = (prompt, prompt.removesuffix(renderer.dropped_opening), prompt.rstrip().removesuffix(THINK_START))
-    for after in _followers(turns[0]):
+    for after in _followers(turns[0], dialect):
         try:
             written = [renderer.render((*before, one, *after), tools=request.tools, is_prompt=False) for one in turns]
         except RequestError:
@@ -94,12 +94,13 @@ def _calling(name: str, arguments: Mapping[str, Any]) -> ChatMessage:
     return ChatMessage(role="assistant", tool_calls=(CalledTool(id=CALL_ID, name=name, arguments=arguments),))
 
 
-def _followers(turn: ChatMessage) -> tuple[tuple[ChatMessage, ...], ...]:
+def _followers(turn: ChatMessage, dialect: Dialect) -> tuple[tuple[ChatMessage, ...], ...]:
     """Messages to render after a turn: before another message it has the form of later prompts, but no reasoning."""
     if turn.tool_calls:
         return (ChatMessage(role="tool", content="x", tool_call_id=CALL_ID),), ()
     followed = (ChatMessage(role="user", content="x"),)
-    return ((), followed) if turn.reasoning else (followed, ())
+    has_reasoning = turn.reasoning or dialect.marks[1] in turn.content
+    return ((), followed) if has_reasoning else (followed, ())
 
 
 def _without_empty_reasoning(opening: str, dialect: Dialect, *, is_open: bool) -> str:
