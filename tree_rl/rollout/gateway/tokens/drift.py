@@ -85,7 +85,7 @@ class DriftReport:
 
 
 def first_difference(
-    generated: Sequence[int], again: Sequence[int], decode: Callable[[Sequence[int]], str]
+    generated: tuple[int, ...], again: tuple[int, ...], decode: Callable[[Sequence[int]], str]
 ) -> tuple[int, str] | None:
     """Compare two tokenizations of a turn.
 

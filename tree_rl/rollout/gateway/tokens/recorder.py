@@ -249,7 +249,8 @@ class Recorder:
         if turn is None or prompt is None:
             return None
         # With the prompt's last piece, because a token may join its end with the turn's start.
-        again = [token for ids in self._renderer.encode(self._renderer.pieces(prompt.text + written)) for token in ids]
+        _, encoded = self._in_pieces(prompt.text + written)
+        again = tuple(token for ids in encoded for token in ids)
         different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
         return different and ReturnedTurn(
             call=turn.call,
