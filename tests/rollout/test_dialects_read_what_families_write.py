@@ -1,5 +1,6 @@
 """Every dialect reads the calls, text and reasoning that its family writes, and never more; the rest stays text."""
 
+import time
 from typing import Any
 
 import pytest
@@ -222,3 +223,11 @@ def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | 
     message = read(turn, is_reasoning_open=is_open)
     assert (message.reasoning, message.content) == expected
     assert read(turn, is_reasoning_open=is_open, reasoning="inline").content == turn
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("unit", [" ", "{", "<tool_call>"])
+def test_a_turn_that_repeats_itself_is_read_in_no_time(name: str, unit: str) -> None:
+    started = time.thread_time()
+    DIALECTS[name]().read("<think>" + unit * (60_000 // len(unit)), tools=[SHELL], is_reasoning_open=False)
+    assert time.thread_time() - started < 2
