@@ -137,6 +137,15 @@ async def test_an_answer_cut_by_its_limit_is_continued_in_its_row(
     assert trained_text(tiny.tokenizer, row) == f"{thought}The answer is here<|im_end|>"
 
 
+async def test_a_begun_answer_is_not_shown_again_behind_a_line_break(tiny: SimpleNamespace) -> None:
+    template = tiny.tokenizer.chat_template.replace("'<think>\\n' +", "'\\n<think>\\n' +")
+    begun = {"role": "assistant", "content": "<think>\nsum up\n</think>\n\nThe answer"}
+    backend = TinyModel(tiny.model, build_tokenizer(template), lambda prompt: " is here")
+    async with talking(backend, reasoning="inline") as talk:
+        answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
+    assert answer.choices[0].message.content == " is here"
+
+
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 

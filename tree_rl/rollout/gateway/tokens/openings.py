@@ -61,9 +61,11 @@ def shown_to_client(request: ChatRequest, message: ChatMessage, *, opening: str,
     """A turn without the text and the reasoning with which the client began it."""
     if not request.continues_last:
         return message
-    start = request.messages[-1].content
-    content = message.content.removeprefix(start if message.content.startswith(start) else start.strip())
-    return replace(message, content=content, reasoning=None if dialect.reasoning_end in opening else message.reasoning)
+    content, start = message.content, request.messages[-1].content
+    if not content.startswith(start):
+        content, start = content.lstrip(), start.strip()
+    reasoning = None if dialect.reasoning_end in opening else message.reasoning
+    return replace(message, content=content.removeprefix(start), reasoning=reasoning)
 
 
 def _turns(
