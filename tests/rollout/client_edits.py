@@ -103,6 +103,8 @@ def sent_back(history: Sequence[ChatMessage], choose: Choose, protocol: str, new
         form = anthropic_form(one, choose, new_id)
         if one.role == "tool" and messages[-1]["role"] == "user":  # Anthropic's results stand in one message
             messages[-1]["content"] += form["content"]
+        elif one.role == "assistant" and choose([False, True]):  # a message of its own for each block
+            messages += [{"role": "assistant", "content": [block]} for block in form["content"]]
         else:
             messages.append(form)
     body = {"model": "m", "max_tokens": 9, "messages": messages}

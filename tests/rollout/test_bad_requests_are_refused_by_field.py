@@ -83,7 +83,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ({"response_format": {"type": "grammar"}}, "response_format.type: expected text, json_object"),
         ({"top_logprobs": 5}, "top_logprobs: expected 0"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex: the gateway constrains"),
-        ({"modalities": ["text", "audio"]}, "modalities: expected text alone"),
+        ({"modalities": ["text", "audio"]}, "modalities: expected only text"),
         ({"continue_final_message": True}, "continue_final_message: expected a last message"),
         ({"logit_bias": {"5": 1}}, "logit_bias: not supported"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages: expected Unicode text"),

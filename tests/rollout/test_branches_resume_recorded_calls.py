@@ -48,7 +48,7 @@ def call(
 
 
 def tool(start: float, end: float) -> RecordedCall:
-    return RecordedCall(call=LS, result="", seconds=(start, end), begun=0, ended=0)
+    return RecordedCall(call=LS, result="", seconds=(start, end), began=0, ended=0)
 
 
 def test_nodes_are_calls_of_the_main_line_that_nothing_overlaps() -> None:
@@ -143,7 +143,7 @@ async def test_branches_of_branches_keep_the_order_of_concurrent_tool_calls(copi
 
 async def test_equal_calls_at_once_get_their_results_in_the_order_in_which_they_began() -> None:
     twice = shell_call("draw")
-    times = [{"begun": 0, "ended": 1, "result": "slow"}, {"begun": 1, "ended": 0, "result": "fast"}]
+    times = [{"began": 0, "ended": 1, "result": "slow"}, {"began": 1, "ended": 0, "result": "fast"}]
     parent = Recording(number=0, tool_calls=[RecordedCall(call=twice, seconds=(0, 0), **time) for time in times])
     environment = RecordedEnvironment(ShellEnvironment(HERE), Recording(number=1, fork=forked(parent)))
     assert [await environment.call(twice) for _ in times] == ["slow", "fast"]

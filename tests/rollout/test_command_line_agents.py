@@ -186,8 +186,9 @@ async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrained
     assert (result.reward, result.status) == (1.0, "completed")
     assert (result.figures["turns"], result.figures["ended_completed"]) == (3.0, 1.0)
     assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
-    with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
-        await run({"nothing": 1}, sandbox=UNCONFINED)
+    for nothing in ({"nothing": 1}, {"swe": None}):
+        with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
+            await run(nothing, sandbox=UNCONFINED)
 
 
 async def test_the_socket_to_the_model_may_stand_in_a_long_folder(tmp_path: Path) -> None:

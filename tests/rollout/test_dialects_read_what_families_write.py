@@ -1,5 +1,6 @@
 """Every dialect reads the calls, text and reasoning that its family writes, and never more; the rest stays text."""
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
+from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
@@ -172,7 +174,7 @@ CALL = '<tool_call>{"name": "x"}</tool_call>'
 
 def read(text: str, **options: Any) -> ChatMessage:
     settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
-    return read_message(text, **{**settings, **options})[0]
+    return read_message(text, **{"dialect": Hermes(), "other_format": None, **settings, **options})[0]
 
 
 @pytest.mark.parametrize(
@@ -221,3 +223,11 @@ def test_reasoning_is_split_off(turn: str, is_open: bool, expected: tuple[str | 
     message = read(turn, is_reasoning_open=is_open)
     assert (message.reasoning, message.content) == expected
     assert read(turn, is_reasoning_open=is_open, reasoning="inline").content == turn
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("unit", [" ", "{", "<tool_call>"])
+def test_a_turn_that_repeats_itself_is_read_in_no_time(name: str, unit: str) -> None:
+    started = time.thread_time()
+    DIALECTS[name]().read("<think>" + unit * (60_000 // len(unit)), tools=[SHELL], is_reasoning_open=False)
+    assert time.thread_time() - started < 2

@@ -74,7 +74,7 @@ async def test_a_begun_answer_refuses_a_forced_call(tiny: SimpleNamespace) -> No
     options = {"model": "m", "max_tokens": 50, "messages": messages, "tools": [tool]}
     async with talking(tiny.backend()) as talk:
         for choice in ({"type": "any"}, {"type": "tool", "name": "shell"}):
-            with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no beginning of the answer"):
+            with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no forced call"):
                 await talk.anthropic.messages.create(**options, tool_choice=choice)
 
 
@@ -121,6 +121,31 @@ async def test_continue_final_message_continues_and_without_it_a_new_turn_begins
     assert texts[0].endswith("The answer") and texts[1].endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("reasoning", ["field", "inline"])
+@pytest.mark.parametrize("thought", ["", "<think>\nsum up\n</think>\n\n"])
+async def test_an_answer_cut_by_its_limit_is_continued_in_its_row(
+    tiny: SimpleNamespace, thought: str, reasoning: str
+) -> None:
+    cut = tiny.tokenizer.encode(f"{thought}The answer")
+    async with talking(tiny.scripted(cut, " is here"), reasoning=reasoning) as talk:
+        first = await talk.ask("hello", max_tokens=len(cut))
+        begun = {"role": "assistant", "content": first.choices[0].message.content}
+        answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
+        (row,) = rows_of_calls((await talk.close()).calls)
+    message = answer.choices[0].message
+    assert (message.content, getattr(message, "reasoning_content", None)) == (" is here", None)
+    assert trained_text(tiny.tokenizer, row) == f"{thought}The answer is here<|im_end|>"
+
+
+async def test_a_begun_answer_is_not_shown_again_behind_a_line_break(tiny: SimpleNamespace) -> None:
+    template = tiny.tokenizer.chat_template.replace("'<think>\\n' +", "'\\n<think>\\n' +")
+    begun = {"role": "assistant", "content": "<think>\nsum up\n</think>\n\nThe answer"}
+    backend = TinyModel(tiny.model, build_tokenizer(template), lambda prompt: " is here")
+    async with talking(backend, reasoning="inline") as talk:
+        answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
+    assert answer.choices[0].message.content == " is here"
+
+
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 
@@ -147,7 +172,7 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
     backend.generate = noted
     async with talking(backend, json_output="enforce") as talk:
         await talk.ask("hello", response_format=FORMAT, stop=["zzz"])
-        with pytest.raises(openai.BadRequestError, match="expected no tools beside it"):
+        with pytest.raises(openai.BadRequestError, match="expected no tools: an answer"):
             await talk.ask("hello", response_format=FORMAT, tools=[SHELL])
         record = await talk.close()
     (one,) = asked
@@ -212,10 +237,10 @@ async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:
         for path, note in {
             "/api/tags": "Ollama",
             "/v1/completions": "send messages",
-            "/v1/embeddings": "embeds nothing",
+            "/v1/embeddings": "computes no embeddings",
             "/v1/conversations": "previous_response_id",
             "/v1/messages/batches": "one request at a time",
-            "/v1/v1/chat/completions": "the client was given an address",
+            "/v1/v1/chat/completions": "the client's base URL",
             "/health": "/v1/responses",
         }.items():
             for method in ("GET", "POST"):

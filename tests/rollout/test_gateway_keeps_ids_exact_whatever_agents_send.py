@@ -265,6 +265,13 @@ def test_a_template_that_transformers_renders_otherwise_is_refused() -> None:
         Renderer(tokenizer, {})
 
 
+def test_a_template_that_drops_texts_is_refused() -> None:
+    # SmolVLM and Idefics 3 have such templates.
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    with pytest.raises(ValueError, match="expected one that writes texts, not only lists of parts"):
+        Renderer(build_tokenizer(CHATML.replace("{{ m.content }}", parts)), {})
+
+
 @given(st.lists(EDITS, max_size=10), st.booleans())
 @settings(max_examples=60)
 def test_whatever_agents_send_is_written_as_transformers_writes_it(

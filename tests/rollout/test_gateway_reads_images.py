@@ -2,9 +2,11 @@
 refused by name."""
 
 import asyncio
+import base64
 import random
 import sys
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,14 @@ def image_part(url: str) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
 
 
+def url_of(image: Any, form: str, *, is_broken: bool = False) -> str:
+    file = BytesIO()
+    image.save(file, form)
+    before, mark, after = file.getvalue().rpartition(b"IDAT")
+    content = before + (b"ID.T" if is_broken else mark) + after
+    return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     (
@@ -128,6 +138,12 @@ def image_part(url: str) -> dict[str, Any]:
         ),
         (image_part("data:image/png;base64,aGk="), "image_url: expected an image, received other data"),
         (image_part("data:image/png;base64,%%"), "image_url: expected an image, received other data"),
+        (image_part(url_of(Image.new("1", (9, 9)), "TIFF")), "image_url: expected an image, received other data"),
+        (
+            image_part(url_of(Image.effect_noise((400, 400), 99), "PNG", is_broken=True)),
+            r"received other data \(broken PNG file",
+        ),
+        (image_part(url_of(Image.new("1", (8000, 5000)), "PNG")), "8000 x 5000, more than 33554432 pixels"),
         ({"role": "user", "content": "say <|image_pad|>"}, r"messages: expected text without <\|image_pad\|>"),
     ),
 )

@@ -54,7 +54,7 @@ async def test_real_samples_drift_and_reuse_keeps_every_one_of_them(tiny: Simple
     assert sum(drifting) >= 4, "the model's samples do drift"
     for record, drifts in zip(records, drifting, strict=True):
         assert len(rows_of_calls(record.calls)) == 1
-        assert record.drift.siblings == () and record.drift.num_avoided == drifts
+        assert record.drift.siblings == () and record.drift.figures()["drift_avoided"] == drifts
         first, second = record.calls
         assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
         for turn in record.drift.returned:
@@ -79,7 +79,7 @@ async def test_branch_tokenizes_anew_and_every_drift_becomes_a_located_branch(ti
         text = tiny.tokenizer.decode(second.prompt_ids)
         assert tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) == second.prompt_ids
         assert len(rows_of_calls(record.calls)) == 1 + drifts
-        assert record.drift.num_avoided == 0 and len(record.drift.returned) == drifts
+        assert record.drift.figures()["drift_avoided"] == 0 and len(record.drift.returned) == drifts
         # A turn that ends within a character has no end that both spellings could reach.
         if drifts and not tiny.tokenizer.decode(first.response_ids).endswith("\ufffd"):
             (sibling,) = record.drift.siblings

@@ -202,20 +202,25 @@ async def test_failures_of_the_model_server_reach_the_client_with_their_status(
 
 
 class AbortingModel(TinyModel):
-    """Its server stops in the middle of the first answer."""
+    """Its server stops in the middle of the first answer, which ends last."""
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
+        is_first = not self.prompts
         made = await super().generate(prompt_ids, max_tokens=max_tokens, sampling=sampling, session=session)
-        return replace(made, finish_reason="abort") if len(self.prompts) == 1 else made
+        while is_first and self.running:
+            await asyncio.sleep(0)
+        return replace(made, finish_reason="abort") if is_first else made
 
 
-async def test_an_aborted_answer_is_refused_and_not_recorded(tiny: SimpleNamespace) -> None:
-    async with talking(AbortingModel(tiny.model, tiny.tokenizer)) as talk:
-        assert [(await talk.http.post(CHAT, json=BODY)).status_code for _ in range(2)] == [503, 200]
+@pytest.mark.parametrize("count", [1, 3])
+async def test_an_aborted_answer_is_refused_and_not_recorded(tiny: SimpleNamespace, count: int) -> None:
+    body = {**BODY, "n": count}
+    async with talking(AbortingModel(tiny.model, tiny.tokenizer), max_calls=count) as talk:
+        assert [(await talk.http.post(CHAT, json=body)).status_code for _ in range(2)] == [503, 200]
         record = await talk.close()
-    assert [call.finish_reason == "abort" for call in record.calls] == [False]
+    assert [call.finish_reason == "abort" for call in record.calls] == [False] * count
 
 
 async def test_calls_that_are_not_made_do_not_count(tiny: SimpleNamespace) -> None:

@@ -258,7 +258,7 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
         await environment.call(shell("echo work > done; ln -s /etc/passwd link; mkfifo pipe; chmod 0 kept"))
         return DONE
 
-    async def play(check: str) -> FinishedTask:
+    async def play(check: str | None) -> FinishedTask:
         environment = ShellEnvironment(HERE)
         done = await run(act, environment, files={"kept": "here"}, check=check)
         with pytest.raises(SandboxDied, match="gone"):
@@ -267,3 +267,4 @@ def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
 
     assert asyncio.run(play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0
     assert asyncio.run(play("false")).reward == 0.0
+    assert asyncio.run(play(None)).detail.startswith("RuntimeError: extra_info.check=None: expected a shell command")

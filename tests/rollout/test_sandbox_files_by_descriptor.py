@@ -56,11 +56,11 @@ def test_what_a_write_finds_in_its_way() -> None:
         assert sandbox.run("wc -c < text").output.strip() == "5"
 
 
-def copied(source: SandboxFolder, **limits: int) -> dict[str, str]:
+def copied(source: SandboxFolder) -> dict[str, str]:
     """Files that a judge gets, by path; links as what they say."""
     source.stop()
     found = {}
-    with closing(source.fresh()) as judge:
+    with closing(folder_here()) as judge:
         source.copy_to(judge, leave_out=lambda path: path.startswith("left/"))
         for folder, folders, files in os.walk(judge.directory):
             for name in (*folders, *files):
@@ -139,5 +139,5 @@ def test_what_cannot_be_copied_is_a_mistake_of_the_agent(make: str) -> None:
     with closing(folder_here({"make.py": make}, limits=limits)) as sandbox:
         sandbox.run("python3 make.py")
         sandbox.stop()
-        with closing(sandbox.fresh()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):
+        with closing(folder_here()) as judge, pytest.raises(ValueError, match=r"exceed|within each other"):
             sandbox.copy_to(judge, leave_out=lambda path: False)

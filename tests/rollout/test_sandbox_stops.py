@@ -159,9 +159,8 @@ def test_a_judge_has_another_directory_and_another_user() -> None:
     with closing(SandboxFolder({"secret": "of the agent"})) as sandbox:
         sandbox.run("chmod 700 .; (setsid sleep 600 &)")
         sandbox.stop()
-        with closing(sandbox.fresh()) as judge:
+        with closing(SandboxFolder()) as judge:
             assert judge.directory != sandbox.directory and judge.run("ls -A").output == ""
-            assert (judge.limits, judge.unconfined) == (sandbox.limits, sandbox.unconfined)
             if IS_ROOT:
                 assert judge._user_id != sandbox._user_id
                 assert judge.directory.stat().st_uid == judge._user_id

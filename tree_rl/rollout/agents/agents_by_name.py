@@ -81,7 +81,7 @@ def _of_environment(
 ) -> Mapping[str, Any] | None:
     """The options of an environment: those of its sandbox, or `environment_options` if it has none."""
     if sandbox and environment_options:
-        raise ValueError(f"{CONFIG_KEY}.environment_options: expected no sandbox beside it, received {dict(sandbox)}")
+        raise ValueError(f"{CONFIG_KEY}.environment_options: expected no sandbox with it, received {dict(sandbox)}")
     return environment_options or sandbox
 
 

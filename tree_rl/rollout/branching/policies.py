@@ -43,7 +43,7 @@ class SessionNodes:
     tokens: int
     """Number of generated tokens, those that it shares with its parent included."""
     turns: int
-    """Number of model calls, likewise."""
+    """Number of model calls, shared ones included."""
     nodes: tuple[Node, ...]
     parent: int | None = None
     """The session that it branched from; None for a first one."""
@@ -72,8 +72,8 @@ def turns(sessions: Sequence[SessionNodes], rng: random.Random, *, expansions: i
     """Expand random turns of every tree, as Tree-GRPO does.
 
     M trees (`rollout.n`), N = `expansions` nodes a tree and round, L = `rounds`: a prompt gets M (1 + N L) sessions. A
-    node is drawn with replacement from the root and all turns that are no leaf; the branch samples the next turn anew
-    and goes on to the end. So each turn's start is a candidate, the first (the root) included.
+    node is drawn with replacement from the root and all turns that are no leaf; the branch samples the next turn again
+    and continues to the end. So each turn's start is a candidate, the first (the root) included.
 
     Source: arXiv 2509.21240; its code draws by `random.choices` in `TreeNode.get_expand_node`. It then keeps K random
     leaves a tree; here all are kept.
@@ -128,7 +128,7 @@ def entropy(
 
 
 def tail(sessions: Sequence[SessionNodes], rng: random.Random) -> list[Cut]:
-    """Sample the last turns of sessions anew, the more the less the prompt is decided, as BranPO does.
+    """Sample the last turns of sessions again, more often the less the prompt is decided, as BranPO does.
 
     With a the share of solved first sessions, r a session's reward, T its turns and T' their mean:
 

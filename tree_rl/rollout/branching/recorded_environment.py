@@ -27,9 +27,9 @@ class RecordedEnvironment:
         self._environment = environment
         self._recording = recording
         self._expected = [] if recording.fork is None else recording.fork.tool_calls
-        # Behind the numbers of the calls before the cut.
-        self._begun = 1 + max((one.begun for one in self._expected), default=-1)
-        self._ended = 1 + max((one.ended for one in self._expected), default=-1)
+        # These follow the numbers of the calls before the cut.
+        self._next_begin = 1 + max((one.began for one in self._expected), default=-1)
+        self._next_end = 1 + max((one.ended for one in self._expected), default=-1)
         self._running = 0
 
     async def reset(self, task: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class RecordedEnvironment:
             await self._environment.restore(task, saved)
             return
         await self._environment.reset(task)
-        for before in sorted(self._expected, key=lambda one: one.begun):
+        for before in sorted(self._expected, key=lambda one: one.began):
             self._recording.replayed_calls += 1
             result = await self._environment.call(before.call)
             if result != before.result:
@@ -52,17 +52,17 @@ class RecordedEnvironment:
         if self._expected:
             return self._repeated(call)
         started = time.monotonic()
-        number = self._begun
-        self._begun += 1
+        number = self._next_begin
+        self._next_begin += 1
         self._running += 1
         try:
             result = await self._environment.call(call)
-            ended, done = time.monotonic(), self._ended
-            self._ended += 1
+            ended, done = time.monotonic(), self._next_end
+            self._next_end += 1
             saved = await self._saved() if self._recording.copies and self._running == 1 else None
         finally:
             self._running -= 1
-        made = RecordedCall(call=call, result=result, seconds=(started, ended), begun=number, ended=done, saved=saved)
+        made = RecordedCall(call=call, result=result, seconds=(started, ended), began=number, ended=done, saved=saved)
         self._recording.tool_calls.append(made)
         return result
 
@@ -70,10 +70,10 @@ class RecordedEnvironment:
         """A copy of the files; None if that failed, or if another call began meanwhile."""
         if not hasattr(self._environment, "save"):
             return None
-        begun, folder = self._begun, None
+        next_begin, folder = self._next_begin, None
         try:
             folder = self._recording.folder_for_copy()
-            if await self._environment.save(folder) and begun == self._begun:
+            if await self._environment.save(folder) and next_begin == self._next_begin:
                 return folder
         except (OSError, SandboxError, SandboxDied):
             logger.warning("a copy of session %d failed; branches replay", self._recording.number, exc_info=True)
@@ -83,7 +83,7 @@ class RecordedEnvironment:
 
     def _repeated(self, call: ToolCall) -> str:
         # Of equal calls, the agent asks first for the one that began first.
-        before = min((one for one in self._expected if one.call == call), key=lambda one: one.begun, default=None)
+        before = min((one for one in self._expected if one.call == call), key=lambda one: one.began, default=None)
         if before is None:
             raise self._differs(f"the agent called {call.name}, which the recorded session did not")
         self._expected.remove(before)

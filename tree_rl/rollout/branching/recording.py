@@ -1,4 +1,4 @@
-"""What a session leaves behind so that others can branch from it: model calls, tool calls, and copies of its state."""
+"""What a session records so that others can branch from it: model calls, tool calls, and copies of its state."""
 
 import asyncio
 import math
@@ -29,7 +29,7 @@ class RecordedCall:
     result: str
     seconds: tuple[float, float]
     """Start and end in this session, by `time.monotonic`."""
-    begun: int
+    began: int
     """Place in the order in which the calls began when they were executed; a branch keeps it."""
     ended: int
     """Place in the order in which they ended."""

@@ -98,12 +98,11 @@ class ShellEnvironment:
 
     async def score(self, outcome: Outcome) -> float:
         """Run the task's `check`. Raises `RuntimeError` if there is none."""
-        if "check" not in self.task:
-            raise RuntimeError(
-                "extra_info.check: ShellEnvironment expects a shell command that tells success by its exit code"
-            )
+        check = self.task.get("check")
+        if not isinstance(check, str):
+            raise RuntimeError(f"extra_info.check={check!r}: expected a shell command whose exit code tells success")
         judge = await self.judge_sandbox()
-        return float((await judge.run(self.task["check"])).exit_code == 0)
+        return float((await judge.run(check)).exit_code == 0)
 
     async def close(self) -> None:
         for sandbox in (self._judge, self.sandbox):

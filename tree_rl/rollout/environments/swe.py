@@ -38,7 +38,7 @@ class SweEnvironment:
             ValueError: the task is incomplete.
             SandboxError: the sandbox does not start.
         """
-        if "swe" not in task:
+        if task.get("swe") is None:
             raise ValueError(f"extra_info: expected the key 'swe' with a software task, received {sorted(task)}")
         self._task = SweTask.from_row(task["swe"])
         self._sandbox = open_sandbox(self.options, image=self._task.image, directory=self._task.directory)

@@ -31,7 +31,7 @@ class SweTask:
     must_fail: tuple[str, ...] = ()
     """Tests that fail with the reference solution too, and must not pass."""
     log_format: LogFormat = "unittest"
-    """How the tests run and tell. `cases`: programs, whose values we compare. `unittest`: modules, run by
+    """How the tests run and report. `cases`: programs, whose values we compare. `unittest`: modules, run by
     `unittest_runner`. `pytest`: the output of `pytest -rA`. `reward_file`: a file that `test_command` writes."""
     cases: tuple[Case, ...] = ()
     """Programs and their expected results, for `cases`; their names are the tests' names."""

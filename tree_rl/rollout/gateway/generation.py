@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tree_rl.rollout.gateway.backend import Answer, Backend, Generation
-from tree_rl.rollout.gateway.long_work import SEARCH, TOKENIZE, beside_the_loop
+from tree_rl.rollout.gateway.long_work import SEARCH, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
@@ -56,7 +56,7 @@ async def generate_answer(
         is_full = len(slice_.token_ids) < limit or len(done.token_ids) >= max_tokens
         is_last = done.finish_reason != "length" or is_full
         read = partial(_read, done, stop, renderer, is_last=is_last)
-        answer = await beside_the_loop(read, SEARCH if stop else TOKENIZE, tokens=len(done.token_ids))
+        answer = await off_the_loop(read, SEARCH if stop else TOKENIZE, tokens=len(done.token_ids))
         if answer is not None:
             return answer
         size *= 2

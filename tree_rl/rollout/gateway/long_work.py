@@ -14,7 +14,7 @@ bisection or when each token is decoded alone."""
 CHARACTERS_PER_TOKEN = 4
 
 
-async def beside_the_loop(work: Callable[[], T], cost: int, *, characters: int = 0, tokens: int = 0) -> T:
+async def off_the_loop(work: Callable[[], T], cost: int, *, characters: int = 0, tokens: int = 0) -> T:
     """Do short work directly, and long work in a thread.
 
     Args:

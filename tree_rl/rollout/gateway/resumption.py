@@ -28,7 +28,7 @@ class Resumption:
         self.is_live = False
         """True once the model generated: everything recorded was asked for. A call that fails may be asked again."""
         self.dropped = 0
-        """Number of tokens before the cut that were sampled anew, in a constrained call."""
+        """Number of tokens before the cut that were sampled again, in a constrained call."""
         self.fault: str | None = None
         """What the agent asked instead of the recorded calls; None if it repeated them."""
         # Equal prompts get the recorded answers in the order in which they were asked.
@@ -38,7 +38,7 @@ class Resumption:
         self._backend: Backend | None = None
 
     def before(self, backend: Backend) -> Backend:
-        """This record before a model server."""
+        """Put this record in front of a model server."""
         self._backend = backend
         return self
 
@@ -51,7 +51,7 @@ class Resumption:
         asked = tuple(prompt_ids)
         if self._left:
             return self._recorded(asked, max_tokens)
-        # A constraint restarts with each request, so a constrained call is sampled anew as a whole.
+        # A constraint restarts with each request, so a constrained call is sampled again as a whole.
         keep = 0 if "json_schema" in sampling else self._keep
         start = self._position(asked, self._last)
         if start is None or start > keep:

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
-from tree_rl.rollout.gateway.long_work import READ, SEARCH, beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, SEARCH, off_the_loop
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
 from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patient_events, wait_unless_client_leaves
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
@@ -31,12 +31,12 @@ VERSIONS = ("/v1", "")
 GEMINI_VERSIONS = ("/v1beta", *VERSIONS)
 PATHS = (openai_chat.PATH, openai_responses.PATH, anthropic_messages.PATH, "/models")
 NOTES_FOR_404 = {
-    "/chat/completions": "the client was given an address with something behind it",
+    "/chat/completions": "the client's base URL contains part of this path",
     "/completions": "a bare prompt has no chat template: send messages",
-    "/embeddings": "the model is trained to write, and embeds nothing",
+    "/embeddings": "the model writes text and computes no embeddings",
     "/batches": "the gateway answers one request at a time",
-    "/conversations": "the gateway holds no conversation: send previous_response_id or every item",
-    "/api/": "this is no Ollama: give its client an address of OpenAI's kind",
+    "/conversations": "the gateway stores no conversations: send previous_response_id or every item",
+    "/api/": "this is not Ollama: use a client of OpenAI's API",
 }
 """Notes that a 404 adds, by a part of the path that was asked for."""
 SHOWN_PATH = 200
@@ -193,9 +193,9 @@ async def _respond_when_done(
     # A token with its log-prob takes as long as twenty tokens without.
     cost, tokens = SEARCH if asked.with_log_probs else READ, completion.completion_tokens
     if asked.is_stream:
-        written = await beside_the_loop(lambda: b"".join(protocol.stream(asked, completion)), cost, tokens=tokens)
+        written = await off_the_loop(lambda: b"".join(protocol.stream(asked, completion)), cost, tokens=tokens)
         return Response(written, media_type=asked.stream_type, headers=STREAM_HEADERS)
-    return await beside_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), cost, tokens=tokens)
+    return await off_the_loop(lambda: JSONResponse(protocol.answer(asked, completion)), cost, tokens=tokens)
 
 
 def _events(
@@ -219,7 +219,7 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 
-    asked = await beside_the_loop(parse, READ, characters=len(body))
+    asked = await off_the_loop(parse, READ, characters=len(body))
     if isinstance(asked, RequestError):
         raise asked
     return asked

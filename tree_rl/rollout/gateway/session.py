@@ -6,8 +6,7 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from tree_rl.rollout.gateway.calls.json_output import with_json
 from tree_rl.rollout.gateway.calls.side_calls import side_call_of
 from tree_rl.rollout.gateway.endpoint import CALL_TIMEOUT_S
 from tree_rl.rollout.gateway.generation import cut_after_first_call, generate_answer
-from tree_rl.rollout.gateway.long_work import SEARCH, beside_the_loop
+from tree_rl.rollout.gateway.long_work import SEARCH, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -61,7 +60,7 @@ class Session:
         sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
             number of earlier calls with the same prompt.
         group: name of the sessions with the same first prompt.
-        resumption: the recorded session that this one continues; None starts anew.
+        resumption: the recorded session that this one continues; None starts a new one.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Session:
             RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
-        request = with_json(self._readable(request), self._options.json_output)
+        request = with_json(request, self._options.json_output)
         if self._admitted + request.count > self._options.max_calls:
             self.is_exhausted = True
             raise RequestError(
@@ -122,7 +121,6 @@ class Session:
                 code="session_exhausted",
             )
         self._admitted += request.count
-        self._left_out.update(request.left_out)
         task = asyncio.create_task(self._complete(request, agent))
         self._running.add(task)
         task.add_done_callback(self._finished)
@@ -131,8 +129,8 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a prompt, without a model call. Raises `RequestError` if the session is over."""
         self._refuse_if_over()
-        request = await self._with_images(with_json(self._readable(request), self._options.json_output))
-        return await self._recorder.count_tokens(request)
+        request = with_json(request, self._options.json_output)
+        return await self._recorder.count_tokens(await self._readable(request))
 
     async def stop(self) -> None:
         """Refuse running and later calls. The record stays, and nothing is added to it once this returns."""
@@ -170,29 +168,22 @@ class Session:
         if not self._is_open:
             raise session_over()
 
-    def _readable(self, request: ChatRequest) -> ChatRequest:
-        return without_images(request) if self._renderer.images is None else request
-
-    async def _with_images(self, request: ChatRequest) -> ChatRequest:
-        if self._renderer.images is None or not request.images:
+    async def _readable(self, request: ChatRequest) -> ChatRequest:
+        """The request with its images as the model reads them."""
+        if not request.images:
             return request
+        if self._renderer.images is None:
+            return without_images(request)
         return await asyncio.to_thread(self._renderer.images.place, request)
 
     async def _complete(self, request: ChatRequest, agent: str) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                with self._unless_refused(request.count):
-                    prompt = await self._recorder.make_prompt(await self._with_images(request), agent=agent)
-                if request.count == 1:
-                    choices = [await self._choice(prompt, agent, 0)]
-                else:
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [group.create_task(self._choice(prompt, agent, n)) for n in range(request.count)]
-                    choices = [task.result() for task in tasks]
+                prompt, answers = await self._drawn(request, agent)
+                # Recorded when all are there: without one of them the agent gets none.
+                choices = [await self._choice(prompt, answer, seconds, agent=agent) for answer, seconds in answers]
         except TimeoutError as error:
             raise BackendError(f"the model took longer than {CALL_TIMEOUT_S:g} s", status=504) from error
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
         return Completion(
             id=f"{self.id}-{secrets.token_hex(6)}",
             created=int(time.time()),
@@ -200,16 +191,20 @@ class Session:
             choices=tuple(choices),
         )
 
-    @contextmanager
-    def _unless_refused(self, count: int) -> Iterator[None]:
-        """Gives calls back to `max_calls` that the gateway or the model server refuses."""
+    async def _drawn(self, request: ChatRequest, agent: str) -> tuple[Prompt, list[tuple[Answer, tuple[float, float]]]]:
+        """The prompt of a request, and its answers with their times. Calls that fail do not count in `max_calls`."""
         try:
-            yield
-        except (RequestError, BackendError):
-            self._admitted -= count
-            raise
+            request = await self._readable(request)
+            self._left_out.update(request.left_out)
+            prompt = await self._recorder.make_prompt(request, agent=agent)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._draw(prompt, number)) for number in range(request.count)]
+        except (RequestError, BackendError, ExceptionGroup) as error:
+            self._admitted -= request.count
+            raise (error.exceptions[0] if isinstance(error, ExceptionGroup) else error) from None
+        return prompt, [task.result() for task in tasks]
 
-    async def _choice(self, prompt: Prompt, agent: str, number: int) -> Choice:
+    async def _draw(self, prompt: Prompt, number: int) -> tuple[Answer, tuple[float, float]]:
         request = prompt.request
         sampling = dict(self._sampling)
         if sampling.get("seed") is not None:
@@ -224,20 +219,24 @@ class Session:
             sampling["json_schema"] = request.json.schema
         limits = (self._options.max_turn_tokens, request.max_tokens, self._options.max_context_tokens - len(prompt.ids))
         started = time.monotonic()
-        with self._unless_refused(1):
-            answer = await generate_answer(
-                self._backend,
-                self._renderer,
-                prompt.ids,
-                max_tokens=min(limit for limit in limits if limit is not None),
-                stop=request.stop,
-                sampling=sampling,
-                session=self._id_in_group,
-            )
-            self._model_seconds += time.monotonic() - started
-            if answer.finish_reason == "abort":
-                # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
-                raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
+        answer = await generate_answer(
+            self._backend,
+            self._renderer,
+            prompt.ids,
+            max_tokens=min(limit for limit in limits if limit is not None),
+            stop=request.stop,
+            sampling=sampling,
+            session=self._id_in_group,
+        )
+        ended = time.monotonic()
+        self._model_seconds += ended - started
+        if answer.finish_reason == "abort":
+            # Not recorded: the agent never sees this answer, so the session's reward says nothing about it.
+            raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
+        return answer, (started, ended)
+
+    async def _choice(self, prompt: Prompt, answer: Answer, seconds: tuple[float, float], *, agent: str) -> Choice:
+        request = prompt.request
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
             self._prefix_hits += answer.cached_tokens
@@ -245,7 +244,6 @@ class Session:
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)
         side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
-        seconds = (started, time.monotonic())
         message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
@@ -275,7 +273,7 @@ class Session:
 
             return cut_after_first_call(answer, calls_in, self._renderer)
 
-        return await beside_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
+        return await off_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
 
     async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
         if not message.reasoning:
@@ -284,13 +282,13 @@ class Session:
         if not reasoning:
             return None
         count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)
-        return await beside_the_loop(count, SEARCH, tokens=len(answer.token_ids))
+        return await off_the_loop(count, SEARCH, tokens=len(answer.token_ids))
 
     async def _tokens(self, answer: Answer) -> tuple[tuple[str, float], ...]:
         def texts() -> list[str]:
             return [self._renderer.decode([token]) for token in answer.token_ids]
 
-        decoded = await beside_the_loop(texts, SEARCH, tokens=len(answer.token_ids))
+        decoded = await off_the_loop(texts, SEARCH, tokens=len(answer.token_ids))
         return tuple(zip(decoded, answer.log_probs or (), strict=False))
 
     def _finished(self, task: asyncio.Task[Completion]) -> None:

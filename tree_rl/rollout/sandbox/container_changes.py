@@ -126,5 +126,5 @@ def relative(name: str) -> str:
     """Normalize a path below the top. Raises `ValueError` if it leads outside or is too deep."""
     path = posixpath.normpath(name)
     if path.startswith(("/", "../")) or path == ".." or path.count("/") > MAX_DEPTH:
-        raise ValueError(f"the agent's changes hold the name {name[:200]!r}; expected a path inside")
+        raise ValueError(f"the agent's changes contain the name {name[:200]!r}; expected a path inside")
     return path

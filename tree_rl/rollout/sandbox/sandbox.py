@@ -17,7 +17,7 @@ Backend = Literal["local", "docker", "modal", "remote"]
 WITH_IMAGE: tuple[Backend, ...] = ("docker", "modal")
 KEY = "agent_options.sandbox"
 JUDGE_OUTPUT_BYTES = 8 << 20
-"""Least output kept of commands that judge: the verdicts of a long report stand at its end."""
+"""Least output kept of commands that judge: a long report ends with its verdicts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

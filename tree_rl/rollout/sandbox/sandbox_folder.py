@@ -141,10 +141,6 @@ class SandboxFolder:
         if self._user is not None:
             self._user.close()
 
-    def fresh(self) -> "SandboxFolder":
-        """An empty folder with the same options, of another user if this process is root."""
-        return SandboxFolder(limits=self.limits, unconfined=self.unconfined, readable=self._readable)
-
     def copy_to(self, other: "SandboxFolder", *, leave_out: Callable[[str], bool]) -> None:
         """Copy regular files, and links that stay inside, to another sandbox. Call `stop` first.
 

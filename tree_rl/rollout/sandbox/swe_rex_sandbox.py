@@ -178,7 +178,7 @@ class SweRexSandbox:
         # The kernel refuses arguments with a NUL or above 128 kB.
         if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
             return _refused(
-                f"a command may hold {MAX_COMMAND_BYTES} bytes and no NUL; write a script to a file in parts"
+                f"expected a command of up to {MAX_COMMAND_BYTES} bytes without NUL; write a script to a file in parts"
             )
         command = command.encode("utf-8", "replace").decode()
         numbers = (

@@ -111,7 +111,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             tool_calls=max(0.0, time.monotonic() - started - record.model_seconds),
             num_preempted=0,
         )
-        # Sessions that begin alike by chance did not grow from each other.
+        # Sessions with the same start by chance did not grow from each other.
         grown = {} if recording is None else {"tree": recording.tree}
         # A thousand branches take a second.
         return await asyncio.to_thread(
@@ -148,7 +148,7 @@ class TreeGatewayAgentLoop(AgentLoopBase):
             run.cancel()
             await asyncio.wait({run}, timeout=CANCEL_GRACE_S)
             if not run.done():
-                logger.error("agent %s goes on %g s after it was cancelled", options.agent, CANCEL_GRACE_S)
+                logger.error("agent %s still runs %g s after it was cancelled", options.agent, CANCEL_GRACE_S)
         if timed_out:
             error: BaseException | None = TimeoutError(
                 f"agent {options.agent} took longer than {CONFIG_KEY}.session_timeout_s={options.session_timeout_s}"

@@ -1,9 +1,10 @@
 """The gateways of a rollout worker: each starts with the first session that needs it and ends with the last."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -44,8 +45,8 @@ class SharedGateways:
         mine = (one for one in self._lent if one.client is client and one.options == options)
         lent = next((one for one in mine if images is None or one.sessions < MOST_SESSIONS), None)
         if lent is None:
-            starting = asyncio.create_task(_start(client, tokenizer, options, server, images))
-            lent = _Lent(client=client, options=options, started=starting)
+            build = partial(_build, client, tokenizer, options, server, images)
+            lent = _Lent(client=client, options=options, started=asyncio.create_task(_start(build)))
             self._lent.append(lent)
         lent.users += 1
         lent.sessions += 1
@@ -61,10 +62,8 @@ class SharedGateways:
                     await lent.started.result().close()
 
 
-async def _start(
-    client: Any, tokenizer: Any, options: GatewayOptions, server: str, images: SessionImages | None
-) -> "Gateway":
-    gateway = await asyncio.to_thread(_build, client, tokenizer, options, server, images)
+async def _start(build: "Callable[[], Gateway]") -> "Gateway":
+    gateway = await asyncio.to_thread(build)
     await gateway.start()
     return gateway
 

@@ -15,6 +15,11 @@ from PIL import Image
 from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
 from tree_rl.verl_plugin import compat
 
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+"""Those of OpenAI and Anthropic. For others, such as EPS, Pillow may start programs."""
+MAX_PIXELS = 1 << 25
+"""Largest image, 100 MB in memory. A body of half a megabyte can hold 500 MB."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Known:
@@ -61,10 +66,13 @@ class SessionImages:
         return [next(rest) if token == self._token else token for token in ids]
 
     def read(self, encoded: bytes) -> tuple[int, int]:
-        """Number and tokens of an image (PNG, JPEG, ...). Raises `ValueError` if the processor refuses it."""
+        """Number and tokens of an image of one of `FORMATS`. Raises `ValueError` if it is none, or refused."""
         try:
-            image = Image.open(BytesIO(encoded)).convert("RGB")
-        except (OSError, Image.DecompressionBombError) as error:
+            opened = Image.open(BytesIO(encoded), formats=FORMATS)
+            if opened.width * opened.height > MAX_PIXELS:
+                raise ValueError(f"{opened.width} x {opened.height}, more than {MAX_PIXELS} pixels")
+            image = opened.convert("RGB")
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(str(error)) from error
         tokens = self.encode(self._processor.image_token, [image])
         return tokens[0], len(tokens)

@@ -32,13 +32,12 @@ def with_json(request: ChatRequest, json_output: JsonOutput) -> ChatRequest:
         return replace(request, json=None, messages=_with_system_text(request.messages, text))
     if request.tools:
         raise RequestError(
-            "expected no tools beside it: an answer that is JSON from its first token on calls none "
-            "(json_output: enforce)",
+            "expected no tools: an answer that is JSON from its first token makes no calls (json_output: enforce)",
             field=request.json.field,
         )
     if request.continues_last:
         raise RequestError(
-            "expected no beginning of the answer beside it (json_output: enforce)", field=request.json.field
+            "expected no last assistant message to continue (json_output: enforce)", field=request.json.field
         )
     return request
 

@@ -109,7 +109,7 @@ class Llama3(ThinkingDialect):
     """`{"name": NAME, "parameters": {...}}` as the whole turn; semicolons separate several calls."""
 
     name = "llama3"
-    _call = re.compile(r'\s*\{\s*"(?:type|name|function)"\s*:')
+    _call = re.compile(r'\{\s*"(?:type|name|function)"\s*:')
     _named = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"\s*,\s*"parameters"')
     _tag = "<|python_tag|>"
     _begin = re.compile(r"<\|python_tag\|>|(?:\A|</think>)\s*(?=\{)")
@@ -125,9 +125,9 @@ class Llama3(ThinkingDialect):
     def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a text. JSON that is no call stays text."""
         around, tag, written = text.partition(self._tag)
-        if not tag or self._call.match(text) is not None:  # a tag inside arguments is text
+        if not tag or self._call.match(text.lstrip()) is not None:  # a tag inside arguments is text
             around, tag, written = "", "", text
-        if self.marks[0] in around or (not tag and self._call.match(written) is None):
+        if self.marks[0] in around or (not tag and self._call.match(written.lstrip()) is None):
             is_call = any(is_offered(found[1], tools) for found in self._named.finditer(text))
             return Reading(content=text, fault="malformed" if is_call else None)
         calls: list[WrittenCall] = []

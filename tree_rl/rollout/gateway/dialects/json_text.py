@@ -74,7 +74,7 @@ def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",
         declared = parameters_of(name, tools)
         kept = {"name", *keys, *(_ENVELOPE if written else _ENVELOPE - declared.keys())}
         others = {key: other for key, other in call.items() if key not in kept}
-        arguments = read_object(_arguments_beside(others, declared) if others else value)
+        arguments = read_object(_arguments_among(others, declared) if others else value)
     id_ = call.get("id")
     return WrittenCall(name=name, arguments=arguments, id=id_ if isinstance(id_, str) else None)
 
@@ -85,7 +85,7 @@ def unwrapped(call: Any) -> Any:
     return {**{key: call[key] for key in call if key == "id"}, **inner} if isinstance(inner, dict) else call
 
 
-def _arguments_beside(others: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
+def _arguments_among(others: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
     """Find the arguments of a call among its other keys."""
     if others.keys() <= declared.keys():
         return dict(others)

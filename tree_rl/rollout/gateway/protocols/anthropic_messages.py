@@ -1,7 +1,8 @@
 """Anthropic's Messages API. Answers are built with the types of Anthropic's SDK."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from anthropic.types import Message, MessageTokensCount, ModelInfo
@@ -72,7 +73,7 @@ def error_body(error: RequestError | BackendError) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": kind, "message": str(error)}
     if isinstance(error, RequestError) and error.field == "thread":
-        # The SDK's tool runner reads this, and goes on with whole conversations.
+        # The SDK's tool runner reads this, and then sends whole conversations.
         body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": body}
 
@@ -93,15 +94,16 @@ def model(name: str) -> dict[str, Any]:
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
     media = Media(check_fields(fields, MESSAGE_FIELDS))
     choice = fields.part("tool_choice")
-    system = _system(fields, media)
-    objects = fields.objects("messages", required=True)
-    messages = [one for message in objects for one in _read_message(message, media)]
+    system = _texts(fields, "system", media)
+    messages = _read_messages(fields.objects("messages", required=True), media)
     if not messages:
         raise wrong("messages", "at least one message", [])
+    if system:
+        messages.insert(0, ChatMessage(role="system", content=system))
     tools, must_call = _tools(fields, choice)
     return ChatRequest(
         model=fields.text("model", "default"),
-        messages=(*system, *messages),
+        messages=tuple(messages),
         tools=tools,
         must_call=must_call,
         one_call=choice.flag("disable_parallel_tool_use"),
@@ -127,16 +129,17 @@ def _tools(fields: Fields, choice: Fields) -> tuple[tuple[Mapping[str, Any], ...
     return tools, tools_to_call(tools, named=named, field="tool_choice")
 
 
-def _system(fields: Fields, media: Media) -> list[ChatMessage]:
-    system = fields.raw("system")
-    if system is None:
-        return []
-    text = system if isinstance(system, str) else _texts(fields, "system", media)
-    return [ChatMessage(role="system", content=text)] if text else []
-
-
 def _texts(fields: Fields, key: str, media: Media) -> str:
-    return "\n".join(_shown(block, media) for block in fields.objects(key, required=True))
+    """The texts of a field, empty if it is absent."""
+    return "" if fields.raw(key) is None else "\n".join(_shown(block, media) for block in _read_blocks(fields, key))
+
+
+def _read_blocks(fields: Fields, key: str) -> list[Fields]:
+    """The blocks of a field; a text is one block."""
+    text = fields.raw(key)
+    if isinstance(text, str):
+        return [Fields({"type": "text", "text": text}, fields.name(key))]
+    return fields.objects(key, required=True)
 
 
 def _shown(block: Fields, media: Media) -> str:
@@ -148,8 +151,6 @@ def _shown(block: Fields, media: Media) -> str:
         # A search result has its origin in `source` and its text in `content`.
         holder = block.child("source") if kind == "document" else block
         for key in ("content", "data") if holder.raw("type") in ("content", "text", "search_result") else ():
-            if isinstance(holder.raw(key), str):
-                return holder.text(key)
             if holder.raw(key) is not None:
                 return _texts(holder, key, media)
     if kind not in ("document", "image", "tool_reference"):
@@ -164,15 +165,22 @@ def _shown(block: Fields, media: Media) -> str:
     return media.shown(kind, name, url=url, field=block.name("source"))
 
 
-def _read_message(fields: Fields, media: Media) -> list[ChatMessage]:
+def _read_messages(objects: Iterable[Fields], media: Media) -> list[ChatMessage]:
+    """Read the field `messages`. Joins an assistant's consecutive messages, as Anthropic does."""
+    messages: list[ChatMessage] = []
+    for role, group in groupby(objects, key=_role):
+        if role == "assistant":
+            messages.append(_assistant([block for message in group for block in _read_blocks(message, "content")]))
+        else:
+            messages += [one for message in group for one in _given(role, _read_blocks(message, "content"), media)]
+    return messages
+
+
+def _role(fields: Fields) -> str:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         raise wrong(fields.name("role"), "user or assistant", role)
-    content = fields.raw("content")
-    if isinstance(content, str):
-        return [ChatMessage(role=role, content=content)]
-    blocks = fields.objects("content", required=True)
-    return [_assistant(blocks)] if role == "assistant" else _given(role, blocks, media)
+    return role
 
 
 def _assistant(blocks: list[Fields]) -> ChatMessage:
@@ -203,8 +211,7 @@ def _given(role: str, blocks: list[Fields], media: Media) -> list[ChatMessage]:
     for block in blocks:
         kind = block.text("type")
         if kind == "tool_result":
-            content = block.raw("content")
-            text = content or "" if isinstance(content, str | None) else _texts(block, "content", media)
+            text = _texts(block, "content", media)
             results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
         else:
             texts.append(_shown(block, media))

@@ -93,7 +93,7 @@ def chosen_tools(fields: Fields, functions: Functions) -> tuple[Functions, tuple
 
 
 def _inner(fields: Fields, kind: str) -> Fields:
-    """What chat completions put into an object of the kind's name, and the Responses API beside the type."""
+    """The fields that chat completions put into an object of the kind's name, the Responses API next to the type."""
     return fields.child(kind) if fields.raw(kind) is not None else fields
 
 

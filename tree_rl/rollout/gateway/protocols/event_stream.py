@@ -17,7 +17,7 @@ def json_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def event(body: Mapping[str, Any], kind: str = "") -> bytes:
-    """An event of a stream; with a kind, it stands in the event's name and in its body."""
+    """An event of a stream; a kind becomes the event's name, and a field of its body."""
     if not kind:
         return b"data: " + json_bytes(body) + b"\n\n"
     return b"event: " + kind.encode() + b"\ndata: " + json_bytes({"type": kind, **body}) + b"\n\n"

@@ -10,7 +10,7 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 IMAGE_MARK = re.compile("\ue000image [0-9a-f]{32}\ue001")
-"""What stands for an image in a message until the gateway knows whether its model reads images."""
+"""Pattern of the text that replaces an image in a message until the gateway knows whether its model reads images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class SentImage:
 
 
 class Media:
-    """What a request has besides text.
+    """Parts of a request that are not text.
 
     Args:
         left_out: names of other ignored parts of the request.
@@ -78,7 +78,7 @@ class Media:
         """Images by their marks in the messages."""
 
     def shown(self, kind: str, name: str, *, url: str = "", field: str) -> str:
-        """The text that stands for an image, a sound or a file: for an image its mark.
+        """The text that replaces an image, a sound or a file: for an image its mark.
 
         Args:
             url: of an image.

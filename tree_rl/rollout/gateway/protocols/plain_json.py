@@ -28,7 +28,7 @@ class JsonError(ValueError):
 
 
 def decode_json(text: str) -> Any:
-    """Decode Unicode text. Raises `JsonError`, and nothing else, whatever the text holds."""
+    """Decode Unicode text. Raises nothing but `JsonError`, whatever the text is."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:

@@ -44,7 +44,7 @@ _STORE = _no_effect("every call is recorded")
 _ONE_MODEL = _no_effect("there is one model, at one speed and place")
 _TOOLS = _honoured("offered to the model; `strict` has no effect")
 _JSON = _honoured("as `json_output` says: refused, asked for, or enforced")
-_CONSTRAINT = _refused("the gateway constrains tokens by response_format alone; leave it out")
+_CONSTRAINT = _refused("the gateway constrains tokens only by response_format; leave it out")
 _CONSTRAINT_NAMES = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "allowed_token_ids"),
     *("bad_words", "min_tokens", "ignore_eos", "stop_token_ids"),
@@ -67,7 +67,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "parallel_tool_calls": _honoured("false ends the turn after its first call"),
     "response_format": _JSON,
     "logprobs": _honoured("of the generated tokens"),
-    "top_logprobs": _refused("expected 0: the model server reports drawn tokens alone"),
+    "top_logprobs": _refused("expected 0: the model server reports only sampled tokens"),
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"), _SAMPLED),
     **dict.fromkeys(("repetition_penalty", "seed"), _SAMPLED),
     "continue_final_message": _honoured("continues a last assistant message"),
@@ -78,7 +78,7 @@ CHAT_FIELDS: Mapping[str, FieldTreatment] = {
     "store": _STORE,
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), _CACHE),
     **dict.fromkeys(("logit_bias", "prediction", "audio"), NOT_SUPPORTED),
-    "modalities": _refused("expected text alone", ["text"]),
+    "modalities": _refused("expected only text", ["text"]),
     **dict.fromkeys(("moderation", "web_search_options"), NOT_SUPPORTED),
     "functions": _refused("an older form of tools, which the gateway does not read; send tools"),
     "function_call": _refused("an older form of tool_choice, which the gateway does not read; send that", "auto"),
@@ -109,7 +109,7 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
     "betas": _no_effect("it names versions of the API; their fields are listed here"),
     "context_management": _no_effect("the gateway edits nothing: the context is what the client sends"),
     "compaction": _refused("the gateway edits no context; let the client compact it"),
-    "thread": _refused("the gateway holds no conversation; send its messages"),
+    "thread": _refused("the gateway stores no conversations; send all messages"),
     **dict.fromkeys(("container", "mcp_servers"), NOT_SUPPORTED),
 }
 """Fields of `POST /v1/messages`: Anthropic's, beta ones included."""

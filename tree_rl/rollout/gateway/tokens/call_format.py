@@ -2,9 +2,10 @@
 
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tree_rl.rollout.gateway.dialects.dialect import Dialect, Tools
 from tree_rl.rollout.gateway.dialects.typed_text import name_of
@@ -32,6 +33,7 @@ _TOOL_TOKEN = re.compile(r"tool|function", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
+Shared = TypeVar("Shared", str, tuple[int, ...])
 Render = Callable[..., str]
 """`Renderer.render`."""
 
@@ -114,10 +116,10 @@ def common_prefix(one: str, other: str) -> str:
     return one[: shared_length(one, other)]
 
 
-def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+def shared_length(one: Shared, other: Shared) -> int:
     """Length of the common prefix."""
-    different = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return next(different, min(len(one), len(other)))
+    lengths = range(min(len(one), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length]) - 1
 
 
 def _rendered(render: Render, messages: Sequence[ChatMessage], **options: Any) -> str | None:

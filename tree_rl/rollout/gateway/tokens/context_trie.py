@@ -4,12 +4,12 @@ A node has a text, as the chat template renders it, and token ids. For an agent'
 turn of the model they are the generated ids, however the template renders it.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
 from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, TOKENIZE
+from tree_rl.rollout.gateway.tokens.call_format import shared_length
 from tree_rl.rollout.gateway.tokens.rendering import INCOMPLETE_BYTES, Renderer
 
 LOOK_AHEAD = 200
@@ -195,7 +195,7 @@ class ContextTrie:
         turns = [child.turn for child in node.children if child.turn is not None]
         similar = [turn for turn in turns if rest and rest[:1] == turn.raw_text[:1]]
         longest: tuple[int, ...] = ()
-        for turn in nlargest(CLOSEST_TURNS, similar, key=lambda turn: _num_shared(turn.raw_text, rest)):
+        for turn in nlargest(CLOSEST_TURNS, similar, key=lambda turn: shared_length(turn.raw_text, rest)):
             shared = turn.response_ids[: self._renderer.tokens_within(turn.response_ids, rest)]
             longest = max(longest, shared, key=len)
         longest = longest[: self._common_end(longest, rest)]
@@ -226,12 +226,6 @@ class ContextTrie:
         node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
         parent.children.append(node)
         return node
-
-
-def _num_shared(first: str, second: str) -> int:
-    """Length of the common prefix of two texts."""
-    lengths = range(min(len(first), len(second)) + 1)
-    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length]) - 1
 
 
 def _turns_up_to(last: _Step, text: str) -> tuple[tuple[Node, str], ...]:

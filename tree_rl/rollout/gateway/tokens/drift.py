@@ -68,18 +68,13 @@ class DriftReport:
     unread: Mapping[int, CallFault] = field(default_factory=dict)
     """Fault by the call whose turn has a tool call that stayed text, or that is inside open reasoning."""
 
-    @property
-    def num_avoided(self) -> int:
-        """Number of turns whose ids were kept although their text has other ids."""
-        return sum(turn.was_reused for turn in self.returned)
-
     def figures(self) -> dict[str, int]:
         """Number of each kind of event, by the metric's name. Every report has all names."""
         kinds = Counter(turn.kind for turn in self.returned)
         causes = Counter(self.branch_causes.values())
         faults = Counter(self.unread.values())
         return {
-            "drift_avoided": self.num_avoided,
+            "drift_avoided": sum(turn.was_reused for turn in self.returned),
             **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
             "drift_branches": len(self.siblings),
             **{f"drift_{cause}": causes[cause] for cause in get_args(BranchCause)},
@@ -90,7 +85,7 @@ class DriftReport:
 
 
 def first_difference(
-    generated: Sequence[int], again: Sequence[int], decode: Callable[[Sequence[int]], str]
+    generated: tuple[int, ...], again: tuple[int, ...], decode: Callable[[Sequence[int]], str]
 ) -> tuple[int, str] | None:
     """Compare two tokenizations of a turn.
 

@@ -19,7 +19,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import IMAGE_MARK, ChatMessage, SentImage
 
 FIRST_NUMBER = 1 << 30
-"""Smallest number of an image, which stands for each of its tokens; ids of tokens are smaller."""
+"""Smallest number of an image, which replaces the id of each of its tokens; ids of tokens are smaller."""
 START, END = "<|vision_start|>", "<|vision_end|>"
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(.*)", re.DOTALL)
@@ -51,10 +51,8 @@ class ImagePlaces:
         Raises:
             RequestError: an image is not a `data:` URL of an image, or the processor refuses it.
         """
-        if not request.images:
-            return request
         places = {mark: self._place(image) for mark, image in request.images.items()}
-        # Parts of a message stand on lines of their own, but templates write nothing between texts and images.
+        # Each part of a message is on a separate line, but templates write nothing between texts and images.
         marked = re.compile(rf"\n?({IMAGE_MARK.pattern})\n?")
         messages = [
             replace(message, content=marked.sub(lambda found: places.get(found[1], found[0]), message.content))
@@ -113,8 +111,6 @@ class ImagePlaces:
 
 def without_images(request: ChatRequest) -> ChatRequest:
     """A request to a model of text: lines of text instead of images."""
-    if not request.images:
-        return request
 
     def line(message: ChatMessage) -> str:
         return IMAGE_MARK.sub(

@@ -12,15 +12,13 @@ from tree_rl.rollout.gateway.dialects.dialect import THINK_START, Dialect
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
-from tree_rl.rollout.gateway.tokens.call_format import common_prefix
+from tree_rl.rollout.gateway.tokens.call_format import CALL_ID, common_prefix
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 UNFINISHED = " \t\n\"'{<("
 """Characters that the tokenizer joins with following text. Ending an opening with one would force unusual tokens."""
 PROBES = ("a0", "z9")
 """Two names or texts that differ from their first character."""
-CALL_ID = "call00001"
-"""Nine letters and digits, as Mistral's templates accept no other id."""
 
 
 def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[ChatMessage]) -> tuple[str, str]:
@@ -43,7 +41,7 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
         return prompt, ""
     # A template may start an answer with open or empty reasoning, and drop it when messages follow.
     headers = (prompt, prompt.removesuffix(renderer.dropped_opening), prompt.rstrip().removesuffix(THINK_START))
-    for after in _followers(turns[0]):
+    for after in _followers(turns[0], dialect):
         try:
             written = [renderer.render((*before, one, *after), tools=request.tools, is_prompt=False) for one in turns]
         except RequestError:
@@ -59,10 +57,15 @@ def opened_prompt(renderer: Renderer, request: ChatRequest, messages: Sequence[C
     raise RequestError("the model's chat template cannot begin this turn as asked", field=field)
 
 
-def shown_to_client(request: ChatRequest, message: ChatMessage) -> str:
-    """The text of a turn without the start that the client sent."""
-    start = request.messages[-1].content if request.continues_last else ""
-    return message.content.removeprefix(start if message.content.startswith(start) else start.strip())
+def shown_to_client(request: ChatRequest, message: ChatMessage, *, opening: str, dialect: Dialect) -> ChatMessage:
+    """A turn without the text and the reasoning with which the client began it."""
+    if not request.continues_last:
+        return message
+    content, start = message.content, request.messages[-1].content
+    if not content.startswith(start):
+        content, start = content.lstrip(), start.strip()
+    reasoning = None if dialect.reasoning_end in opening else message.reasoning
+    return replace(message, content=content.removeprefix(start), reasoning=reasoning)
 
 
 def _turns(
@@ -71,7 +74,7 @@ def _turns(
     """Two turns whose common prefix is the opening; None if the turn needs no opening."""
     if request.continues_last:
         if request.must_call:
-            raise RequestError("expected no beginning of the answer beside a call that is forced", field="tool_choice")
+            raise RequestError("expected no forced call in an answer that the client began", field="tool_choice")
         last = messages[-1]
         if last.tool_calls:
             raise RequestError("expected text to continue, received tool calls", field=f"messages[{len(messages) - 1}]")
@@ -93,11 +96,13 @@ def _calling(name: str, arguments: Mapping[str, Any]) -> ChatMessage:
     return ChatMessage(role="assistant", tool_calls=(CalledTool(id=CALL_ID, name=name, arguments=arguments),))
 
 
-def _followers(turn: ChatMessage) -> tuple[tuple[ChatMessage, ...], ...]:
-    """Messages to render after a turn: before another message it has the form of later prompts."""
+def _followers(turn: ChatMessage, dialect: Dialect) -> tuple[tuple[ChatMessage, ...], ...]:
+    """Messages to render after a turn: before another message it has the form of later prompts, but no reasoning."""
     if turn.tool_calls:
         return (ChatMessage(role="tool", content="x", tool_call_id=CALL_ID),), ()
-    return (ChatMessage(role="user", content="x"),), ()
+    followed = (ChatMessage(role="user", content="x"),)
+    has_reasoning = turn.reasoning or dialect.marks[1] in turn.content
+    return ((), followed) if has_reasoning else (followed, ())
 
 
 def _without_empty_reasoning(opening: str, dialect: Dialect, *, is_open: bool) -> str:

@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.calls.side_calls import SideCall
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
-from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, beside_the_loop
+from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
@@ -101,7 +101,7 @@ class Recorder:
         # The thread only changes state that does not depend on the order of calls.
         rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
         characters = self._trie.searched_characters(rendered)
-        matched = await beside_the_loop(partial(self._matched, request, agent), READ, characters=characters)
+        matched = await off_the_loop(partial(self._matched, request, agent), READ, characters=characters)
         restored, (text, opening), match = matched
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
@@ -109,7 +109,7 @@ class Recorder:
             node.prompt_ids = node.path_ids()
         ids = node.prompt_ids
         if self._options.on_drift == "branch":
-            ids = await beside_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
+            ids = await off_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
         self._check_length(len(ids))
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening), match
 
@@ -177,7 +177,7 @@ class Recorder:
             )
         )
         read = partial(self.read, prompt, answer.text, index)
-        message, fault = await beside_the_loop(read, READ, characters=len(answer.text))
+        message, fault = await off_the_loop(read, READ, characters=len(answer.text))
         if fault is not None:
             self._unread[index] = fault
         turn = GeneratedTurn(
@@ -189,7 +189,7 @@ class Recorder:
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
         self._own.add(prompt.restored, message, agent=agent, call=index)
-        return replace(message, content=shown_to_client(prompt.request, message))
+        return shown_to_client(prompt.request, message, opening=prompt.opening, dialect=self._renderer.dialect)
 
     def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
         """Read a turn: the message, including the opening, and the fault of a call that stayed text.
@@ -249,7 +249,8 @@ class Recorder:
         if turn is None or prompt is None:
             return None
         # With the prompt's last piece, because a token may join its end with the turn's start.
-        again = [token for ids in self._renderer.encode(self._renderer.pieces(prompt.text + written)) for token in ids]
+        _, encoded = self._in_pieces(prompt.text + written)
+        again = tuple(token for ids in encoded for token in ids)
         different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
         return different and ReturnedTurn(
             call=turn.call,
@@ -270,7 +271,7 @@ class Recorder:
             if known + len(ids) > 1.1 * limit:
                 self._check_length(known + len(ids))
         work = partial(self._in_pieces, match.rest)
-        pieces, encoded = await beside_the_loop(work, TOKENIZE, characters=len(match.rest))
+        pieces, encoded = await off_the_loop(work, TOKENIZE, characters=len(match.rest))
         self._check_length(known + sum(map(len, encoded)))
         return pieces, encoded
 

@@ -17,7 +17,7 @@ from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.call_format import other_format
 from tree_rl.rollout.gateway.tokens.chat_template import ChatTemplate
 from tree_rl.rollout.gateway.tokens.images import END, IMAGE, START, ImagePlaces
-from tree_rl.rollout.gateway.tokens.template_form import PROBE, TemplateForm, conversation_of, find_form
+from tree_rl.rollout.gateway.tokens.template_form import OTHER, PROBE, TemplateForm, conversation_of, find_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -195,7 +195,7 @@ class Renderer:
 
         def is_beyond(count: int) -> bool:
             decoded = self.decode(token_ids[:count])
-            # The next tokens may complete the last character. The marks before it stand for bytes that are none.
+            # The next tokens may complete the last character. Earlier marks replace bytes that are no characters.
             settled = max(0, len(decoded) - INCOMPLETE_BYTES)
             return not text.startswith(decoded[:settled] + decoded[settled:].rstrip("\ufffd"))
 
@@ -206,13 +206,15 @@ class Renderer:
 
     def _find_form(self, options: Mapping[str, Any]) -> TemplateForm:
         form = find_form(self._written, self.dialect)
-        probe = [ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y", reasoning=PROBE)]
+        probe = [ChatMessage(role="user", content=OTHER), ChatMessage(role="assistant", content="y", reasoning=PROBE)]
         expected = self._tokenizer.apply_chat_template(
             conversation_of(probe, form, self.dialect), tokenize=False, **options
         )
         written = self._written(probe, form)
         if written != expected:
             raise ValueError(f"chat template: expected what transformers renders, {expected!r}, received {written!r}")
+        if OTHER not in written:
+            raise ValueError(f"chat template: expected one that writes texts, not only lists of parts: {written!r}")
         return form
 
     def _written(self, messages: Sequence[ChatMessage], form: TemplateForm) -> str:

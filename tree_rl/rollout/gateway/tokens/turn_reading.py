@@ -3,12 +3,9 @@
 from dataclasses import replace
 
 from tree_rl.rollout.gateway.dialects.dialect import CallFault, Dialect, Tools
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
 from tree_rl.rollout.gateway.options import Reasoning
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.tokens.call_format import OtherFormat
-
-HERMES = Hermes()
 
 
 def read_message(
@@ -18,8 +15,8 @@ def read_message(
     is_reasoning_open: bool,
     reasoning: Reasoning,
     key: str,
-    dialect: Dialect = HERMES,
-    other_format: OtherFormat | None = None,
+    dialect: Dialect,
+    other_format: OtherFormat | None,
 ) -> tuple[ChatMessage, CallFault | None]:
     """Read a generated turn.
 

@@ -31,7 +31,6 @@ class StoredResponses:
 
     def __init__(self) -> None:
         self._responses: dict[str, _Stored] = {}
-        self._items: dict[str, Mapping[str, Any]] = {}
         self._calls: dict[str, tuple[CalledTool, ...]] = {}
         self._num_bytes = 0
 
@@ -51,7 +50,6 @@ class StoredResponses:
         stored = self._responses.get(request.response_id)
         if stored is not None:
             stored.completion = completion
-            self._items.update((item["id"], item) for item in answer(request, completion)["output"])
 
     def body(self, response_id: str) -> dict[str, Any]:
         """A response in its current state. Raises `RequestError` for an unknown response."""
@@ -110,7 +108,10 @@ class StoredResponses:
         return {"object": "list", "data": page, **ends, "has_more": len(page) < len(rest)}
 
     def item(self, item_id: str) -> Mapping[str, Any] | None:
-        return self._items.get(item_id)
+        # An item's id is KIND_RESPONSE or KIND_RESPONSE_NUMBER.
+        response_id = f"resp_{item_id.partition('_')[2].partition('_')[0]}"
+        items = self.body(response_id)["output"] if response_id in self._responses else ()
+        return next((item for item in items if item["id"] == item_id), None)
 
     def calls_with(self, call_id: str) -> tuple[CalledTool, ...]:
         return self._calls.get(call_id, ())
@@ -142,11 +143,7 @@ class StoredResponses:
             self._forget(next(iter(self._responses)))
 
     def _forget(self, response_id: str) -> None:
-        stored = self._responses.pop(response_id)
-        self._num_bytes -= stored.request.num_bytes
-        if stored.completion is not None:
-            for item in answer(stored.request, stored.completion)["output"]:
-                self._items.pop(item["id"], None)
+        self._num_bytes -= self._responses.pop(response_id).request.num_bytes
 
 
 def _whole(item: Mapping[str, Any], name: str) -> dict[str, Any]:
