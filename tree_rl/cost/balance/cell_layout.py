@@ -58,8 +58,7 @@ def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:
     """Greedy start: costliest group first, each on the rank with the least cost."""
     parts = Parts(groups, num_ranks)
     for rank, content in enumerate(least_loaded([group.whole for group in groups], num_ranks)):
-        for group in content:
-            parts.put(rank, group, np.arange(groups[group].num_paths))
+        parts.fill(rank, content)
     return parts
 
 
