@@ -201,6 +201,7 @@ def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path, monkeypatch: p
     [
         (["--por", "0.5", "--por", "0.95"], "--por 0.95: expected at least 0 and below 0.875 with 8 rows in a group"),
         (["--por", "nan"], "--por nan: expected"),
+        (["--por", "0.5", "--num-rows", "1"], "--por 0.5: expected 0 with 1 row in a group"),
         (["--learning-rate", "1e-5"], "--learning-rate: expected it together with --steps"),
         (["--rows", "call"], "--rows: expected it together with --data"),
     ],

@@ -61,6 +61,8 @@ def test_all_experts_count_where_the_mlp_width_is_theirs(config: dict[str, int],
 def test_one_gpu_sends_nothing() -> None:
     time = on(Cluster(gpus=1)).time(work(3e15))
     assert time.gathers == time.exchanges == time.waiting == 0
+    # The mean of three equal loads, rounded, is above them.
+    assert on(Cluster(gpus=3)).time(work(0.1, 0.1, 0.1)).waiting == 0
     # A forward and a backward cost three forwards; log-probs and the second forward of each layer one each.
     assert time.balanced == pytest.approx(5 / 3 * 3e15 / Cluster.flops)
     assert time.optimizer == pytest.approx(on(Cluster(gpus=1)).parameters.total / OPTIMIZER_RATE)

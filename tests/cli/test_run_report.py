@@ -153,6 +153,19 @@ def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
 
 
+def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
+    nothing = {"tree/session_score/mean": -1e-5, "timing_s/step": 10.0}
+    saves = {"timing_s/step": 100.0, "timing_s/save_checkpoint": 80.0, "timing_s/old_log_prob": 10.0}
+    lines = [step(number, **nothing) for number in range(1, 10)] + [step(10, **{**nothing, **saves})]
+    said = dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))
+    # 190 s of steps: 80 in one checkpoint, 60 in rollouts, 30 in updates; four times the passes are 120 s more.
+    assert said["most of it"] == "checkpoint 42%, rollouts 32%, actor's update 16%"
+    assert said["gain of a whole step, estimated by tokens"].startswith("1.63 times: rows 31.00 s, trees 19.00 s (4.00")
+    assert said["mean reward, first and last 5 steps"] == "0.000, 0.000"
+    instant = log_file(tmp_path / "instant", [step(1, **{"timing_s/step": 0.0})])
+    assert "most of it" not in dict(summary_rows(read_run(instant)))
+
+
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:
     empty, absent = log_file(tmp_path / "run", ["{}"]), tmp_path / "none"
     for given, said in (

@@ -12,6 +12,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged, Overlap, measure_forest
+from tree_rl.tree.report.counted import counted
 
 TURN_TOKENS = 400
 """Tokens of an observation and the reply to it."""
@@ -72,10 +73,9 @@ class Batch:
 
 def check_por(por: float, num_rows: int) -> None:
     """Raise an InputError if rows of equal length, `num_rows` a group, cannot overlap that much."""
-    if not 0 <= por * num_rows < max(num_rows - 1, 1):
-        raise InputError(
-            f"--por {por:g}: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows in a group"
-        )
+    if por and not 0 < por * num_rows < num_rows - 1:
+        below = f"at least 0 and below {1 - 1 / num_rows:.3f}" if num_rows > 1 else "0"
+        raise InputError(f"--por {por:g}: expected {below} with {counted(num_rows, 'row')} in a group")
 
 
 def agent_batch(

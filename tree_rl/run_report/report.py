@@ -7,6 +7,7 @@ from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.inspection.verdict.update_share import SHORTENED, STEP
 from tree_rl.run_report.page_style import page
 from tree_rl.run_report.sections import BANDS, SECTIONS, TIMES
+from tree_rl.tree.report.counted import counted
 
 EDGE = 5
 """Number of steps whose mean represents the beginning or the end of a run."""
@@ -24,7 +25,7 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
         edge = EDGE if len(values) > EDGE else 1
         first, last = (sum(part) / edge for part in (values[:edge], values[-edge:]))
         name = f"mean reward, first and last {edge} steps" if edge > 1 else "reward, first and last step"
-        yield name, f"{first:.3f}, {last:.3f}"
+        yield name, f"{first:z.3f}, {last:z.3f}"
     if (por := run.mean("tree/por")) is not None:
         yield "POR (share of the rows' tokens that repeat a prefix)", f"{por:.3f}"
     flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")
@@ -36,10 +37,9 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
         yield "by the tokens that updates left out", f"{reached:.2f} times"
     if (gained := gained_step(run)) is not None:
         yield "gain of a whole step, estimated by tokens", gained
-    step = run.mean(STEP)
-    if step is not None:
+    if step := run.mean(STEP):
         yield "seconds of a step", f"{step:.2f}"
-        share = [(run.mean(metric) or 0.0, name) for metric, name in TIMES]
+        share = [(_seconds(run, metric), name) for metric, name in TIMES]
         longest = ", ".join(f"{name} {part / step:.0%}" for part, name in sorted(share, reverse=True)[:3] if part)
         yield "most of it", longest or "not logged"
     memory = [peak for peak in run.column("actor/perf/max_memory_allocated_gb") if peak is not None]
@@ -70,11 +70,16 @@ def saved_speed_up(run: RunLog) -> float | None:
 def gained_step(run: RunLog) -> str | None:
     """How long a step of rows would take, if its passes over rows took time by tokens; None without times or trees."""
     step, by_tokens = run.mean(STEP), saved_speed_up(run) or predicted_speed_up(run)
-    passes = sum(run.mean(name) or 0.0 for name in SHORTENED)
+    passes = sum(_seconds(run, name) for name in SHORTENED)
     if not step or not passes or by_tokens is None:
         return None
     rows = step + passes * (by_tokens - 1)
     return f"{rows / step:.2f} times: rows {rows:.2f} s, trees {step:.2f} s ({passes:.2f} s in log-probs and updates)"
+
+
+def _seconds(run: RunLog, timer: str) -> float:
+    """Mean seconds of a step in one of its parts; a step without the timer spent none."""
+    return sum(seconds or 0.0 for seconds in run.column(timer)) / len(run.steps)
 
 
 def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
@@ -127,5 +132,5 @@ def _folded(missing: Sequence[tuple[str, str]]) -> str:
     if not missing:
         return ""
     lines = "".join(f"<li><b>{escape(title)}</b>: {escape(why)}</li>" for title, why in missing)
-    charts = "1 chart" if len(missing) == 1 else f"{len(missing)} charts"
+    charts = counted(len(missing), "chart")
     return f"<details><summary>{charts} without data in this run</summary><ul>{lines}</ul></details>\n"

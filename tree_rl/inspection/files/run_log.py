@@ -9,6 +9,7 @@ from pathlib import Path
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.open_file import read_bytes
 from tree_rl.inspection.files.quoting import quoted_path
+from tree_rl.tree.report.counted import counted
 
 MARKS = ("timing_s/step", "train/loss")
 """Metrics that only a training step has, in reinforcement learning and in SFT."""
@@ -65,7 +66,7 @@ def read_run(path: Path) -> RunLog:
         (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
     ]
     if not read:
-        raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {len(files)} files")
+        raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {counted(len(files), 'file')}")
     # Prefer the file logger, whose metrics the console log repeats; then the newest, since an SFT phase comes first.
     return max(read, key=lambda one: (one[0], one[1]))[2]
 
