@@ -118,6 +118,9 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     log = read_run(log_file(tmp_path / "run", lines))
     assert log.steps == (1, 2, 3) and log.restarts == 1
     assert log.column("tree/por") == [0.8, 0.1, 0.2]
+    late = json.dumps({"step": 8, "data": {"val-core/score": 0.5}})
+    resumed = read_run(log_file(tmp_path / "resumed", [*map(step, range(1, 10)), late, *map(step, (5, 6))]))
+    assert resumed.steps == (1, 2, 3, 4, 5, 6) and resumed.restarts == 1
     folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
     (folder / "grpo.jsonl").write_text(step(7) + "\n")
     assert read_run(folder).steps in ((1,), (7,))

@@ -25,7 +25,7 @@ EXPECTED = "expected a file of verl's file logger or a console log with steps; s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
-    """Metrics by step; if a restart repeated a step, the last ones."""
+    """Metrics by step; a restart replaces all steps from the one with which it goes on."""
 
     name: str
     """Quoted path of the log."""
@@ -78,10 +78,13 @@ def read_log(path: Path) -> RunLog | None:
     text = read_bytes(path).decode("utf-8", "replace")
     # By content, because the file logger's path can be anything.
     for step, metrics in list(_json_steps(text)) or _console_steps(text):
-        restarts += step < last
-        last = step
+        if is_step(metrics):
+            if step < last:
+                restarts += 1
+                found = {earlier: kept for earlier, kept in found.items() if earlier < step}
+            last = step
         # Validation may log separate lines for the same step.
-        found[step] = {**found.get(step, {}), **metrics} if not is_step(metrics) else metrics
+        found[step] = {**found.get(step, {}), **metrics}
     steps = sorted(step for step, metrics in found.items() if is_step(metrics))
     if not steps:
         return None
