@@ -154,11 +154,14 @@ def test_figures_too_large_to_draw_are_left_out(tree_rl: Run, tmp_path: Path) ->
 def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
     assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
+    sft = json.dumps({"step": 1, "data": {"train/loss": 2.0, "perf/max_memory_allocated_gb": 7.5}})
+    assert dict(summary_rows(read_run(log_file(tmp_path / "sft", [sft]))))["most memory"] == "7.5 GiB"
 
 
 def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
     nothing = {"tree/session_score/mean": -1e-5, "timing_s/step": 10.0}
     saves = {"timing_s/step": 100.0, "timing_s/save_checkpoint": 80.0, "timing_s/old_log_prob": 10.0}
+    saves["timing_s/testing"] = 200.0  # After the step.
     lines = [step(number, **nothing) for number in range(1, 10)] + [step(10, **{**nothing, **saves})]
     said = dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))
     # 190 s of steps: 80 in one checkpoint, 60 in rollouts, 30 in updates; four times the passes are 120 s more.

@@ -6,7 +6,7 @@ from html import escape
 from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.inspection.verdict.update_share import SHORTENED, STEP
 from tree_rl.run_report.page_style import page
-from tree_rl.run_report.sections import BANDS, SECTIONS, TIMES
+from tree_rl.run_report.sections import BANDS, MEMORY, SECTIONS, TIMES
 from tree_rl.tree.report.counted import counted
 
 EDGE = 5
@@ -42,8 +42,7 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
         share = [(_seconds(run, metric), name) for metric, name in TIMES]
         longest = ", ".join(f"{name} {part / step:.0%}" for part, name in sorted(share, reverse=True)[:3] if part)
         yield "most of it", longest or "not logged"
-    memory = [peak for peak in run.column("actor/perf/max_memory_allocated_gb") if peak is not None]
-    if memory:
+    if memory := [peak for name in MEMORY for peak in run.column(name) if peak is not None]:
         yield "most memory", f"{max(memory):.3g} GiB"
     for band in BANDS:
         divisor = 1.0 if band.over is None else run.latest(band.over)

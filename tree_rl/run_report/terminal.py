@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.run_report.report import summary_rows
+from tree_rl.run_report.sections import MEMORY
 
 SHOWN = 12
 """Number of latest steps in the table."""
@@ -19,7 +20,7 @@ COLUMNS = (
     ("rollouts s", ("timing_s/gen",), "{:.1f}"),
     ("update s", ("timing_s/update_actor",), "{:.1f}"),
     ("step s", ("timing_s/step",), "{:.1f}"),
-    ("GiB", ("actor/perf/max_memory_allocated_gb",), "{:.1f}"),
+    ("GiB", MEMORY, "{:.1f}"),
     ("completed", ("tree/session/ended_completed",), "{:.0%}"),
 )
 

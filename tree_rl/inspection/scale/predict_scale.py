@@ -1,7 +1,7 @@
 """`tree-rl plan --ranks`: predicts a step on a cluster, its slowest rank, what would help, the first bottleneck."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -199,13 +199,11 @@ def _sweep(step: Step, most: int) -> tuple[list[Scaled], list[str]]:
 
 
 def _cells(one: Scaled) -> tuple[str, ...]:
-    time = one.time
-    parts = (time.balanced, time.waiting, time.gathers, time.exchanges, time.optimizer)
     return (
         f"{one.model.cluster.gpus:,}",
         str(one.model.sharing),
-        f"{time.total:.2f}",
-        *(f"{part:.2f}" for part in parts),
+        f"{one.time.total:.2f}",
+        *(f"{part:.2f}" for part in astuple(one.time)),
         f"{one.layout.imbalance:.2f}",
         f"{one.memory.total / GIB:.0f}",
         one.slowed_by or "-",
@@ -213,16 +211,15 @@ def _cells(one: Scaled) -> tuple[str, ...]:
 
 
 def _explained(asked: Scaled) -> list[str]:
-    layout, work = asked.layout, asked.work
+    layout = asked.layout
     again = counted(layout.repeated_tokens, "token")
-    bound = float(layout.bound_C.sum() / work.mean_C.sum()) if work.mean_C.any() else 1.0
     slowest = layout.load_DC.sum(axis=1).argmax()
     tokens = counted(int(layout.tokens_DC[slowest].sum()), "token")
-    forwards = counted(int(work.forwards_C.sum()), "micro-batch")
+    forwards = counted(int(asked.work.forwards_C.sum()), "micro-batch")
     return [
         f"S = {asked.model.sharing}: {counted(layout.split_groups, 'group')} split over ranks, {again} computed again.",
         f"Slowest rank: {slowest} of {len(layout.load_DC)}, {tokens} in {forwards}; no layout is faster than "
-        f"{bound:.2f} times the mean.",
+        f"{layout.least_imbalance:.2f} times the mean.",
     ]
 
 
