@@ -121,6 +121,9 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     late = json.dumps({"step": 8, "data": {"val-core/score": 0.5}})
     resumed = read_run(log_file(tmp_path / "resumed", [*map(step, range(1, 10)), late, *map(step, (5, 6))]))
     assert resumed.steps == (1, 2, 3, 4, 5, 6) and resumed.restarts == 1
+    cut = tmp_path / "cut.log"
+    cut.write_text("step:1 - timing_s/step:10.5 - tree/por:0.25\nstep:2 - timing_s/step:10.5 - tree/por:0.2")
+    assert read_run(cut).column("tree/por") == [0.25, None]
     folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
     (folder / "grpo.jsonl").write_text(step(7) + "\n")
     assert read_run(folder).steps in ((1,), (7,))

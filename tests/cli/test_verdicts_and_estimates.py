@@ -295,7 +295,7 @@ def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path
 
 def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, config: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees.log"
-    trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2")
+    trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2\n")
     for given, said in (
         (("--timing", trees), "expected a run without trees, this one ran trees"),
         (("--timing", rows), "with timing_s/step and timing_s/update_actor; found none"),

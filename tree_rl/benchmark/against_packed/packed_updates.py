@@ -134,7 +134,7 @@ def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
 
 
 def _check_packed_attention(options: BenchOptions) -> None:
-    """Before a model is built, which would fail on it without naming the option."""
+    """Refuse it by the name of its option; the model that is built later would fail without it."""
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
         raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
@@ -145,7 +145,7 @@ def _check_packed_attention(options: BenchOptions) -> None:
 
 
 def _setting(options: BenchOptions) -> Columns:
-    """Columns that say what ran; "auto" is written as what it chose."""
+    """Columns about what ran; for "auto", the implementation that it chose."""
     size = options.size
     place: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
     sizes = place | {"head_size": size.shape.head_dim, "value_size": size.shape.value_size}

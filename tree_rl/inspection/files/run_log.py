@@ -115,7 +115,9 @@ def _json_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
 
 
 def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
-    for line in text.splitlines():
+    whole, _, unfinished = text.rpartition("\n")
+    # The last number of a line that is cut off may lack digits.
+    for line in [*whole.splitlines(), unfinished.rpartition(" - ")[0]]:
         match = CONSOLE.search(line)
         if match:
             figures = {name: float(value) for name, value in FIGURE.findall(match[2])}
