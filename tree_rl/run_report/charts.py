@@ -63,7 +63,8 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
                           if value is not None and (value > 0 or not section.is_log)]  # fmt: skip
                 if values:
                     is_named = dashes == "--" and runs[0].has(metric)
-                    _line(axes, values, colour, dashes, None if is_named else name)
+                    axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, markersize=2.5,
+                              marker="o" if len(values) < 40 else "", label=None if is_named else name)  # fmt: skip
         names = dict(metrics)
         for band in BANDS:
             if band.over is None and band.metric in names and isfinite(band.high):
@@ -99,11 +100,6 @@ def draw_times(run: RunLog) -> str | None:
             below = [low + value for low, value in zip(below, values, strict=True)]
         axes.set_ylabel("seconds")
         return _finished(figure, axes)
-
-
-def _line(axes: Axes, values: list[tuple[int, float]], colour: str, dashes: str, label: str | None) -> None:
-    marker = "o" if len(values) < 40 else ""
-    axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=2.5, label=label)
 
 
 def _finished(figure: "pyplot.Figure", axes: Axes) -> str:

@@ -31,8 +31,8 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
     flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")
     if flat is not None and unique is not None:
         yield "tokens of a step: of all rows, of their trees", f"{flat:,.0f}, {unique:,.0f}"
-    if (bound := predicted_speed_up(run)) is not None:
-        yield "token bound of updates (most that trees can give)", f"{bound:.2f} times"
+    if flat and unique:
+        yield "token bound of updates (most that trees can give)", f"{flat / unique:.2f} times"
     if (reached := saved_speed_up(run)) is not None:
         yield "by the tokens that updates left out", f"{reached:.2f} times"
     if (gained := gained_step(run)) is not None:
@@ -54,12 +54,6 @@ def summary_rows(run: RunLog) -> Iterator[tuple[str, str]]:
             )
 
 
-def predicted_speed_up(run: RunLog) -> float | None:
-    """Flat over unique tokens, over all steps; None without trees."""
-    flat, unique = run.mean("tree/flat_tokens"), run.mean("tree/unique_tokens")
-    return flat / unique if flat and unique else None
-
-
 def saved_speed_up(run: RunLog) -> float | None:
     """Flat tokens over the tokens that updates computed; None if no update reports it."""
     saved = run.mean("tree/realised_saving")
@@ -68,8 +62,9 @@ def saved_speed_up(run: RunLog) -> float | None:
 
 def gained_step(run: RunLog) -> str | None:
     """How long a step of rows would take, if its passes over rows took time by tokens; None without times or trees."""
-    step, by_tokens = run.mean(STEP), saved_speed_up(run) or predicted_speed_up(run)
+    step, flat, unique = (run.mean(name) for name in (STEP, "tree/flat_tokens", "tree/unique_tokens"))
     passes = sum(_seconds(run, name) for name in SHORTENED)
+    by_tokens = saved_speed_up(run) or (flat / unique if flat and unique else None)
     if not step or not passes or by_tokens is None:
         return None
     rows = step + passes * (by_tokens - 1)
@@ -84,7 +79,7 @@ def _seconds(run: RunLog, timer: str) -> float:
 def compare_rows(run: RunLog, other: RunLog) -> list[tuple[str, str]]:
     """(name, value): times of both runs, and how many times as long the second run takes."""
     rows = []
-    for metric, name in (("timing_s/update_actor", "actor's update"), ("timing_s/step", "step")):
+    for metric, name in (("timing_s/update_actor", "actor's update"), (STEP, "step")):
         first, second = run.mean(metric), other.mean(metric)
         if first and second:
             value = f"{first:.2f}, {second:.2f} ({second / first:.2f} times)"
@@ -107,7 +102,11 @@ def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = ()
     ]
     first, *more_charts = [(one.title, one.about, draw_section(one, runs), one.missing) for one in SECTIONS]
     charts = [first, *times, *more_charts]
-    drawn = "".join(_section(title, about, chart) for title, about, chart, _ in charts if chart is not None)
+    drawn = "".join(
+        f'<section><h2>{escape(title)}</h2><p class="about">{escape(about)}</p>{chart}</section>\n'
+        for title, about, chart, _ in charts
+        if chart is not None
+    )
     missing = [(title, why) for title, _, chart, why in charts if chart is None]
     body = (
         f'<h1>Run report</h1>\n<p class="lead">{names}</p>\n<table>{table}</table>\n'
@@ -120,10 +119,6 @@ def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = ()
 
 NO_TIMES = "The run's log has no times."
 SUFFIXES = ("", ", second run")
-
-
-def _section(title: str, about: str, chart: str) -> str:
-    return f'<section><h2>{escape(title)}</h2><p class="about">{escape(about)}</p>{chart}</section>\n'
 
 
 def _folded(missing: Sequence[tuple[str, str]]) -> str:
