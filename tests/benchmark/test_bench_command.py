@@ -217,6 +217,8 @@ def test_rows_without_a_trained_token_are_refused() -> None:
     sizes = {"num_rows": 8, "row_tokens": 16_384, "num_groups": 1, "vocab": 512}
     sparse = agent_batch(por=0.5, trained_share=0.01, **sizes)
     thinned = sparse.for_gate()
+    short = agent_batch(por=0, trained_share=1, num_rows=5000, row_tokens=4, num_groups=1, vocab=512)
+    assert short.for_gate().num_trained == short.num_trained
     assert 0 < thinned.num_trained < sparse.num_trained and thinned.overlap().por == pytest.approx(0.5, abs=0.05)
 
 

@@ -183,6 +183,7 @@ def test_a_share_of_more_than_the_step_is_not_asked_for(tree_rl: Run, tmp_path: 
     assert verdict["helps"] and verdict["update_share_needed"] is None
     out = tree_rl("inspect", file, "--update-share", 1, "--groups", 0)[1]
     assert "Verdict: trees may help." in out and "(1 more group in the total;" in out
+    assert out.splitlines()[2].split()[:2] == ["total", "2"]
     assert "whole step  1.04 to 1.05 times if updates take 100% of a step" in out
 
 

@@ -67,12 +67,14 @@ class Batch:
     def for_gate(self) -> "Batch":
         """A batch of about `GATE_TOKENS` with the same shape of tree: one of every few tokens of each row.
 
-        It is trained if any of the few is, or rows with few trained tokens would lose them all.
+        It is trained if any of the few is, or rows with few trained tokens would lose them all. Rows so short that they
+        do lose them stay whole.
         """
         every = max(1, sum(len(row) for row in self.rows) // GATE_TOKENS)
         kept = (np.logical_or.reduceat(trained, np.arange(0, len(trained), every)) for trained in self.trained)
         trained = tuple(map(_without_first, kept))
-        return replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
+        thinned = replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
+        return thinned if thinned.num_trained else self
 
 
 def check_por(por: float, num_rows: int) -> None:

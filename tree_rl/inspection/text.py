@@ -32,7 +32,7 @@ def format_report(
     `shape` sets the FLOP bound. A total that equals the line above it is left out.
     """
     lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
-    if len(reports) > 1:
+    if len(reports) > 1 or not at_most:
         lines.append(_overlap_cells(total, shape))
     if merged.overlap.paths < total.overlap.paths:
         lines.append(_overlap_cells(merged, shape))
