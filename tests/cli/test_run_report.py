@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import RenderableType
 
 from tree_rl.commands import report
 from tree_rl.inspection.files.run_log import read_run
+from tree_rl.run_report.charts import draw_times
 from tree_rl.run_report.report import summary_rows
 from tree_rl.run_report.sections import SECTIONS
 
@@ -173,6 +175,14 @@ def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
     assert said["mean reward, first and last 5 steps"] == "0.000, 0.000"
     instant = log_file(tmp_path / "instant", [step(1, **{"timing_s/step": 0.0})])
     assert "most of it" not in dict(summary_rows(read_run(instant)))
+
+
+def test_the_page_of_a_long_run_is_drawn_in_seconds(tmp_path: Path) -> None:
+    run = read_run(log_file(tmp_path / "run", [step(number) for number in range(1, 2001)]))
+    before = time.process_time()
+    chart = draw_times(run)
+    assert chart is not None and "the rest" in chart and len(chart) < 400_000
+    assert time.process_time() - before < 3
 
 
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:

@@ -97,7 +97,12 @@ def build_report(runs: Sequence[RunLog], *, rows: Sequence[tuple[str, str]] = ()
     table = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     names = escape(run.name) + "".join(f"; dashed: {escape(other.name)}" for other in others)
     times = [
-        (f"Where the time goes{suffix}", "Bars: seconds of each step by part.", draw_times(one), NO_TIMES)
+        (
+            f"Where the time goes{suffix}",
+            "Seconds of each step by part, and of the validation after it.",
+            draw_times(one),
+            NO_TIMES,
+        )
         for one, suffix in zip(runs, SUFFIXES, strict=False)
     ]
     first, *more_charts = [(one.title, one.about, draw_section(one, runs), one.missing) for one in SECTIONS]
