@@ -178,11 +178,11 @@ def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_long_run_is_drawn_in_seconds(tmp_path: Path) -> None:
-    run = read_run(log_file(tmp_path / "run", [step(number) for number in range(1, 2001)]))
+    run = read_run(log_file(tmp_path / "run", [step(number) for number in range(1, 4001)]))
     before = time.process_time()
     chart = draw_times(run)
-    assert chart is not None and "the rest" in chart and len(chart) < 400_000
-    assert time.process_time() - before < 3
+    assert chart is not None and "the rest" in chart
+    assert time.process_time() - before < 2.5
 
 
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:
