@@ -71,7 +71,7 @@ class MemoryChoice:
         saving, layers = self.saving, self.saving.offloaded_layers
         parts = ["whole" if self.plan is None else counted(self.plan.num_partitions, "partition")]
         parts += [f"{counted(layers, 'layer')} offloaded"] if layers else []
-        parts += [f"MLP in tiles of {counted(saving.tile_tokens, 'token')}"] if saving.tile_tokens else []
+        parts += [f"MLP in tiles of {saving.tile_tokens} tokens"] if saving.tile_tokens else []
         parts += ["relays on the host"] if saving.relays_on_host else []
         return ", ".join(parts)
 
