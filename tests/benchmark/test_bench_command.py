@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.against_packed.profiled_update import time_by_class
-from tree_rl.benchmark.batch import Batch, recorded_batches
+from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.bench_options import BenchOptions
 from tree_rl.benchmark.model_config import config_of
 from tree_rl.benchmark.phases import PHASES
@@ -201,13 +201,25 @@ def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path, monkeypatch: p
     [
         (["--por", "0.5", "--por", "0.95"], "--por 0.95: expected at least 0 and below 0.875 with 8 rows in a group"),
         (["--por", "nan"], "--por nan: expected"),
+        (["--por", "0.5", "--num-rows", "1"], "--por 0.5: expected 0 with 1 row in a group"),
         (["--learning-rate", "1e-5"], "--learning-rate: expected it together with --steps"),
         (["--rows", "call"], "--rows: expected it together with --data"),
     ],
 )
 def test_what_cannot_be_drawn_or_does_nothing_is_refused_at_once(given: list[str], said: str) -> None:
     result = CliRunner().invoke(app, [*TINY, *given])
-    assert result.exit_code == 2 and said in result.output and "model tiny" not in result.output
+    assert result.exit_code == 2 and said in result.output and "model qwen3-tiny" not in result.output
+
+
+def test_rows_without_a_trained_token_are_refused() -> None:
+    result = CliRunner().invoke(app, [*TINY, "--row-tokens", "64", "--por", "0.5", "--trained-share", "0"])
+    assert result.exit_code == 2 and "expected a trained token" in result.output and "nan" not in result.output
+    sizes = {"num_rows": 8, "row_tokens": 16_384, "num_groups": 1, "vocab": 512}
+    sparse = agent_batch(por=0.5, trained_share=0.01, **sizes)
+    thinned = sparse.for_gate()
+    short = agent_batch(por=0, trained_share=1, num_rows=5000, row_tokens=4, num_groups=1, vocab=512)
+    assert short.for_gate().num_trained == short.num_trained
+    assert 0 < thinned.num_trained < sparse.num_trained and thinned.overlap().por == pytest.approx(0.5, abs=0.05)
 
 
 def test_classes_add_up_and_the_longest_comes_first() -> None:

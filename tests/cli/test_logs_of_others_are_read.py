@@ -97,7 +97,8 @@ def test_every_call_is_a_row_whose_answer_is_trained(name: str, tmp_path: Path, 
     (taken,) = found.taken
     left_out = len(CALLS[name]) - 2
     assert taken.group is None
-    assert (f"({left_out} records that are no answered calls left out)" in str(taken)) == bool(left_out)
+    counted = "1 record" if left_out == 1 else f"{left_out} records"
+    assert (f"({counted} left out: no answered call)" in str(taken)) == bool(left_out)
 
 
 def ids_of(recording: Recording) -> list[list[int]]:

@@ -61,6 +61,8 @@ def test_all_experts_count_where_the_mlp_width_is_theirs(config: dict[str, int],
 def test_one_gpu_sends_nothing() -> None:
     time = on(Cluster(gpus=1)).time(work(3e15))
     assert time.gathers == time.exchanges == time.waiting == 0
+    # The mean of three equal loads, rounded, is above them.
+    assert on(Cluster(gpus=3)).time(work(0.1, 0.1, 0.1)).waiting == 0
     # A forward and a backward cost three forwards; log-probs and the second forward of each layer one each.
     assert time.balanced == pytest.approx(5 / 3 * 3e15 / Cluster.flops)
     assert time.optimizer == pytest.approx(on(Cluster(gpus=1)).parameters.total / OPTIMIZER_RATE)
@@ -216,10 +218,12 @@ def test_a_sweep_names_what_breaks_first(tree_rl: Run, rows: Path, config: Path)
         (["--sp", "3"], "--sp 3: expected a divisor of 8 GPUs and 4 heads"),
         (["--shards", "3"], "--shards 3: expected a divisor of 8 GPUs"),
         (["--ranks", "0"], "'--ranks': Input should be greater than or equal to 1, received 0"),
+        (["--max-tokens", 10**23], "'--max-tokens': Input should be less than or equal to 2147483647"),
+        (["--prompts", 10**12], "'--prompts': Input should be less than or equal to 1000000"),
         (["--tflops", "nan"], "'--tflops': Input should be greater than or equal to 1, received nan"),
     ],
 )
-def test_wrong_settings_are_named(refused: Refused, rows: Path, config: Path, given: list[str], said: str) -> None:
+def test_wrong_settings_are_named(refused: Refused, rows: Path, config: Path, given: list[object], said: str) -> None:
     refused(said, "plan", rows, "--max-tokens", 64, "--model", config, "--ranks", 8, *given)
     refused("--ranks needs --model, whose sizes decide the costs", "plan", rows, "--max-tokens", 64, "--ranks", 8)
 

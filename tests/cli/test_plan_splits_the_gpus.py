@@ -131,6 +131,7 @@ def test_without_a_log_the_options_are_enough(tree_rl: Run) -> None:
         (["--ranks", 4, "--cluster"], "expected the log of a run, or --rollout-seconds with --training-seconds"),
         (["--ranks", 4, "--cluster", "--rollout-seconds", 4], "expected the log of a run"),
         (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1: expected GPUs"),
+        (["--ranks", 4, "--cluster", "--rollout-seconds", "inf"], "'--rollout-seconds': Input should be less than"),
         (["--ranks", 4], "plan: expected FILE and --max-tokens"),
         ([], "plan: expected FILE and --max-tokens"),
     ],

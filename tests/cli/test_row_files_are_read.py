@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 from tree_rl.cli import app
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.overlap_by_group import forest_of, report_groups
+from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.run_plan import plan_run
 
 PROMPT = [5, 6, 7, 8]
 RESPONSES = [[9, 10], [9, 11, 12], [13]]
@@ -83,6 +86,17 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
     # Two forwards of less than a block each; a cut adds one.
     assert "visits 2 blocks of 128 x 128 tokens: 0 full, 2 partial (100%)" in planned.output
     assert "visits 3 blocks of 128 x 128 tokens: 0 full, 3 partial (100%)" in cut
+    assert "Over the budget without trees: 1 row of more than 6 tokens (row 1)." in cut
+
+
+def test_thousands_of_groups_are_planned_in_seconds() -> None:
+    rows = [
+        Row(name="row", group=str(number // 2), token_ids=np.array([1, 2, number]), trained=None)
+        for number in range(12_000)
+    ]
+    before = time.process_time()
+    assert sum(plan_run(rows, 4096).whole) == 6_000 * 4
+    assert time.process_time() - before < 6
 
 
 def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import RenderableType
 
 from tree_rl.commands import report
 from tree_rl.inspection.files.run_log import read_run
+from tree_rl.run_report.charts import draw_times
 from tree_rl.run_report.report import summary_rows
 from tree_rl.run_report.sections import SECTIONS
 
@@ -118,6 +120,12 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     log = read_run(log_file(tmp_path / "run", lines))
     assert log.steps == (1, 2, 3) and log.restarts == 1
     assert log.column("tree/por") == [0.8, 0.1, 0.2]
+    late = json.dumps({"step": 8, "data": {"val-core/score": 0.5}})
+    resumed = read_run(log_file(tmp_path / "resumed", [*map(step, range(1, 10)), late, *map(step, (5, 6))]))
+    assert resumed.steps == (1, 2, 3, 4, 5, 6) and resumed.restarts == 1
+    cut = tmp_path / "cut.log"
+    cut.write_text("step:1 - timing_s/step:10.5 - tree/por:0.25\nstep:2 - timing_s/step:10.5 - tree/por:0.2")
+    assert read_run(cut).column("tree/por") == [0.25, None]
     folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
     (folder / "grpo.jsonl").write_text(step(7) + "\n")
     assert read_run(folder).steps in ((1,), (7,))
@@ -151,6 +159,30 @@ def test_figures_too_large_to_draw_are_left_out(tree_rl: Run, tmp_path: Path) ->
 def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
     assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
+    sft = json.dumps({"step": 1, "data": {"train/loss": 2.0, "perf/max_memory_allocated_gb": 7.5}})
+    assert dict(summary_rows(read_run(log_file(tmp_path / "sft", [sft]))))["most memory"] == "7.5 GiB"
+
+
+def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
+    nothing = {"tree/session_score/mean": -1e-5, "timing_s/step": 10.0}
+    saves = {"timing_s/step": 100.0, "timing_s/save_checkpoint": 80.0, "timing_s/old_log_prob": 10.0}
+    saves["timing_s/testing"] = 200.0  # After the step.
+    lines = [step(number, **nothing) for number in range(1, 10)] + [step(10, **{**nothing, **saves})]
+    said = dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))
+    # 190 s of steps: 80 in one checkpoint, 60 in rollouts, 30 in updates; four times the passes are 120 s more.
+    assert said["most of it"] == "checkpoint 42%, rollouts 32%, actor's update 16%"
+    assert said["gain of a whole step, estimated by tokens"].startswith("1.63 times: rows 31.00 s, trees 19.00 s (4.00")
+    assert said["mean reward, first and last 5 steps"] == "0.000, 0.000"
+    instant = log_file(tmp_path / "instant", [step(1, **{"timing_s/step": 0.0})])
+    assert "most of it" not in dict(summary_rows(read_run(instant)))
+
+
+def test_the_page_of_a_long_run_is_drawn_in_seconds(tmp_path: Path) -> None:
+    run = read_run(log_file(tmp_path / "run", [step(number) for number in range(1, 4001)]))
+    before = time.process_time()
+    chart = draw_times(run)
+    assert chart is not None and "the rest" in chart
+    assert time.process_time() - before < 2.5
 
 
 def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def test_calls_of_an_appending_agent_are_judged_as_one_row(tree_rl: Run, tmp_pat
     out = tree_rl("inspect", file)[1]
     assert "3 of 7 rows are plain prefixes of another row of their group" in out
     assert re.search(r"\ntotal +7 .*\nmerged +4 ", out)
+    one = write(tmp_path / "one.jsonl", records[1:3])
+    assert "All lines below count the 1 merged row\n" in tree_rl("inspect", one)[1]
 
 
 def test_the_verdict_is_that_of_the_merged_rows(tree_rl: Run, tmp_path: Path, config: Path) -> None:
@@ -171,6 +173,24 @@ def test_the_verdict_is_that_of_the_merged_rows(tree_rl: Run, tmp_path: Path, co
         del one["verdict"]["next"], one["verdict"]["equal_rows"]
     assert judged[0]["verdict"] == judged[1]["verdict"] and judged[0]["prediction"] == judged[1]["prediction"]
     assert judged[0]["total"]["por"] > judged[0]["merged"]["por"] == judged[1]["total"]["por"]
+
+
+def test_a_share_of_more_than_the_step_is_not_asked_for(tree_rl: Run, tmp_path: Path) -> None:
+    """Updates 1.04 to 1.05 times as fast: whether a step of nothing else gains enough depends on the engine."""
+    rows = [{"uid": "a", "input_ids": [*range(10, 17), *[row] * 57]} for row in range(2)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    verdict = read(tree_rl("inspect", file, "--json", "--update-share", 1))["verdict"]
+    assert verdict["helps"] and verdict["update_share_needed"] is None
+    out = tree_rl("inspect", file, "--update-share", 1, "--groups", 0)[1]
+    assert "Verdict: trees may help." in out and "(1 more group in the total;" in out
+    assert out.splitlines()[2].split()[:2] == ["total", "2"]
+    assert "whole step  1.04 to 1.05 times if updates take 100% of a step" in out
+
+
+def test_tables_are_aligned_whatever_their_letters(tree_rl: Run, tmp_path: Path) -> None:
+    rows = [{"uid": uid, "input_ids": [1, 2]} for uid in ("搜索网页", "a" * 8)]
+    lines = tree_rl("inspect", write(tmp_path / "rows.jsonl", rows))[1].splitlines()[2:4]
+    assert [line.replace("搜索网页", "a" * 8) for line in lines] == [lines[1]] * 2
 
 
 def test_shares_are_a_range_until_a_log_tells_one(tree_rl: Run, rows: Path) -> None:
@@ -276,7 +296,7 @@ def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path
 
 def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, config: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees.log"
-    trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2")
+    trees.write_text("step:1 - tree/unique_tokens:5 - timing_s/update_actor:1 - timing_s/step:2\n")
     for given, said in (
         (("--timing", trees), "expected a run without trees, this one ran trees"),
         (("--timing", rows), "with timing_s/step and timing_s/update_actor; found none"),

@@ -27,6 +27,14 @@ def test_text_of_a_small_forest():
     ]
 
 
+def test_one_of_a_kind_has_no_plural():
+    svg = draw_svg(Forest.from_rows([[1, 2, 3], [1, 2, 4, 5], [1, 2], [8]]), max_segments=2)
+    assert "2 tokens at positions 0 to 1, 3 rows; 1 branch, 1 token not drawn<" in svg
+    assert ">end of 1 row<" in svg and "+1 tree not drawn" in svg
+    assert "1 token at position 0, 1 row<" in draw_svg(Forest.from_rows([[8]]))
+    assert draw_text(Forest.from_rows([[1], [2]]), max_segments=1).endswith("\n… 1 more tree")
+
+
 def test_a_label_stays_on_one_line():
     forest = Forest.from_rows([[1]])
     text = draw_text(forest, decode=lambda ids: "a\nb\tc\x00" + "x" * 90, label_width=12)
@@ -59,7 +67,7 @@ def test_svg_has_one_bar_per_segment(rows):
     forest = Forest.from_rows(rows)
     root = ElementTree.fromstring(draw_svg(forest))
     tips = [bar.findtext(f"{SVG}title") or "" for bar in root.iter(f"{SVG}rect")]
-    tokens = sorted(int(found[1]) for tip in tips if (found := re.match(r"(\d+) tokens at", tip)))
+    tokens = sorted(int(found[1]) for tip in tips if (found := re.match(r"(\d+) tokens? at", tip)))
     assert tokens == sorted(forest.segments.lengths.tolist())
 
 
@@ -103,7 +111,7 @@ def test_svg_escapes_its_title_and_needs_nothing_else():
 def test_a_deep_comb_is_drawn_up_to_the_limits():
     forest = Forest.from_rows([[0] * k + [1] for k in range(1, 1_500)])
     assert len(draw_text(forest, max_segments=50).splitlines()) < 110
-    assert draw_svg(forest, max_segments=100).count("tokens at positions") == 100
+    assert draw_svg(forest, max_segments=100).count("token at position ") == 100
 
 
 def test_an_empty_forest_is_drawn():

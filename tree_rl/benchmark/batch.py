@@ -12,11 +12,12 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged, Overlap, measure_forest
+from tree_rl.tree.report.counted import counted
 
 TURN_TOKENS = 400
 """Tokens of an observation and the reply to it."""
 JITTER = 0.8
-"""How far branching depths scatter, as a share of the way to the nearer end of the row."""
+"""Largest distance of a branching depth from the mean, as a share of the mean's distance to the nearer end of a row."""
 GATE_TOKENS = 4096
 """Flat tokens, about, of the batch whose gradients are compared."""
 
@@ -59,23 +60,28 @@ class Batch:
         return replace(self, **turned, advantage_B=self.advantage_B[::-1].copy())
 
     def apart(self) -> "Batch":
-        """The tokens of each row in an order of its own, so that no two rows share a prefix of note."""
+        """The same rows with their tokens shuffled, so that they hardly share a prefix."""
         draw = np.random.default_rng(0)
         return replace(self, rows=tuple(draw.permutation(row) for row in self.rows))
 
     def for_gate(self) -> "Batch":
-        """A batch of about `GATE_TOKENS` with the same shape of tree: every so-many-th token of each row."""
+        """A batch of about `GATE_TOKENS` with the same shape of tree: one of every few tokens of each row.
+
+        It is trained if any of the few is, or rows with few trained tokens would lose them all. Rows so short that they
+        do lose them stay whole.
+        """
         every = max(1, sum(len(row) for row in self.rows) // GATE_TOKENS)
-        trained = tuple(_without_first(trained[::every]) for trained in self.trained)
-        return replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
+        kept = (np.logical_or.reduceat(trained, np.arange(0, len(trained), every)) for trained in self.trained)
+        trained = tuple(map(_without_first, kept))
+        thinned = replace(self, rows=tuple(row[::every] for row in self.rows), trained=trained)
+        return thinned if thinned.num_trained else self
 
 
 def check_por(por: float, num_rows: int) -> None:
     """Raise an InputError if rows of equal length, `num_rows` a group, cannot overlap that much."""
-    if not 0 <= por * num_rows < max(num_rows - 1, 1):
-        raise InputError(
-            f"--por {por:g}: expected at least 0 and below {1 - 1 / num_rows:.3f} with {num_rows} rows in a group"
-        )
+    if por and not 0 < por * num_rows < num_rows - 1:
+        below = f"at least 0 and below {1 - 1 / num_rows:.3f}" if num_rows > 1 else "0"
+        raise InputError(f"--por {por:g}: expected {below} with {counted(num_rows, 'row')} in a group")
 
 
 def agent_batch(
@@ -124,8 +130,8 @@ def recorded_batches(
         rows: of the recording.
         name: of the recording.
         por: overlap to look for.
-        flat_tokens: a batch ends with the group that reaches it.
-        max_tokens: skips groups of more unique tokens.
+        flat_tokens: flat tokens of a batch; its last group may exceed them.
+        max_tokens: larger groups, in unique tokens, are skipped.
         count: most batches.
 
     Returns:

@@ -113,15 +113,26 @@ class BenchOptions:
         """Up to `count` batches with about this overlap.
 
         Raises:
-            InputError: the rows cannot overlap that much, every recorded group is too large, or the model lacks
-                tokens of the recording.
+            InputError: the rows cannot overlap that much, every recorded group is too large, the model lacks
+                tokens of the recording, or no token of a batch is trained.
         """
+        batches = self._drawn(por, count) if self.recording is None else self._recorded(self.recording, por, count)
+        if not all(batch.num_trained for batch in batches):
+            raise InputError(
+                "expected a trained token behind the first of a row in every batch, found none; raise --trained-share, "
+                "take longer rows, or name others"
+            )
+        return batches
+
+    def _drawn(self, por: float, count: int) -> list[Batch]:
+        sizes = {"num_rows": self.num_rows, "row_tokens": self.row_tokens, "num_groups": self.num_groups}
         vocab = self.size.shape.vocab
-        if self.recording is None:
-            sizes = {"num_rows": self.num_rows, "row_tokens": self.row_tokens, "num_groups": self.num_groups}
-            draw = partial(agent_batch, por=por, trained_share=self.trained_share, vocab=vocab, **sizes)
-            return [draw(seed=seed) for seed in range(count)]
-        largest = max(int(row.token_ids.max()) for row in self.recording)
+        draw = partial(agent_batch, por=por, trained_share=self.trained_share, vocab=vocab, **sizes)
+        return [draw(seed=seed) for seed in range(count)]
+
+    def _recorded(self, rows: list[Row], por: float, count: int) -> list[Batch]:
+        vocab = self.size.shape.vocab
+        largest = max(int(row.token_ids.max()) for row in rows)
         if largest >= vocab:
             raise InputError(
                 f"--model {self.model}: expected token ids below its vocabulary of {vocab}, "
@@ -130,7 +141,7 @@ class BenchOptions:
         flat_tokens = self.num_groups * self.num_rows * self.row_tokens
         max_tokens = self.max_tokens or MAX_TOKENS
         return recorded_batches(
-            self.recording, name=self.rows_name, por=por, flat_tokens=flat_tokens, max_tokens=max_tokens, count=count
+            rows, name=self.rows_name, por=por, flat_tokens=flat_tokens, max_tokens=max_tokens, count=count
         )
 
     def setting(self) -> dict[str, str]:

@@ -84,10 +84,7 @@ def time_in_turns(updates: Mapping[str, Callable[[], UpdateTimes]], *, repeats: 
 
 def format_phases(row: Mapping[str, object], rival: str, phases: Sequence[str]) -> str:
     """What the gate saw of one batch, and how long each phase took."""
-    lines = [
-        (side, *(f"{row[f'{side}_{name}_s']:.3f}" for name in phases), f"{row[f'{side}_peak_gib']:.1f}")
-        for side in (TREE, rival)
-    ]
+    lines = [(side, *(f"{row[f'{side}_{name}_s']:.3f}" for name in phases), _peak(row, side)) for side in (TREE, rival)]
     return (
         f"\n{row['batch']}, POR {row['por']:.3f}: gradient error {row['tree_gradient_error']:.2e} ({rival} "
         f"{row[f'{rival}_gradient_error']:.2e}), {row['of_flop_bound']:.3f} of the FLOP bound, "
@@ -108,8 +105,13 @@ def format_comparisons(rows: Sequence[Mapping[str, object]], rival: str) -> str:
             *(f"{row[f'{s}_s']:.3f} ({row[f'{s}_s_low']:.3f} to {row[f'{s}_s_high']:.3f})" for s in (TREE, rival)),
             *(f"{row['speed_up']:.3f}x", f"{row['flop_bound']:.3f}x"),
             *(f"{row['of_flop_bound']:.3f}", f"{row['token_bound']:.3f}x"),
-            f"{row['tree_peak_gib']:.1f} / {row[f'{rival}_peak_gib']:.1f}",
+            f"{_peak(row, TREE)} / {_peak(row, rival)}",
         )
         for row in rows
     ]
     return "\n" + format_table(header, lines)
+
+
+def _peak(row: Mapping[str, object], side: str) -> str:
+    """GiB of a GPU; on a CPU nothing is measured."""
+    return f"{row[f'{side}_peak_gib']:.1f}" if row[f"{side}_peak_gib"] else "-"

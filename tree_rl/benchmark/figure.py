@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from tree_rl.inspection.files.writing import write_whole
+from tree_rl.tree.report.counted import counted
 
 TREE_COLOUR, BOUND_COLOUR, PACKED_COLOUR, DEVIATION_COLOUR = "#1f5fa8", "#777777", "#e0a060", "#b5532a"
 
@@ -56,7 +57,7 @@ def draw_deviation(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 
 
 def _title(rows: Sequence[Mapping[str, object]]) -> str:
-    return f"{rows[0]['model']}, {rows[0]['layers']} layers, {rows[0]['device']}"
+    return f"{rows[0]['model']}, {counted(int(str(rows[0]['layers'])), 'layer')}, {rows[0]['device']}"
 
 
 def save_figure(figure: plt.Figure, path: Path) -> None:

@@ -22,7 +22,7 @@ class GradientErrors:
     tree: float
     rows: float
     rows_apart: float = 0.0
-    """Error of rows as long that repeat no tokens; 0 where it was not needed."""
+    """Error of rows of the same lengths that hardly share a prefix; 0 if it was not measured."""
 
     @property
     def limit(self) -> float:
@@ -32,7 +32,7 @@ class GradientErrors:
     def require_exact(self, rows_name: str) -> "GradientErrors":
         """These errors, if the tree passes; a `GateError` that calls the other side `rows_name` if it does not."""
         if not self.tree <= self.limit:
-            apart = f", that repeat nothing: {self.rows_apart:.3g}" if self.rows_apart else ""
+            apart = f", without shared prefixes: {self.rows_apart:.3g}" if self.rows_apart else ""
             raise GateError(
                 f"gradient of the tree: expected a relative error of at most {self.limit:.3g}, received "
                 f"{self.tree:.3g} ({rows_name}: {self.rows:.3g}{apart}); try another --tree-attention, and report it "

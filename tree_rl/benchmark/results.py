@@ -30,7 +30,7 @@ class Spread:
 
 
 def collect_rows(measured: Iterable[Columns], about: Mapping[str, object], path: Path | None) -> list[Columns]:
-    """Take rows as they are measured, and write the CSV after each: a run that stops leaves what it measured.
+    """Collect rows as they are measured and write the CSV after each, so that a run that stops keeps its results.
 
     Every row gets the columns `about`: what ran, and where. Without a path nothing is written.
     """

@@ -24,7 +24,9 @@ File = Annotated[
     Path | None,
     typer.Argument(help="Rows, as in `tree-rl inspect`. With --cluster and no --model: a run's metrics.jsonl."),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most unique tokens of one forward (tree.max_tokens).")]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, max=2**31 - 1, help="Most unique tokens of one forward (tree.max_tokens).")
+]
 
 
 OF_SPLITS = ("server_gpus", "rollout_seconds", "training_seconds", "rows_seconds")

@@ -10,6 +10,7 @@ from tree_rl.extras import require_modules
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import require_writable_folder
+from tree_rl.tree.report.counted import counted
 
 HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfloat16"]
 """Defaults of `precompile`: the Qwen3 and Llama 3 families."""
@@ -53,6 +54,7 @@ def precompile_kernels(
             )
         except PrecompileError as error:
             raise InputError(f"precompile: {error}") from error
-        say(f"\n{compiled} kernels compiled. Set in every process that trains, with this Python and these packages:")
+        done = counted(compiled, "kernel")
+        say(f"\n{done} compiled. Set in every process that trains, with this Python and these packages:")
         for name, value in runtime_environment(cache).items():
             say(f"  export {name}={shlex.quote(value)}")

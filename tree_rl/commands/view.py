@@ -11,6 +11,7 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.files.writing import write_whole
+from tree_rl.tree.report.counted import counted
 
 FileOrRun = Annotated[Path, typer.Argument(help="A file of rows, or the folder of a run with tree dumps.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained file instead of serving it.")]
@@ -49,7 +50,7 @@ def view_file(
             say(f"Page of {len(page) / 2**20:.1f} MiB written to {quoted_path(html)}")
             return
         with PageServer(page, port) as server:
-            say(f"{server.address} shows {len(rows):,} rows; Ctrl-C ends")
+            say(f"{server.address} shows {counted(len(rows), 'row')}; Ctrl-C ends")
             if not no_browser:
                 webbrowser.open(server.address)
             try:

@@ -19,6 +19,7 @@ from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
 from tree_rl.inspection.steps import STEPS, separate_steps
 from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
+from tree_rl.tree.report.counted import counted
 
 SESSIONS = ".npz"
 NO_PADDING = "text has none"
@@ -153,7 +154,7 @@ def _read_rows(
         )
     if pair is not None:
         rows, left_out = read_calls(file, pair, groups, chat)
-        loss = f"all of {pair[1]}" + (f" ({left_out:,} records that are no answered calls left out)" * bool(left_out))
+        loss = f"all of {pair[1]}" + (f" ({counted(left_out, 'record')} left out: no answered call)" * bool(left_out))
         return rows, Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
     tools, systems = (
         file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)

@@ -61,10 +61,9 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
         max_tokens: most unique tokens of a forward, at least 1.
         chooser: chooses how groups beyond the budget run on a given model; None: in partitions.
     """
-    forest = forest_of(rows)
     groups, whole, alone = [], [], []
     for name, members in rows_by_group(row.group for row in rows).items():
-        part = forest.select_rows(members)
+        part = forest_of([rows[index] for index in members])
         fits, choice, plan = part.num_unique <= max_tokens, None, None
         if fits:
             whole.append(members)
@@ -77,7 +76,8 @@ def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -
         unique = part.num_unique
         groups.append(GroupRun(name=name, num_rows=len(members), unique_tokens=unique, partitions=plan, choice=choice))
     lengths = [len(row.token_ids) for row in rows if len(row.token_ids) <= max_tokens]
-    packed = [forest.select_rows(members) for members in pack_groups(forest, whole, max_tokens=max_tokens)]
+    together = pack_groups(forest_of(rows), whole, max_tokens=max_tokens)
+    packed = [forest_of([rows[index] for index in members]) for members in together]
     counts = [count_attention_blocks(one.subtree_end) for one in (*packed, *alone)]
     for one in (one for group in groups if group.partitions for one in group.partitions.partitions):
         counts.append(count_attention_blocks(one.local_subtree_end, past_length=one.past_length))

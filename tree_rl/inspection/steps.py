@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from tree_rl.inspection.overlap_by_group import forest_of
 from tree_rl.inspection.recording import Recording
-from tree_rl.tree import Forest
 
 STEPS = ("step", "global_step", "global_steps", "training_step", "train_step")
 """Columns that number training steps. In logs of agents they may number the calls of an episode instead."""
@@ -24,7 +24,7 @@ def separate_steps(recording: Recording) -> Recording:
 def _numbers_calls(recording: Recording) -> bool:
     """True if most rows continue a whole row of another step in their group, as an agent's calls do."""
     rows = recording.rows
-    order = Forest.from_rows([row.token_ids for row in rows], merge_key=[row.group for row in rows]).row_order
+    order = forest_of(rows).row_order
     continued = 0
     for rank in range(1, len(order.rows)):
         before, after = rows[order.rows[rank - 1]], rows[order.rows[rank]]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from rich.cells import cell_len
+
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import GIB
@@ -11,6 +13,7 @@ from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.tree.attention_blocks import BLOCK
+from tree_rl.tree.report.counted import counted
 
 OVERLAP = ("group", "rows", "trees", "unique", "flat", "POR", "token bound", "FLOP bound", "branches", "depth")
 TOTALS = ("", "groups", "forwards", "tokens", "utilisation", "largest")
@@ -29,13 +32,14 @@ def format_report(
     `shape` sets the FLOP bound. A total that equals the line above it is left out.
     """
     lines = [_overlap_cells(report, shape) for report in reports[:at_most]]
-    if len(reports) > 1:
+    if len(reports) > 1 or not at_most:
         lines.append(_overlap_cells(total, shape))
     if merged.overlap.paths < total.overlap.paths:
         lines.append(_overlap_cells(merged, shape))
     table = format_table(OVERLAP, lines)
     if len(reports) > at_most:
-        table += f"\n({len(reports) - at_most} more groups in the total; list them with --groups {len(reports)})"
+        more = counted(len(reports) - at_most, "more group")
+        table += f"\n({more} in the total; list them with --groups {len(reports)})"
     if not total.causes:
         return table + "\n\nNo branches: no two rows of a group share a prefix and then differ."
     causes = [(str(cause), f"{count:,}") for cause, count in total.causes.most_common()]
@@ -65,29 +69,29 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
         install = install_command("ortools")
         lines += ["", f"OR-Tools is not installed. Training has it: a plan not proven may be better there; {install}"]
     if num_groups > at_most:
-        lines.append(f"({num_groups - at_most} more groups; list them with --groups {num_groups})")
+        lines.append(f"({counted(num_groups - at_most, 'more group')}; list them with --groups {num_groups})")
     blocks = plan.attention
     lines.append(
-        f"\nAttention visits {blocks.full + blocks.partial:,} blocks of {BLOCK} x {BLOCK} tokens: "
+        f"\nAttention visits {counted(blocks.full + blocks.partial, 'block')} of {BLOCK} x {BLOCK} tokens: "
         f"{blocks.full:,} full, {blocks.partial:,} partial ({blocks.partial_share:.0%})."
     )
     if long:
         lines.append(
-            f"\n{len(long)} rows alone exceed {plan.max_tokens:,} tokens ({plan.oversized_rows[0].name}, ...): without "
-            "trees they run over the budget."
+            f"\nOver the budget without trees: {counted(len(long), 'row')} of more than {plan.max_tokens:,} tokens "
+            f"({plan.oversized_rows[0].name}{', ...' if len(long) > 1 else ''})."
         )
     return "\n".join(lines)
 
 
 def format_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, flush_left: int = 1) -> str:
     """A table of aligned columns, the first `flush_left` of them flush left, the others flush right."""
-    widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
+    widths = [max(cell_len(line[column]) for line in [header, *lines]) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if column < flush_left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
+        cells = []
+        for column, (cell, width) in enumerate(zip(line, widths, strict=True)):
+            space = " " * (width - cell_len(cell))
+            cells.append(cell + space if column < flush_left else space + cell)
         return "  ".join(cells).rstrip()
 
     return "\n".join([join(header), "  ".join("-" * width for width in widths), *map(join, lines)])

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tree_rl.inspection.files.run_log import RunLog
-from tree_rl.run_report.sections import BANDS, TIMES, Section
+from tree_rl.run_report.sections import BANDS, TIMES, VALIDATION, Section
 
 COLOURS = ("#2f83d6", "#e8590c", "#2f9e44", "#ae3ec9", "#c98a00", "#0ca678", "#d6336c", "#5c7cfa", "#868e96", "#74b816",
            "#15aabf")  # fmt: skip
@@ -63,7 +63,8 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
                           if value is not None and (value > 0 or not section.is_log)]  # fmt: skip
                 if values:
                     is_named = dashes == "--" and runs[0].has(metric)
-                    _line(axes, values, colour, dashes, None if is_named else name)
+                    axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, markersize=2.5,
+                              marker="o" if len(values) < 40 else "", label=None if is_named else name)  # fmt: skip
         names = dict(metrics)
         for band in BANDS:
             if band.over is None and band.metric in names and isfinite(band.high):
@@ -77,28 +78,31 @@ def draw_section(section: Section, runs: Sequence[RunLog]) -> str | None:
 
 
 def draw_times(run: RunLog) -> str | None:
-    """Chart of the parts of each step's time; None without times."""
+    """Chart of the parts of each step's time, and of the validation after it; None without times."""
     parts = [(metric, name) for metric, name in TIMES if run.has(metric)]
     if not run.has("timing_s/step") or not parts:
         return None
-    columns = [[value or 0.0 for value in run.column(metric)] for metric, _ in parts]
-    whole = [value or 0.0 for value in run.column("timing_s/step")]
-    rest = [max(0.0, step - sum(values)) for step, *values in zip(whole, *columns, strict=True)]
+
+    def seconds(timer: str) -> list[float]:
+        return [value or 0.0 for value in run.column(timer)]
+
+    bars = [(seconds(metric), name, colour) for (metric, name), colour in zip(parts, COLOURS, strict=False)]
+    known = [sum(values) for values in zip(*(values for values, _, _ in bars), strict=True)]
+    rest = [max(0.0, step - of_parts) for step, of_parts in zip(seconds("timing_s/step"), known, strict=True)]
+    bars.append((rest, "the rest", REST))
+    if run.has(VALIDATION):
+        bars.append((seconds(VALIDATION), "validation", COLOURS[-1]))
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=SIZE)
         below = [0.0] * len(run.steps)
-        named = zip([*columns, rest], [*(name for _, name in parts), "the rest"], [*COLOURS[: len(parts)], REST],
-                    strict=True)  # fmt: skip
-        for values, name, colour in named:
-            axes.bar(run.steps, values, bottom=below, color=colour, width=0.9, label=name)
-            below = [low + value for low, value in zip(below, values, strict=True)]
+        edges = [*(step - 0.5 for step in run.steps), run.steps[-1] + 0.5]
+        for values, name, colour in bars:
+            # One outline a part: a bar for each of thousands of steps would take minutes to draw.
+            above = [low + value for low, value in zip(below, values, strict=True)]
+            axes.stairs(above, edges, baseline=below, fill=True, color=colour, label=name)
+            below = above
         axes.set_ylabel("seconds")
         return _finished(figure, axes)
-
-
-def _line(axes: Axes, values: list[tuple[int, float]], colour: str, dashes: str, label: str | None) -> None:
-    marker = "o" if len(values) < 40 else ""
-    axes.plot(*zip(*values, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=2.5, label=label)
 
 
 def _finished(figure: "pyplot.Figure", axes: Axes) -> str:

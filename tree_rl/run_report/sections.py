@@ -70,9 +70,12 @@ TIMES = (
     ("timing_s/update_actor", "actor's update"),
     ("timing_s/update_weights", "weights to the rollout"),
     ("timing_s/save_checkpoint", "checkpoint"),
-    ("timing_s/testing", "validation"),
 )
 """Parts of a step that do not overlap; the remaining time of `timing_s/step` is shown as the rest."""
+VALIDATION = "timing_s/testing"
+"""Follows a step and is no part of `timing_s/step`."""
+MEMORY = ("actor/perf/max_memory_allocated_gb", "perf/max_memory_allocated_gb")
+"""Most memory of a GPU, in reinforcement learning and in SFT."""
 
 SECTIONS = (
     Section(
@@ -110,9 +113,9 @@ SECTIONS = (
         about="Most memory of a GPU that torch held, in GiB; on a CPU the process's. Predicted: without weights and "
         "optimizer.",
         lines=(
-            ("actor/perf/max_memory_allocated_gb", "allocated"),
+            (MEMORY[0], "allocated"),
             ("actor/tree/predicted_peak_gib", "predicted"),
-            ("perf/max_memory_allocated_gb", "allocated"),
+            (MEMORY[1], "allocated"),
         ),
         missing="The run's log has no memory.",
     ),

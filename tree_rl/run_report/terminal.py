@@ -8,18 +8,19 @@ from rich.text import Text
 
 from tree_rl.inspection.files.run_log import RunLog
 from tree_rl.run_report.report import summary_rows
+from tree_rl.run_report.sections import MEMORY
 
 SHOWN = 12
 """Number of latest steps in the table."""
 COLUMNS = (
-    ("reward", ("tree/session_score/mean", "critic/score/mean"), "{:.3f}"),
-    ("loss", ("actor/pg_loss", "train/loss"), "{:.4f}"),
-    ("POR", ("tree/por",), "{:.3f}"),
+    ("reward", ("tree/session_score/mean", "critic/score/mean"), "{:z.3f}"),
+    ("loss", ("actor/pg_loss", "train/loss"), "{:z.4f}"),
+    ("POR", ("tree/por",), "{:z.3f}"),
     ("saved", ("tree/realised_saving",), "{:.0%}"),
     ("rollouts s", ("timing_s/gen",), "{:.1f}"),
     ("update s", ("timing_s/update_actor",), "{:.1f}"),
     ("step s", ("timing_s/step",), "{:.1f}"),
-    ("GiB", ("actor/perf/max_memory_allocated_gb",), "{:.1f}"),
+    ("GiB", MEMORY, "{:.1f}"),
     ("completed", ("tree/session/ended_completed",), "{:.0%}"),
 )
 

@@ -5,6 +5,7 @@ A group beyond the budget runs in partitions instead (`tree_rl.tree.partition`).
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from heapq import heapreplace
 
 import numpy as np
 
@@ -84,11 +85,11 @@ def best_fit(sizes: Sequence[int], capacity: int, *, most_bins: int | None = Non
 def least_loaded(sizes: Sequence[float] | np.ndarray, num_bins: int) -> Bins:
     """Largest item first, each into the bin with the least load; some bins may stay empty."""
     bins: Bins = [[] for _ in range(num_bins)]
-    load = [0.0] * num_bins
+    load = [(0.0, number) for number in range(num_bins)]
     for index in largest_first(sizes):
-        chosen = min(range(num_bins), key=load.__getitem__)
+        least, chosen = load[0]
         bins[chosen].append(index)
-        load[chosen] += sizes[index]
+        heapreplace(load, (least + sizes[index], chosen))
     return bins
 
 

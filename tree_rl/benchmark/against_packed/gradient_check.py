@@ -17,8 +17,8 @@ from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) -> GradientErrors:
     """Measure both errors on one batch and require the tree's to be small.
 
-    Rows that repeat tokens round each repetition apart, and the mean of these roundings can be nearer to the truth than
-    one rounding. A tree that exceeds the rows' error may therefore have that of rows which repeat nothing.
+    Rows round each repetition of a token separately, and the mean of these errors can be smaller than the tree's single
+    one. A tree may therefore also be as far off as rows that share no prefix.
 
     A copy of the model in higher precision must fit beside it. Gradients of the model are cleared.
 
@@ -51,9 +51,9 @@ def _gradients(model: Any, batch: Batch, planner: Planner) -> list[torch.Tensor]
 
 @contextmanager
 def _routed_by_token(model: Any) -> Iterator[None]:
-    """Experts chosen by token id where a model has experts.
+    """In a model with experts, choose them by token id.
 
-    Near a tie any two kernels choose other experts, and so do two precisions. That would say nothing about trees.
+    Near a tie two kernels or two precisions choose different experts, which says nothing about trees.
     """
     if not has_experts(model):
         yield

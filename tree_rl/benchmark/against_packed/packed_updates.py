@@ -28,6 +28,7 @@ from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, collect_rows, print_setting
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
+from tree_rl.tree import Forest
 
 LEARNING_RATE = 1e-6
 """Learning rate of timed updates."""
@@ -124,7 +125,8 @@ def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) 
 def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
     """As `BenchOptions.batches`; InputError if a group's tree does not fit into one forward."""
     batches, max_tokens = options.batches(por, count=count), options.max_tokens or MAX_TOKENS
-    largest = max(batch.forest().select_rows(rows).num_unique for batch in batches for rows in batch.rows_of_groups())
+    groups = ([batch.rows[row] for row in rows] for batch in batches for rows in batch.rows_of_groups())
+    largest = max(Forest.from_rows(rows).num_unique for rows in groups)
     if largest > max_tokens:
         raise InputError(
             f"--max-tokens {max_tokens}: expected at least {largest}, the unique tokens of the largest group at POR "
@@ -134,7 +136,7 @@ def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
 
 
 def _check_packed_attention(options: BenchOptions) -> None:
-    """Before a model is built, which would fail on it without naming the option."""
+    """Refuse it by the name of its option; the model that is built later would fail without it."""
     asked, choices = options.packed_attention, ("auto", *packed_attention.IMPLEMENTATIONS)
     if asked not in choices:
         raise InputError(f"--packed-attention {quoted(asked)}: expected one of {', '.join(choices)}")
@@ -145,7 +147,7 @@ def _check_packed_attention(options: BenchOptions) -> None:
 
 
 def _setting(options: BenchOptions) -> Columns:
-    """Columns that say what ran; "auto" is written as what it chose."""
+    """Columns about what ran; for "auto", the implementation that it chose."""
     size = options.size
     place: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
     sizes = place | {"head_size": size.shape.head_dim, "value_size": size.shape.value_size}

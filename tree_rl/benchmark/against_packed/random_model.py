@@ -84,7 +84,7 @@ def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torc
 
 
 def has_experts(model: Any) -> bool:
-    """Whether a model that `build_model` made routes its tokens."""
+    """True if a model that `build_model` made has experts."""
     return ModelShape.from_config(model.config.to_dict()).active_experts > 0
 
 

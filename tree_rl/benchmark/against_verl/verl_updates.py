@@ -80,11 +80,7 @@ def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[
 
 
 def refuse_options(options: BenchOptions) -> None:
-    """Name what this comparison does not do.
-
-    Raises:
-        InputError: names the flag.
-    """
+    """Raise an InputError that names the first option for which this comparison has no meaning."""
     asked = {
         "--steps": options.steps > 0,
         "--project-all (stock verl projects every token)": options.project_all,
@@ -103,7 +99,7 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
     batches = [options.batches(por, count=1)[0] for por in options.pors]
     thinned = [batch.for_gate() for batch in batches]
     shape, checkpointing = options.size.shape, options.checkpointing
-    # The yardstick comes first and goes: three engines would not fit.
+    # The yardstick is measured first and deleted: three engines would not fit.
     exact = engines.build_engine(path, tree=None, dtype=torch.float32, attention="sdpa", checkpointing=checkpointing)
     truths = [gradients_of(Side(engine=exact, max_tokens=options.max_tokens), batch) for batch in thinned]
     del exact

@@ -53,7 +53,7 @@ def let_flash_attention_4_read_rows() -> None:
 
 @contextmanager
 def log_probs_in_one_pass() -> Iterator[str]:
-    """Call `use_one_pass` and yield its answer; behind it, give verl its own function back."""
+    """Call `use_one_pass` and yield its result; restore verl's own function afterwards."""
     before = transformer_impl.logprobs_from_logits
     try:
         yield use_one_pass()

@@ -109,7 +109,8 @@ def lay_out_groups(
             load_DC[rank, cell] = layout.load_D[part]
             for index, rows in layout.rows[part]:
                 rows_of_place[rank * num_cells + cell] += members[groups[index]][rows].tolist()
-                tokens_DC[rank, cell] += paths[groups[index]].order.select(rows).num_unique
+                whole = paths[groups[index]].order
+                tokens_DC[rank, cell] += (whole.select(rows) if len(rows) < len(whole.rows) else whole).num_unique
     step = multiple_of // math.gcd(multiple_of, num_ranks * num_cells)
     rows_per_cell = math.ceil(max(map(len, rows_of_place)) / step) * step
     padding = itertools.count(len(group_of_row))

@@ -58,8 +58,7 @@ def _whole_groups(groups: Sequence[GroupPaths], num_ranks: int) -> Parts:
     """Greedy start: costliest group first, each on the rank with the least cost."""
     parts = Parts(groups, num_ranks)
     for rank, content in enumerate(least_loaded([group.whole for group in groups], num_ranks)):
-        for group in content:
-            parts.put(rank, group, np.arange(groups[group].num_paths))
+        parts.fill(rank, content)
     return parts
 
 
@@ -94,13 +93,7 @@ def _reunite(parts: Parts) -> None:
     for group, ranks in enumerate(parts.ranks_of):
         for source in sorted(ranks):
             for target in sorted(parts.ranks_of[group] - {source}):
-                after = parts.load_D[target] + _joined_cost(parts, group, source, target)
-                if after <= highest:
-                    parts.move(source, target, group, parts.on_rank[source][group])
+                one, moved, held = parts.groups[group], parts.on_rank[source][group], parts.on_rank[target][group]
+                if parts.load_D[target] + (one.cost(np.union1d(held, moved)) - one.cost(held)) <= highest:
+                    parts.move(source, target, group, moved)
                     break
-
-
-def _joined_cost(parts: Parts, group: int, source: int, target: int) -> float:
-    """Cost added to `target`, which runs part of the group, if it takes the group's paths from `source`."""
-    one, held = parts.groups[group], parts.on_rank[target][group]
-    return one.cost(np.union1d(held, parts.on_rank[source][group])) - one.cost(held)

@@ -80,6 +80,14 @@ class Parts:
         """Cost of the slowest rank."""
         return float(self.load_D.max())
 
+    def fill(self, rank: int, groups: Sequence[int]) -> None:
+        """Place whole groups on an empty rank."""
+        for group in sorted(groups):
+            self.on_rank[rank][group] = np.arange(self.groups[group].num_paths)
+            self._costs[rank][group] = self.groups[group].whole
+            self.ranks_of[group].add(rank)
+        self.load_D[rank] = sum(self._costs[rank].values())
+
     def put(self, rank: int, group: int, paths: np.ndarray) -> None:
         """Place paths on a rank."""
         held = self.on_rank[rank].get(group)

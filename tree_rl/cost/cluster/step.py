@@ -145,7 +145,7 @@ class StepModel:
                 exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + self.log_probs)
         optimizer = len(work.load_C) * self.parameters.total / self.shard_ranks / OPTIMIZER_RATE
         return StepTime(
-            balanced=mean, waiting=slowest - mean, gathers=gathers, exchanges=exchanges, optimizer=optimizer
+            balanced=mean, waiting=max(slowest - mean, 0.0), gathers=gathers, exchanges=exchanges, optimizer=optimizer
         )
 
     def exposed(self, forward: float, *, sends_gradients: bool) -> float:

@@ -14,6 +14,7 @@ from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
+from tree_rl.tree.report.counted import counted
 
 OPERATIONS_PER_SECOND = 4e14
 """Throughput of a GPU; only its ratio to the next two constants matters."""
@@ -68,8 +69,8 @@ class MemoryChoice:
     def name(self) -> str:
         """Description for logs."""
         saving, layers = self.saving, self.saving.offloaded_layers
-        parts = ["whole" if self.plan is None else f"{self.plan.num_partitions} partitions"]
-        parts += [f"{layers} layers offloaded"] if layers else []
+        parts = ["whole" if self.plan is None else counted(self.plan.num_partitions, "partition")]
+        parts += [f"{counted(layers, 'layer')} offloaded"] if layers else []
         parts += [f"MLP in tiles of {saving.tile_tokens} tokens"] if saving.tile_tokens else []
         parts += ["relays on the host"] if saving.relays_on_host else []
         return ", ".join(parts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.open_file import read_bytes
 from tree_rl.inspection.files.quoting import quoted_path
+from tree_rl.tree.report.counted import counted
 
 MARKS = ("timing_s/step", "train/loss")
 """Metrics that only a training step has, in reinforcement learning and in SFT."""
@@ -24,7 +25,7 @@ EXPECTED = "expected a file of verl's file logger or a console log with steps; s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLog:
-    """Metrics by step; if a restart repeated a step, the last ones."""
+    """Metrics by step; a restart replaces all steps from the one with which it goes on."""
 
     name: str
     """Quoted path of the log."""
@@ -65,7 +66,7 @@ def read_run(path: Path) -> RunLog:
         (file.suffix == ".jsonl", file.stat().st_mtime, log) for file in files if (log := read_log(file)) is not None
     ]
     if not read:
-        raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {len(files)} files")
+        raise InputError(f"{quoted_path(path)}: {EXPECTED}, found none in {counted(len(files), 'file')}")
     # Prefer the file logger, whose metrics the console log repeats; then the newest, since an SFT phase comes first.
     return max(read, key=lambda one: (one[0], one[1]))[2]
 
@@ -77,10 +78,13 @@ def read_log(path: Path) -> RunLog | None:
     text = read_bytes(path).decode("utf-8", "replace")
     # By content, because the file logger's path can be anything.
     for step, metrics in list(_json_steps(text)) or _console_steps(text):
-        restarts += step < last
-        last = step
+        if is_step(metrics):
+            if step < last:
+                restarts += 1
+                found = {earlier: kept for earlier, kept in found.items() if earlier < step}
+            last = step
         # Validation may log separate lines for the same step.
-        found[step] = {**found.get(step, {}), **metrics} if not is_step(metrics) else metrics
+        found[step] = {**found.get(step, {}), **metrics}
     steps = sorted(step for step, metrics in found.items() if is_step(metrics))
     if not steps:
         return None
@@ -111,7 +115,9 @@ def _json_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
 
 
 def _console_steps(text: str) -> Iterator[tuple[int, Mapping[str, float]]]:
-    for line in text.splitlines():
+    whole, _, unfinished = text.rpartition("\n")
+    # The last number of a line that is cut off may lack digits.
+    for line in [*whole.splitlines(), unfinished.rpartition(" - ")[0]]:
         match = CONSOLE.search(line)
         if match:
             figures = {name: float(value) for name, value in FIGURE.findall(match[2])}

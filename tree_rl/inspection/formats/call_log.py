@@ -89,16 +89,13 @@ def _answers(response: Any, tokenizer: ChatTokenizer, where: str) -> list[dict[s
     if choices and all(isinstance(one, dict) for one in choices):
         messages = [decoded(one.get("message", one)) for one in choices]
         if all(isinstance(one, dict) and any(name in one for name in ANSWERS) for one in messages):
-            chats = [read_chat([{"role": ASSISTANT, **_filled(one)}], None, tokenizer.form, where) for one in messages]
+            given = [{name: value for name, value in one.items() if value is not None} for one in messages]
+            chats = [read_chat([{"role": ASSISTANT, **one}], None, tokenizer.form, where) for one in given]
             return [chat.messages[-1] for chat in chats if chat is not None]
     raise RowFileError(
         f"{where}: expected choices with a message each, or a message, received {quoted(response)}; join the chunks of "
         "streamed answers, or drop the row"
     )
-
-
-def _filled(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None}
 
 
 def _is_answer(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """`tree-rl plan --ranks`: predicts a step on a cluster, its slowest rank, what would help, the first bottleneck."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tree_rl.inspection.overlap_by_group import rows_by_group
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.scale.fitted_costs import read_fitted_cost
 from tree_rl.inspection.text import format_table
+from tree_rl.tree.report.counted import counted
 
 SHARING = (1, 2, 4, 8)
 """Tried numbers of ranks that share tokens."""
@@ -192,19 +193,17 @@ def _sweep(step: Step, most: int) -> tuple[list[Scaled], list[str]]:
     said = "S is the fastest of those that fit."
     broken = [one for one in best if one.slowed_by]
     if not broken:
-        return best, [said, f"Nothing costs a tenth of a step up to {most} GPUs."]
+        return best, [said, f"Nothing costs a tenth of a step up to {counted(most, 'GPU')}."]
     first = broken[0]
-    return best, [said, f"First to break: {first.slowed_by}, on {first.model.cluster.gpus} GPUs."]
+    return best, [said, f"First to break: {first.slowed_by}, on {counted(first.model.cluster.gpus, 'GPU')}."]
 
 
 def _cells(one: Scaled) -> tuple[str, ...]:
-    time = one.time
-    parts = (time.balanced, time.waiting, time.gathers, time.exchanges, time.optimizer)
     return (
         f"{one.model.cluster.gpus:,}",
         str(one.model.sharing),
-        f"{time.total:.2f}",
-        *(f"{part:.2f}" for part in parts),
+        f"{one.time.total:.2f}",
+        *(f"{part:.2f}" for part in astuple(one.time)),
         f"{one.layout.imbalance:.2f}",
         f"{one.memory.total / GIB:.0f}",
         one.slowed_by or "-",
@@ -212,15 +211,15 @@ def _cells(one: Scaled) -> tuple[str, ...]:
 
 
 def _explained(asked: Scaled) -> list[str]:
-    layout, work = asked.layout, asked.work
-    whole = f"{layout.split_groups} groups split over ranks, {layout.repeated_tokens:,} tokens computed again"
-    bound = float(layout.bound_C.sum() / work.mean_C.sum()) if work.mean_C.any() else 1.0
+    layout = asked.layout
+    again = counted(layout.repeated_tokens, "token")
     slowest = layout.load_DC.sum(axis=1).argmax()
-    forwards = int(work.forwards_C.sum())
+    tokens = counted(int(layout.tokens_DC[slowest].sum()), "token")
+    forwards = counted(int(asked.work.forwards_C.sum()), "micro-batch")
     return [
-        f"S = {asked.model.sharing}: {whole}.",
-        f"Slowest rank: {slowest} of {len(layout.load_DC)}, {int(layout.tokens_DC[slowest].sum()):,} tokens in "
-        f"{forwards} micro-batch{'es' * (forwards != 1)}; no layout is faster than {bound:.2f} times the mean.",
+        f"S = {asked.model.sharing}: {counted(layout.split_groups, 'group')} split over ranks, {again} computed again.",
+        f"Slowest rank: {slowest} of {len(layout.load_DC)}, {tokens} in {forwards}; no layout is faster than "
+        f"{layout.least_imbalance:.2f} times the mean.",
     ]
 
 

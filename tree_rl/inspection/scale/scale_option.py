@@ -7,6 +7,9 @@ import typer
 
 MOST_GPUS = 65_536
 """Largest cluster of a prediction, which assigns rows to every GPU."""
+MOST_PROMPTS = 1_000_000
+"""Most groups of a predicted step, whose layout takes minutes."""
+MOST_SECONDS = 1e12
 
 
 class ScaleOption:
@@ -20,8 +23,10 @@ class ScaleOption:
     ]
     Sharing = Annotated[int, typer.Option("--sp", min=1, help="GPUs that share tokens (Ulysses).")]
     Shards = Annotated[int | None, typer.Option(min=1, help="GPUs that hold one copy of the weights (fsdp_size).")]
-    MiniBatches = Annotated[int, typer.Option(min=1, help="Optimizer steps of a training step.")]
-    Prompts = Annotated[int | None, typer.Option(min=1, help="Groups of a step, drawn from FILE. Default: each once.")]
+    MiniBatches = Annotated[int, typer.Option(min=1, max=MOST_PROMPTS, help="Optimizer steps of a training step.")]
+    Prompts = Annotated[
+        int | None, typer.Option(min=1, max=MOST_PROMPTS, help="Groups of a step, drawn from FILE. Default: each once.")
+    ]
     Sweep = Annotated[
         bool,
         typer.Option(
@@ -37,6 +42,12 @@ class ScaleOption:
         Path | None, typer.Option(help="global_step_N of a run of this model: by the costs that it has measured.")
     ]
     ServerGpus = Annotated[int, typer.Option(min=1, help="GPUs of one rollout server, with --cluster and no --model.")]
-    RolloutSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's rollouts.")]
-    TrainingSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's training on trees.")]
-    RowsSeconds = Annotated[float | None, typer.Option(min=1e-3, help="GPU-seconds of a step's training on rows.")]
+    RolloutSeconds = Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's rollouts.")
+    ]
+    TrainingSeconds = Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's training on trees.")
+    ]
+    RowsSeconds = Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's training on rows.")
+    ]

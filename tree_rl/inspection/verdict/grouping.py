@@ -45,8 +45,7 @@ def regroup(recording: Recording) -> list[Regrouped]:
     for is_fine, groups, column, values in sorted(found, key=lambda one: one[:2])[:MOST]:
         forest = Forest.from_rows(tokens, merge_key=values)
         keeps = float(np.mean(_shared(forest) == nearest))
-        por = 1 - forest.num_unique / forest.num_flat
-        tried.append((keeps < KEPT, is_fine, groups, Regrouped(column=column, groups=-groups, por=por)))
+        tried.append((keeps < KEPT, is_fine, groups, Regrouped(column=column, groups=-groups, por=forest.por)))
     return [one[-1] for one in sorted(tried, key=lambda one: one[:3])]
 
 

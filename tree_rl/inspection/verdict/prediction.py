@@ -107,11 +107,41 @@ class WholeStep:
         return self.update.share.step_speed_up(self.update.speed_up, self.share)
 
 
-def predict_memory(rows: Sequence[Row], model: Path, gpu: Gpu, gpus: int) -> MemoryPrediction:
+def predict_memory(rows: Sequence[Row], path: Path, gpu: Gpu, gpus: int) -> MemoryPrediction:
     """Bytes on each of `gpus` GPUs that train a model with FSDP2; raises InputError if its config cannot be read."""
-    shape, config = read_model_config(model)
-    parameters = Parameters.of(shape, config)
-    return _memory_on(StepModel(shape=shape, parameters=parameters, cluster=gpu.spec.cluster(gpus)), rows, gpu)
+    shape, config = read_model_config(path)
+    model = StepModel(shape=shape, parameters=Parameters.of(shape, config), cluster=gpu.spec.cluster(gpus))
+    activations = model.activations
+    forests = [
+        forest_of([rows[index] for index in members]) for members in rows_by_group(row.group for row in rows).values()
+    ]
+    largest = max(forests, key=lambda forest: forest.num_unique)
+    longest = max(len(row.token_ids) for row in rows)
+    chooser = Chooser(model=activations)
+    least = Chooser(model=activations, host_bytes=0.0).choose(largest, 0)
+    tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
+    state = model.memory_with(0.0).total
+    room = room_beside(state, model.cluster.memory)
+    fits = room >= activations.bytes_of(GRANULARITY)
+    max_tokens = rounded_tokens(activations.tokens_of(room)) if fits else None
+    runs = None
+    if max_tokens is not None:
+        is_whole = largest.num_unique <= max_tokens
+        runs = "whole" if is_whole else chooser.choose(largest, max_tokens).name
+    return MemoryPrediction(
+        gpu=gpu,
+        gpus=gpus,
+        state=state,
+        rows=Least(tokens=longest, memory=state + activations.bytes_of(longest), runs_as="the longest row"),
+        whole=Least(
+            tokens=largest.num_unique,
+            memory=state + activations.bytes_of(largest.num_unique),
+            runs_as="the largest group, whole",
+        ),
+        partitioned=Least(tokens=tokens, memory=state + least.peak.device, runs_as=least.name),
+        max_tokens=max_tokens,
+        largest_runs=runs,
+    )
 
 
 def predict_update(
@@ -141,38 +171,4 @@ def predict_update(
         share=share,
         price=price,
         gpus=memory.gpus,
-    )
-
-
-def _memory_on(model: StepModel, rows: Sequence[Row], gpu: Gpu) -> MemoryPrediction:
-    activations = model.activations
-    forests = [
-        forest_of([rows[index] for index in members]) for members in rows_by_group(row.group for row in rows).values()
-    ]
-    largest = max(forests, key=lambda forest: forest.num_unique)
-    longest = max(len(row.token_ids) for row in rows)
-    chooser = Chooser(model=activations)
-    least = Chooser(model=activations, host_bytes=0.0).choose(largest, 0)
-    tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
-    state = model.memory_with(0.0).total
-    room = room_beside(state, model.cluster.memory)
-    fits = room >= activations.bytes_of(GRANULARITY)
-    max_tokens = rounded_tokens(activations.tokens_of(room)) if fits else None
-    runs = None
-    if max_tokens is not None:
-        is_whole = largest.num_unique <= max_tokens
-        runs = "whole" if is_whole else chooser.choose(largest, max_tokens).name
-    return MemoryPrediction(
-        gpu=gpu,
-        gpus=model.cluster.gpus,
-        state=state,
-        rows=Least(tokens=longest, memory=state + activations.bytes_of(longest), runs_as="the longest row"),
-        whole=Least(
-            tokens=largest.num_unique,
-            memory=state + activations.bytes_of(largest.num_unique),
-            runs_as="the largest group, whole",
-        ),
-        partitioned=Least(tokens=tokens, memory=state + least.peak.device, runs_as=least.name),
-        max_tokens=max_tokens,
-        largest_runs=runs,
     )

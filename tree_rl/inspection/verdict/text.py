@@ -9,6 +9,7 @@ from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.text import format_table
 from tree_rl.inspection.verdict.judgement import WORTHWHILE, Verdict
 from tree_rl.inspection.verdict.prediction import MemoryPrediction, UpdatePrediction, WholeStep
+from tree_rl.tree.report.counted import counted
 
 NAME_LENGTH = 40
 
@@ -16,8 +17,10 @@ NAME_LENGTH = 40
 def format_verdict(verdict: Verdict, merged: GroupReport, assumed: str) -> str:
     """The closing lines of `tree-rl inspect`; `assumed` names the model of the FLOP bound."""
     taken = "\n              ".join(escaped(str(taken)) for taken in verdict.recording.taken)
-    reached, bench, engine = verdict.reached, verdict.reached.bench, verdict.reached.engine
-    steps = ", ".join(f"{step:.2f}x" for step in _steps(verdict))
+    share, reached, bench, engine = verdict.share, verdict.reached, verdict.reached.bench, verdict.reached.engine
+    steps = ", ".join(f"{share.step_speed_up(verdict.update[0], one):.2f}x" for one in share.shares)
+    if len(share.shares) == 1:
+        steps = f"{_range(verdict.step)} times"
     by_tokens = f"POR {merged.overlap.por:.3f}: {verdict.token_bound:.2f}x by tokens"
     lines = [
         f"Verdict: {_says(verdict)}. Expected: updates {_range(verdict.update)} times as fast, whole steps "
@@ -28,7 +31,7 @@ def format_verdict(verdict: Verdict, merged: GroupReport, assumed: str) -> str:
         f"  update      {_range(verdict.update)} times: the bound by operations, less what trees do not shorten",
         f"  measured    {reached.kind}, on one H200: {engine[0]:.2f} to {engine[1]:.2f} of a bound of "
         f"{max(reached.engine_bound):.1f} through verl's engine, {bench[0]:.2f} to {bench[1]:.2f} by bench",
-        f"  whole step  {steps} if updates take {verdict.share} of a step ({escaped(verdict.share.source)})",
+        f"  whole step  {steps} if updates take {share} of a step ({escaped(share.source)})",
     ]
     if verdict.equal_rows:
         equal = f"{verdict.equal_rows:,} of {verdict.rows:,} rows repeat another row of their group"
@@ -46,19 +49,11 @@ def _says(verdict: Verdict) -> str:
         says = "trees would save little"
     elif verdict.step[0] >= WORTHWHILE:
         says = "trees help"
+    elif verdict.needed_share > 1:
+        says = "trees may help"
     else:
         says = f"trees help if updates take at least {verdict.needed_share:.0%} of a step"
     return says + ("" if verdict.recording.has_groups else ", if these are the groups")
-
-
-def _steps(verdict: Verdict) -> Iterator[float]:
-    """Speed-ups of a whole step: for each assumed share, or the least and the largest for a known share."""
-    share = verdict.share
-    if len(share.shares) == 1:
-        yield from verdict.step
-        return
-    for one in share.shares:
-        yield share.step_speed_up(verdict.update[0], one)
 
 
 def _range(figures: tuple[float, float]) -> str:
@@ -71,7 +66,7 @@ def _prefix_rows(verdict: Verdict, merged: GroupReport) -> Iterator[str]:
         many = f"{verdict.prefix_rows:,} of {verdict.rows:,} rows are plain prefixes of another row of their group"
         yield f"  prefixes    {many}:"
         yield "              an appending trainer stores them as one row, as verl's tool loop and our gateway do."
-        yield f"              All lines below count the {merged.overlap.paths:,} merged rows"
+        yield f"              All lines below count the {counted(merged.overlap.paths, 'merged row')}"
 
 
 def format_missing_group(verdict: Verdict) -> str:

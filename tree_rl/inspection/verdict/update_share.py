@@ -7,6 +7,7 @@ from statistics import median
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.run_log import read_log
+from tree_rl.tree.report.counted import counted
 
 ASSUMED = (0.2, 0.4, 0.6)
 """Shares if nothing is known. Stock verl with recorded agents had 0.67 in our run (docs/benchmarks)."""
@@ -64,4 +65,4 @@ def _measured(path: Path) -> UpdateShare:
         )
     # Timers of concurrent passes may overlap.
     share = min(median(shares), 1.0)
-    return UpdateShare(shares=(share,), source=f"median of {len(shares)} steps in {quoted_path(path)}")
+    return UpdateShare(shares=(share,), source=f"median of {counted(len(shares), 'step')} in {quoted_path(path)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.report.counted import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,11 +67,7 @@ def caption(forest: Forest) -> str:
     if not forest.num_rows:
         return "empty forest"
     return (
-        f"{_counted(forest.num_rows, 'row')}, {_counted(forest.num_trees, 'tree')}, "
+        f"{counted(forest.num_rows, 'row')}, {counted(forest.num_trees, 'tree')}, "
         f"{forest.num_unique:,} unique of {forest.num_flat:,} flat tokens, "
         f"POR {forest.por:.3f}, token bound {forest.token_bound:.2f}x"
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

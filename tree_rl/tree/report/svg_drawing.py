@@ -10,6 +10,7 @@ from textwrap import wrap
 import numpy as np
 
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.report.counted import counted
 from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LANE, BAR, MARGIN, TOP, TREE_GAP = 20.0, 13.0, 28.0, 76.0, 10.0
@@ -72,7 +73,7 @@ def draw_svg(
     parts += [_connector(forest, segment, y, scale, most) for segment in y]
     parts += [_bar(forest, shown, segment, y[segment], scale, most) for segment in y]
     if shown.hidden_roots:
-        parts.append(_note(MARGIN, bottom + 20, f"+{shown.hidden_roots:,} trees not drawn"))
+        parts.append(_note(MARGIN, bottom + 20, f"+{counted(shown.hidden_roots, 'tree')} not drawn"))
     return "\n".join([part for part in parts if part] + ["</svg>"])
 
 
@@ -97,9 +98,11 @@ def _bar(forest: Forest, shown: Shown, segment: int, y: float, scale: float, mos
     depth, tokens = int(segments.depth[segment]), int(segments.end[segment] - segments.start[segment])
     count = int(segments.path_count[segment])
     x, size = MARGIN + depth * scale, max(1.5, tokens * scale - 1)
-    hidden = f"{int(shown.hidden_branches[segment]):,} branches, {int(shown.hidden_tokens[segment]):,} tokens not drawn"
-    tip = f"{tokens:,} tokens at positions {depth:,} to {depth + tokens - 1:,}, {count:,} rows"
-    tip += f"; {hidden}" if shown.hidden_branches[segment] else ""
+    branches, left_out = int(shown.hidden_branches[segment]), int(shown.hidden_tokens[segment])
+    hidden = f"{counted(branches, 'branch')}, {counted(left_out, 'token')} not drawn"
+    where = f"position {depth:,}" if tokens == 1 else f"positions {depth:,} to {depth + tokens - 1:,}"
+    tip = f"{counted(tokens, 'token')} at {where}, {counted(count, 'row')}"
+    tip += f"; {hidden}" if branches else ""
     bar = (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{size:.1f}" height="{BAR}" rx="{min(3.0, size / 4):.1f}" '
         f'fill="{_colour(count, most)}"><title>{tip}</title></rect>'
@@ -112,10 +115,10 @@ def _bar(forest: Forest, shown: Shown, segment: int, y: float, scale: float, mos
     if segments.subtree_end[segment] > segments.end[segment] and shown.rows_that_end[segment]:
         bar += (
             f'<circle cx="{right - 1:.1f}" cy="{y + BAR / 2}" r="3" fill="#ffffff" stroke="#d9480f" stroke-width="1.5">'
-            f"<title>{int(shown.rows_that_end[segment]):,} rows end here</title></circle>"
+            f"<title>end of {counted(int(shown.rows_that_end[segment]), 'row')}</title></circle>"
         )
-    if shown.hidden_branches[segment] and not shown.shown_branches[segment]:
-        bar += _note(right + 3, y + BAR - 3, f"+{int(shown.hidden_branches[segment]):,}", hidden)
+    if branches and not shown.shown_branches[segment]:
+        bar += _note(right + 3, y + BAR - 3, f"+{branches:,}", hidden)
     return bar
 
 

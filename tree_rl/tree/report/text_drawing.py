@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.report.counted import counted
 from tree_rl.tree.report.heaviest_part import Shown, caption, choose_shown
 
 LABEL_TOKENS = 32
@@ -44,7 +45,7 @@ def draw_text(
         if segment < 0:
             parent = -segment - 1
             hidden, tokens = shown.hidden_branches[parent], shown.hidden_tokens[parent]
-            lines.append(f"{indent}{branch}… {hidden:,} more, {tokens:,} tokens")
+            lines.append(f"{indent}{branch}… {hidden:,} more, {counted(tokens, 'token')}")
             continue
         lines.append(f"{indent}{branch}{_describe(forest, shown, segment, decode, label_width)}")
         below = children.get(segment, []) + ([-segment - 1] if shown.hidden_branches[segment] else [])
@@ -54,7 +55,7 @@ def draw_text(
             (child, inner, mark) for child, mark in zip(reversed(below), reversed(marks[: len(below)]), strict=True)
         ]
     if shown.hidden_roots:
-        lines.append(f"… {shown.hidden_roots:,} more trees")
+        lines.append(f"… {counted(shown.hidden_roots, 'more tree')}")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_kernels.tree_attention.fa4.autograd import PACKAGE, package_reason
 from tree_rl.models.fused_layers import liger_unavailable_reason
+from tree_rl.tree.report.counted import counted
 from tree_rl.verl_plugin.checks.fresh_process import (
     PROBE_SECONDS,
     REGISTERED,
@@ -94,7 +95,7 @@ def _find_version(package: str) -> Finding:
 def _find_devices() -> Finding:
     chosen = get_device_name()
     cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    found = ", ".join(cuda) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    found = ", ".join(cuda) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     if chosen == "cuda" and not cuda:
         detail = "verl runs on cuda, but no GPU is visible; on a machine without one set VERL_PLATFORM=cpu"
         return Finding(subject="device", status=Status.FAILED, detail=detail)
@@ -116,7 +117,7 @@ def _find_hopper_kernel() -> Finding:
     """The implementation that `attention: auto` chooses on a Hopper GPU in bf16, whatever this machine has."""
     reason = package_reason()
     detail = f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
-    return Finding(subject="tree attention on Hopper GPUs", status=Status.OK, detail=detail)
+    return Finding(subject="tree attention on Hopper", status=Status.OK, detail=detail)
 
 
 def _find_fused_layers() -> Finding:

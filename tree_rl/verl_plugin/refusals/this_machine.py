@@ -24,6 +24,7 @@ from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import package_reason
+from tree_rl.tree.report.counted import counted
 from tree_rl.verl_plugin.compat import (
     _agent_loop_registry,
     build_optimizer,
@@ -113,7 +114,7 @@ def too_few_gpus(asked: Any, config: Any) -> Words | None:
     found = torch.cuda.device_count()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden})"
-    shows = f"this machine shows {found or 'no'} GPU{'s' * (found > 1)}{named}"
+    shows = f"this machine shows {counted(found, 'GPU') if found else 'no GPU'}{named}"
     return {"more": more, "found": shows} if asked + others > found else None
 
 
@@ -347,7 +348,7 @@ def larger_than_data(batch: Any, config: Any) -> Words | None:
     files, most = _prompts(config), option(config, "data.train_max_samples", -1)
     rows = sum(file.metadata.num_rows for file in files)
     if files and batch > rows:
-        return {"held": f"data.train_files have {rows} rows"}
+        return {"held": f"data.train_files have {counted(rows, 'row')}"}
     return {"held": f"data.train_max_samples={most}"} if 0 < most < batch else None
 
 

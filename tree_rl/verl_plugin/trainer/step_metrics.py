@@ -14,6 +14,7 @@ from tree_rl.cost.balance.batch import BatchLayout
 from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.cost.cost_model import CostModel
 from tree_rl.training.self_check import MEAN_TOLERANCE
+from tree_rl.tree.report.counted import counted
 from tree_rl.verl_plugin.compat import Metric
 from tree_rl.verl_plugin.engine.outputs_back import COST
 from tree_rl.verl_plugin.trainer.sessions import Sessions
@@ -70,19 +71,18 @@ def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) ->
         ranks: number of ranks with different rows.
         sharing: number of GPUs that share the tokens of a rank.
     """
-    on = ("1 rank" if ranks == 1 else f"{ranks} ranks") + (
-        f" of {sharing} GPUs that share tokens" if sharing > 1 else ""
-    )
+    on = counted(ranks, "rank") + (f" of {sharing} GPUs that share tokens" if sharing > 1 else "")
     saved = metrics.get("tree/realised_saving")
     kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
     split, repeated = int(metrics["tree/split_groups"]), int(metrics["tree/repeated_tokens"])
-    layout = f"{split} groups split, {repeated:,} tokens computed again" if split else "whole groups"
+    layout = (
+        f"{counted(split, 'group')} split, {counted(repeated, 'token')} computed again" if split else "whole groups"
+    )
     found, bound = metrics["tree/imbalance"], metrics["tree/imbalance_bound"]
     parts = [f"{on}: {kind}", layout, f"slowest rank {found:.2f} times the mean, {bound:.2f} at best"]
     if metrics.get("tree/partitions") and metrics.get("tree/micro_batches"):
         forwards, batches = round(metrics["tree/partitions"]), round(metrics["tree/micro_batches"])
-        counted = f"{forwards} forward{'s' * (forwards != 1)} for {batches} micro-batch{'es' * (batches != 1)}"
-        parts.append(counted)
+        parts.append(f"{counted(forwards, 'forward')} for {counted(batches, 'micro-batch')}")
     if metrics.get("tree/cost_error") is not None:
         parts.append(f"predicted time off by {metrics['tree/cost_error']:.1%}")
     return "layout: " + "; ".join(parts)

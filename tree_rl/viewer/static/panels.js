@@ -20,7 +20,7 @@ function listGroups({ groups, roles }, chosen, step, choose) {
       const group = groups[index], task = taskOf(group, roles);
       const bar = element("i");
       bar.style.width = `${100 * group.por}%`;
-      const facts = `POR ${group.por.toFixed(3)} · ${count(group.rows, "row")} · ${whole.format(group.unique)} tokens`;
+      const facts = `POR ${group.por.toFixed(3)} · ${count(group.rows, "row")} · ${count(group.unique, "token")}`;
       const name = visible(group.name).slice(0, 120);
       const button = element("button", { type: "button", "aria-current": String(index === chosen), onclick: () => choose(index) },
         name, ...(task ? [element("em", { dir: "auto" }, task)] : []), element("small", {}, facts), element("span", { class: "bar", "aria-hidden": "true" }, bar));
@@ -33,7 +33,7 @@ function showFacts(group) {
   const causes = Object.entries(group.causes).map(([cause, times]) => `${whole.format(times)} by ${cause}`);
   const bold = (words) => element("b", {}, words);
   document.getElementById("facts").replaceChildren(
-    bold(whole.format(group.flat)), " tokens in ", bold(count(group.rows, "row")), ", ", bold(whole.format(group.unique)),
+    bold(count(group.flat, "token")), " in ", bold(count(group.rows, "row")), ", ", bold(whole.format(group.unique)),
     " in the tree: POR ", bold(group.por.toFixed(3)), ", token bound ", bold(`${group.bound.toFixed(2)}x`), ". ",
     causes.length ? `Branches: ${causes.join(", ")}.` : "No branches.",
   );
