@@ -101,13 +101,9 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
     elif kind in RESULT:
         named = next((body[name] for name in ("tool_use_id", "call_id", "id", "name") if body.get(name)), None)
         given = next((body[name] for name in ("content", "output", "response", "result") if name in body), None)
-        blocks.results.append((named, _result_text(given, where)))
+        blocks.results.append((named, text_of(read_blocks(given, TOOL, where).content)))
     elif kind in MEDIA:
         blocks.parts.append(_document_text(part) or part)
-
-
-def _result_text(given: Any, where: str) -> str:
-    return text_of(read_blocks(given, TOOL, where).content)
 
 
 def text_of(content: Any) -> str:
