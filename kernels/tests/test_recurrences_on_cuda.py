@@ -59,8 +59,9 @@ def test_kernels_equal_float64_and_repeat_bitwise(
     run = partial(outputs_and_gradients, recurrence.run, layout=layout, return_states_at=states_at)
     truth = run(leaves=exact, impl="chunked")
     first, second = (run(leaves=rounded, impl="triton") for _ in range(2))
+    smallest = 0.0 if recurrence is DELTA_RULE else 1e-2
     for part, expected in truth.items():
-        assert relative_error(first[part], expected) < ERROR[name][dtype], part
+        assert relative_error_in_norm(first[part], expected, smallest) < ERROR[name][dtype], part
         assert torch.equal(first[part], second[part])
 
 
