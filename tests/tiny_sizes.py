@@ -1,6 +1,8 @@
-"""Sizes of tiny models, as configurations of transformers name them."""
+"""Sizes of tiny models, as configurations of transformers name them, and rows that branch."""
 
 from typing import Any
+
+import numpy as np
 
 VOCAB = 61
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -31,3 +33,17 @@ def sizes(**changes: Any) -> dict[str, Any]:
         "initializer_range": 0.2,
     }
     return {name: value for name, value in (usual | changes).items() if value is not None}
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+TRUNK = tokens(1, 9)
+BRANCHING: dict[str, list[list[int]]] = {
+    "branches": [TRUNK + tokens(10 + i, 4 + i) for i in range(3)],
+    "identical_and_strict_prefix": [TRUNK, TRUNK[:5], TRUNK, TRUNK[:8]],
+    "single_tokens": [[5], [5], [7], TRUNK[:1], TRUNK[:2]],
+    "no_common_root": [tokens(20 + i, 3 + i) for i in range(3)],
+    "comb": [TRUNK[: 2 + 2 * i] + tokens(30 + i, 3) for i in range(4)],
+}

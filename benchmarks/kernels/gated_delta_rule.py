@@ -44,7 +44,7 @@ REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")
 """16 answers to one prompt; a trunk with stubs; segments of 10 to 100 tokens; rows that share nothing; one row."""
 GATE_TOKENS = 1_000
 LIMIT = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
-"""Largest relative error (norm) of an output or a gradient against float64, as in kernels/tests/test_gdn_on_cuda.py."""
+"""Largest relative error (norm) of an output or a gradient against float64, as in test_recurrences_on_cuda.py."""
 FLA_SLACK = 2
 """fla may be so much further off: its path sums of the gates are float32. A wrong product shows as an error of 1."""
 NAMES = ("q", "k", "v", "g", "beta")

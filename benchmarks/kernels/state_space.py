@@ -38,7 +38,7 @@ RIVAL = "linear mamba_ssm"
 REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")
 GATE_TOKENS = 1_000
 LIMIT = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}
-"""Largest relative error (norm) of an output or a gradient against float64, as in test_state_space_triton.py."""
+"""Largest relative error (norm) of an output or a gradient against float64, as in test_recurrences_on_cuda.py."""
 HEADS = {"nemotron-h-8b": (8, 128, 128, 64), "zamba2": (1, 80, 64, 64), "tiny": (1, 2, 16, 16)}
 """G, H, K and P of a model's layers."""
 NAMES = ("x", "b", "c", "g", "dt")

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -105,20 +106,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     return shares
 
 
-def test_attention_tells_auto_what_the_layout_knows(asked: list[float | None]) -> None:
-    q = torch.zeros(3, 2, 16)
-    layout = TreeLayout.from_subtree_end(torch.tensor([3, 2, 3]), partial_share=0.75)
-    api.tree_attention(q, q, q, layout)
-    # Blocks are counted without a window.
-    api.tree_attention(q, q, q, layout, window=2)
-    assert asked == [0.75, None]
-
-
-@pytest.mark.parametrize(("past", "share"), [(0, None), (1, 0.75)])
-def test_rows_that_share_nothing_visit_no_partial_blocks(
-    past: int, share: float | None, asked: list[float | None]
+@pytest.mark.parametrize(
+    ("ends", "past", "window", "share"),
+    [
+        ([3, 2, 3], 0, None, 0.75),
+        ([3, 2, 3], 0, 2, None),  # Blocks are counted without a window.
+        (range(1, 201), 0, None, None),  # Rows that share nothing visit no partial blocks.
+        (range(1, 201), 1, None, 0.75),
+    ],
+)
+def test_attention_tells_auto_what_the_layout_knows(
+    ends: Sequence[int], past: int, window: int | None, share: float | None, asked: list[float | None]
 ) -> None:
-    q, behind = torch.zeros(200, 2, 16), torch.zeros(past, 2, 16)
-    layout = TreeLayout.from_subtree_end(torch.arange(1, 201), past_length=past, partial_share=0.75)
-    api.tree_attention(q, q, q, layout, past_k=behind if past else None, past_v=behind if past else None)
+    q, behind = torch.zeros(len(ends), 2, 16), torch.zeros(past, 2, 16) if past else None
+    layout = TreeLayout.from_subtree_end(torch.tensor(ends), past_length=past, partial_share=0.75)
+    api.tree_attention(q, q, q, layout, past_k=behind, past_v=behind, window=window)
     assert asked == [share]

@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd
+from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd, problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import DevicePlan, device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, launches_for
 
@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
     blocks = Launch(keys=keys, values=values, warps=4, stages=1)
     names = [field.name for field in fields(usual) if field.name != "inverse_block_rows"]
     launches = replace(usual, inverse_block_rows=block_rows, **dict.fromkeys(names, blocks))
-    monkeypatch.setattr(autograd, "launches_for", lambda *sizes: launches)
+    monkeypatch.setattr(problem, "launches_for", lambda *sizes: launches)
     leaves = delta_leaves(len(parent), groups=1, heads=1, key_size=SIZE, value_size=SIZE).values()
     inputs = [leaf.float().requires_grad_() for leaf in leaves]
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))

@@ -28,6 +28,7 @@ from tree_kernels import UnsupportedImplementation, tree_gated_delta_rule, tree_
 from tree_kernels.tree_gated_delta_rule import api
 from tree_kernels.tree_gated_delta_rule.triton_kernels import sizes
 from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
+from tree_kernels.tree_state_space import api as state_space_api
 from tree_kernels.tree_state_space.triton_kernels.autograd import triton_state_space
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,18 +124,20 @@ def test_other_sizes_and_dtypes_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "size", "chosen"),
+    ("device", "dtype", "chosen"),
     [
-        ("cuda", torch.bfloat16, 128, "triton"),
-        ("cuda", torch.float16, 64, "triton"),
-        ("cuda", torch.float32, 128, "chunked"),
-        ("cuda", torch.bfloat16, 32, "chunked"),
-        ("cpu", torch.bfloat16, 128, "chunked"),
+        ("cuda", torch.bfloat16, {(128, 128): "triton", (128, 64): "triton", (32, 32): "chunked"}),
+        ("cuda", torch.float16, {(64, 64): "triton"}),
+        ("cuda", torch.float32, {(128, 128): "chunked", (128, 64): "chunked"}),
+        ("cpu", torch.bfloat16, {(128, 128): "chunked", (128, 64): "chunked"}),
     ],
 )
 def test_auto_takes_triton_where_it_is_proven_and_compiles_soon(
-    device: str, dtype: torch.dtype, size: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, chosen: dict[tuple[int, int], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizes, "triton_unavailable_reason", lambda *_: None)
-    arguments = {"device": torch.device(device), "dtype": dtype, "key_size": size, "value_size": size}
-    assert api.chosen_implementation(**arguments) == chosen
+    problem = {"device": torch.device(device), "dtype": dtype}
+    for (first, second), impl in chosen.items():
+        assert state_space_api.chosen_implementation(**problem, state_size=first, head_size=second) == impl
+        if first == second:
+            assert api.chosen_implementation(**problem, key_size=first, value_size=second) == impl

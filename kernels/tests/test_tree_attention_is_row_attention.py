@@ -1,5 +1,6 @@
 """Outputs and gradients of every implementation equal those of every row run alone, in float64."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -98,21 +99,15 @@ def test_every_option_alone(option: dict[str, Any]) -> None:
 
 
 def test_no_tokens_is_no_output_with_a_graph() -> None:
-    leaves, _ = problem(0, (4, 2), 8, 3, torch.float64)
-    layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
-    for impl in IMPLEMENTATIONS:
-        for sinks in (None, leaves["sinks"]):
-            out = tree_attention(
-                leaves["q"],
-                leaves["k"],
-                leaves["v"],
-                layout,
-                past_k=leaves["past_k"],
-                past_v=leaves["past_v"],
-                sinks=sinks,
-                impl=impl,
-            )
-            assert isinstance(out, torch.Tensor) and out.shape == (0, 4, 8)
+    interprets = find_spec("triton") is not None and not torch.cuda.is_available()
+    for impl in (*IMPLEMENTATIONS, *(["triton"] if interprets else [])):
+        leaves, _ = problem(0, (4, 2), 16, 3, torch.float32)
+        layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
+        sinks = leaves.pop("sinks")
+        for used in (leaves, leaves | {"sinks": sinks}):
+            qkv, rest = [used[name] for name in "qkv"], {name: t for name, t in used.items() if name not in "qkv"}
+            out = tree_attention(*qkv, layout, **rest, impl=impl)
+            assert isinstance(out, torch.Tensor) and out.shape == (0, 4, 16)
             (gradient,) = torch.autograd.grad(out.sum(), leaves["past_k"])
             assert torch.equal(gradient, torch.zeros_like(gradient))
 

@@ -190,14 +190,3 @@ def test_only_the_log_sum_exp_may_be_used() -> None:
         results.append([torch.zeros_like(q) if g is None else g for g in found[:2]])
     for actual, expected in zip(*results, strict=True):
         assert relative_error(actual, expected) < ERROR[torch.float32]
-
-
-def test_no_tokens_is_no_output_with_a_graph() -> None:
-    leaves, _ = problem(0, (4, 2), 16, 3, torch.float32)
-    layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
-    out = tree_attention(
-        leaves["q"], leaves["k"], leaves["v"], layout, past_k=leaves["past_k"], past_v=leaves["past_v"], impl="triton"
-    )
-    assert isinstance(out, torch.Tensor) and out.shape == (0, 4, 16)
-    (gradient,) = torch.autograd.grad(out.sum(), leaves["past_k"])
-    assert torch.equal(gradient, torch.zeros_like(gradient))

@@ -66,26 +66,17 @@ def test_laws_of_a_layout(cell: tuple[list[Forest], int]) -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_set_of_paths_costs_what_its_forest_costs(seed: int) -> None:
+@pytest.mark.parametrize(("num_rows", "seed"), [*((12, seed) for seed in range(20)), (600, 1)])
+def test_a_set_of_paths_costs_what_its_forest_costs_and_paths_are_few(num_rows: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    forest = Forest.from_rows(group_rows(generator, 12, nested=seed % 2 == 0))
+    forest = Forest.from_rows(group_rows(generator, num_rows, nested=seed % 2 == 0))
     group = GroupPaths.of(forest, COST)
+    assert group.num_paths <= MOST_PATHS + 1
     picked = np.flatnonzero(generator.random(group.num_paths) < 0.5)
     if len(picked):
         rows = np.concatenate([group.rows[path] for path in picked])
         assert group.cost(picked) == pytest.approx(COST.forest(forest.select_rows(rows)))
     assert group.whole == pytest.approx(COST.forest(forest))
-
-
-def test_a_group_of_many_rows_is_cut_into_few_paths() -> None:
-    generator = np.random.default_rng(0)
-    forest = Forest.from_rows(group_rows(generator, 600, nested=False))
-    group = GroupPaths.of(forest, COST)
-    assert group.num_paths <= MOST_PATHS + 1
-    picked = np.arange(0, group.num_paths, 3)
-    rows = np.concatenate([group.rows[path] for path in picked])
-    assert group.cost(picked) == pytest.approx(COST.forest(forest.select_rows(rows)))
 
 
 def test_one_group_splits_over_all_ranks() -> None:

@@ -96,7 +96,7 @@ def test_a_session_alone_has_no_credit(name: str, options: dict[str, str], rewar
     np.testing.assert_allclose(values[1:], expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("name, options", [case for case in CASES if case[0] != "tree_per_token"])
+@pytest.mark.parametrize("name, options", CASES)
 @settings(max_examples=10, deadline=None)
 @given(group=groups(), copies=st.integers(2, 3))
 def test_a_leaf_that_stands_for_several_counts_as_many(

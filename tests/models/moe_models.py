@@ -9,7 +9,7 @@ import equal_gradients
 import numpy as np
 import torch
 from latent_models import latent_configs
-from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
+from tiny_sizes import DELTA_NET, ROPE, sizes
 from transformers import (
     AutoModelForCausalLM,
     Glm4MoeConfig,
@@ -85,20 +85,6 @@ def build(
             # States decay slowly: stock's float32 sums of large decays are no yardstick.
             torch.nn.init.uniform_(tensor, -4.0, -1.0)
     return model.to(dtype).eval()
-
-
-def tokens(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
-
-
-TRUNK = tokens(1, 9)
-SHAPES: dict[str, list[list[int]]] = {
-    "branches": [TRUNK + tokens(10 + i, 4 + i) for i in range(3)],
-    "identical_and_strict_prefix": [TRUNK, TRUNK[:5], TRUNK, TRUNK[:8]],
-    "single_tokens": [[5], [5], [7], TRUNK[:1], TRUNK[:2]],
-    "no_common_root": [tokens(20 + i, 3 + i) for i in range(3)],
-    "comb": [TRUNK[: 2 + 2 * i] + tokens(30 + i, 3) for i in range(4)],
-}
 
 
 def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -12,7 +12,6 @@ from moe_models import (
     EXPERTS,
     FAMILIES,
     LAYERS,
-    SHAPES,
     SIZES,
     SPARSE,
     assert_equal_gradients,
@@ -20,6 +19,7 @@ from moe_models import (
     gradients,
 )
 from partitioned_steps import partitioned_gradients
+from tiny_sizes import BRANCHING
 from transformers import MellumConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
@@ -30,7 +30,7 @@ from tree_rl.training import StepContext, TreeOptions, TreeStep
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
 
-ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
+ROWS = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"] + BRANCHING["single_tokens"]
 
 
 def stock_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:

@@ -8,7 +8,6 @@ from moe_models import (
     EXPERTS,
     FAMILIES,
     LATENT,
-    SHAPES,
     SIZES,
     SPARSE,
     assert_equal_gradients,
@@ -16,6 +15,7 @@ from moe_models import (
     gradients,
     weighted,
 )
+from tiny_sizes import BRANCHING
 from transformers import OlmoeConfig, PhimoeConfig, PretrainedConfig, Qwen2MoeConfig
 
 from tree_rl.models import check_model, use_tree_attention
@@ -43,13 +43,13 @@ WITH_EXPERTS = [family for family in ALL if family != "youtu"]
 @pytest.mark.parametrize(
     ("family", "shape"),
     sorted(
-        {(family, list(SHAPES)[at % len(SHAPES)]) for at, family in enumerate(ALL)}
-        | {(family, shape) for family in ("qwen3_moe", *LATENT) for shape in SHAPES}
+        {(family, list(BRANCHING)[at % len(BRANCHING)]) for at, family in enumerate(ALL)}
+        | {(family, shape) for family in ("qwen3_moe", *LATENT) for shape in BRANCHING}
         | {(family, "branches") for family in WINDOWS}
     ),
 )
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:
-    model, rows = build(ALL[family], dtype=torch.float64), SHAPES[shape]
+    model, rows = build(ALL[family], dtype=torch.float64), BRANCHING[shape]
     with float64_throughout():
         expected = gradients(model, weighted(branch_log_probs(model, rows)))
         check_model(model)
@@ -62,7 +62,7 @@ def test_forest_equals_rows_alone(family: str, shape: str) -> None:
     "family, experts", [(f, ("grouped_mm", "batched_mm")[at % 2]) for at, f in enumerate(WITH_EXPERTS)]
 )
 def test_every_experts_implementation(family: str, experts: str) -> None:
-    rows = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"]
+    rows = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"]
     reference = build(ALL[family])
     expected = gradients(reference, weighted(branch_log_probs(reference, rows)))
     model = build(ALL[family], experts=experts)
@@ -73,7 +73,7 @@ def test_every_experts_implementation(family: str, experts: str) -> None:
 
 @pytest.mark.parametrize("family", ("qwen3_moe", "gpt_oss", "qwen3_next", "glm4_moe"))
 def test_experts_compute_each_unique_token_once(family: str) -> None:
-    model, rows = build(ALL[family]), SHAPES["identical_and_strict_prefix"]
+    model, rows = build(ALL[family]), BRANCHING["identical_and_strict_prefix"]
     use_tree_attention(model)
     seen: list[int] = []
     for module in model.modules():

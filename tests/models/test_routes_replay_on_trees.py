@@ -8,7 +8,6 @@ from moe_models import (
     LAYERS_WITH_EXPERTS,
     PER_TOKEN,
     REPLAYABLE,
-    SHAPES,
     SIZES,
     assert_equal_gradients,
     build,
@@ -18,6 +17,7 @@ from moe_models import (
     weighted,
 )
 from partitioned_steps import partitioned_gradients
+from tiny_sizes import BRANCHING
 from transformers import Dots1Config, LlamaConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
@@ -30,7 +30,7 @@ from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
 
 Rows = list[list[int]]
-ROWS = SHAPES["branches"] + SHAPES["identical_and_strict_prefix"] + SHAPES["single_tokens"]
+ROWS = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"] + BRANCHING["single_tokens"]
 
 
 def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
@@ -95,7 +95,7 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
 
 @pytest.mark.parametrize("shape", ("comb", "single_tokens"))
 def test_tokens_without_a_record_are_routed_by_the_model(shape: str) -> None:
-    rows = SHAPES[shape]
+    rows = BRANCHING[shape]
     routes = random_routes(rows, seed=3)
     for routes_TLK in routes:
         routes_TLK[-1] = NATIVE

@@ -114,12 +114,14 @@ class TinyModel:
         self.cancelled = 0
         self.version = 7
         self.prompts: list[list[int]] = []
+        self.samplings: list[Mapping[str, Any]] = []
         self._generator = torch.Generator().manual_seed(0)
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
         self.prompts.append(list(prompt_ids))
+        self.samplings.append({**sampling, "max_tokens": max_tokens})
         forced = self._forced(prompt_ids)
         self.running += 1
         temperature = sampling.get("temperature", 1.0)

@@ -35,14 +35,17 @@ def all_tasks() -> dict[str, SweTask]:
     return {task.instance_id: task for task in generator().build_tasks()}
 
 
-def score_after(task: SweTask, command: str, *, options: SandboxOptions = HERE) -> tuple[float, TestReport]:
-    """Reward and report after one command of an agent."""
+def score_after(
+    task: SweTask, command: str, *, options: SandboxOptions = HERE, wait_seconds: float = 0
+) -> tuple[float, TestReport]:
+    """Reward and report after one command of an agent, and what it left running for some seconds."""
 
     async def run() -> tuple[float, TestReport]:
         environment = SweEnvironment(options)
         try:
             await environment.reset({"swe": task.to_row()})
             await environment.run(command)
+            await asyncio.sleep(wait_seconds)
             reward = await environment.score(OUTCOME)
         finally:
             await environment.close()

@@ -6,7 +6,6 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,9 @@ async def session() -> FinishedTask:
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        monkeypatch.setattr(tempfile, "tempdir", made)
-        yield Path(made)
+def folder(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    return open_folder
 
 
 def users_held() -> int:

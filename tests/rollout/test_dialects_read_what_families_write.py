@@ -31,37 +31,23 @@ def has_one_type(calls: list[tuple[str, dict[str, object]]]) -> bool:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_calls_come_back_as_they_were_meant(form: str) -> None:
+def test_calls_come_back_as_they_were_meant_and_of_a_cut_turn_those_before_the_cut(form: str) -> None:
     name, write = WRITERS[form]
 
     @EXAMPLES
-    @given(CALLS, PLAIN, PLAIN)
-    def check(calls: list[tuple[str, dict[str, object]]], before: str, after: str) -> None:
+    @given(CALLS, PLAIN, PLAIN, st.data())
+    def check(calls: list[tuple[str, dict[str, object]]], before: str, after: str, data: st.DataObject) -> None:
         assume(not is_ambiguous(form, calls))
         assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
         if form in ("llama3", "harmony", "mistral_list"):
             before = after = ""
-        read = DIALECTS[name]().read(before + write(calls) + after, tools=tools_for(calls), is_reasoning_open=False)
+        turn, given = write(calls), {"tools": tools_for(calls), "is_reasoning_open": False}
+        read = DIALECTS[name]().read(before + turn + after, **given)
         assert canonical([(call.name, call.arguments) for call in read.calls]) == canonical(calls)
         assert read.fault is None and read.reasoning is None
         assert "".join(read.content.split()) == "".join((before + after).split())
-
-    check()
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_turn_that_was_cut_has_the_calls_before_the_cut(form: str) -> None:
-    name, write = WRITERS[form]
-
-    @EXAMPLES
-    @given(CALLS, st.data())
-    def check(calls: list[tuple[str, dict[str, object]]], data: st.DataObject) -> None:
-        assume(not is_ambiguous(form, calls))
-        assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
-        turn = write(calls)
-        cut = turn[: data.draw(st.integers(0, len(turn)))]
-        read = DIALECTS[name]().read(cut, tools=tools_for(calls), is_reasoning_open=False)
-        found = [(call.name, call.arguments) for call in read.calls]
+        cut = DIALECTS[name]().read(turn[: data.draw(st.integers(0, len(turn)))], **given)
+        found = [(call.name, call.arguments) for call in cut.calls]
         assert canonical(found) == canonical(calls[: len(found)])
 
     check()

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_processes import wait_for
 from small_swe import OUTCOME
 
 from tree_rl.rollout.agents.agents_by_name import build, check
@@ -157,10 +157,7 @@ def served(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 30
-        while not server.started:
-            assert thread.is_alive() and time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: server.started, 30)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

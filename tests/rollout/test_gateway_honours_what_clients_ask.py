@@ -161,22 +161,14 @@ async def test_instruct_writes_the_schema_into_the_system_text(tiny: SimpleNames
 
 
 async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNamespace) -> None:
-    asked: list[dict[str, Any]] = []
     backend = tiny.scripted('{"answer": 5}')
-    generate = backend.generate
-
-    async def noted(prompt_ids: Any, **options: Any) -> Any:
-        asked.append(options)
-        return await generate(prompt_ids, **options)
-
-    backend.generate = noted
     async with talking(backend, json_output="enforce") as talk:
         await talk.ask("hello", response_format=FORMAT, stop=["zzz"])
         with pytest.raises(openai.BadRequestError, match="expected no tools: an answer"):
             await talk.ask("hello", response_format=FORMAT, tools=[SHELL])
         record = await talk.close()
-    (one,) = asked
-    assert one["sampling"]["json_schema"] == SCHEMA and one["max_tokens"] == 400
+    (one,) = backend.samplings
+    assert one["json_schema"] == SCHEMA and one["max_tokens"] == 400
     assert record.constrained == 1
 
 

@@ -71,7 +71,7 @@ async def test_closing_a_session_waits_for_what_runs_then_cancels_it(tiny: Simpl
     assert len(record.calls) == 1 and record.cancelled == 1
 
 
-async def test_a_slow_stream_stays_alive_and_still_tells_its_error(
+async def test_a_call_that_takes_too_long_is_cancelled_and_its_stream_stays_alive_until_then(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.05)
@@ -80,8 +80,9 @@ async def test_a_slow_stream_stays_alive_and_still_tells_its_error(
     async with talking(backend) as talk:
         hanging = {**TOLD, "messages": [user("hang")]}
         openai_text, anthropic_text = [(await talk.http.post(path, json=hanging)).text for path in (CHAT, MESSAGES)]
+        assert (await talk.http.post(CHAT, json={**hanging, "stream": False})).status_code == 504
         record = await talk.close()
-    assert record.refused == {504: 2} and backend.running == 0
+    assert record.refused == {504: 3} and backend.running == 0
     assert openai_text.count(": ping") >= 2 and "longer than 1 s" in openai_text
     assert anthropic_text.count("event: ping") >= 2 and "event: error" in anthropic_text
     assert '"type": "timeout_error"' in anthropic_text
@@ -117,7 +118,6 @@ async def test_an_error_within_a_stream_keeps_the_protocols_form(
     assert any(form.items() <= one.items() and error.items() <= one.get("error", {}).items() for one in told), told
 
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 BODY = {"messages": [user("hello")], "max_tokens": 2}
 
 
@@ -223,25 +223,12 @@ async def test_an_aborted_answer_is_refused_and_not_recorded(tiny: SimpleNamespa
     assert [call.finish_reason == "abort" for call in record.calls] == [False] * count
 
 
-async def test_calls_that_are_not_made_do_not_count(tiny: SimpleNamespace) -> None:
+async def test_a_session_has_so_many_calls_and_those_that_are_not_made_do_not_count(tiny: SimpleNamespace) -> None:
     long = {**BODY, "messages": [user("long " * 300)]}
     async with talking(AbortingModel(tiny.model, tiny.tokenizer), max_calls=2, max_context_tokens=200) as talk:
         asked = [long, long, BODY, BODY, BODY, BODY]
         statuses = [(await talk.http.post(CHAT, json=body)).status_code for body in asked]
     assert statuses == [400, 400, 503, 200, 200, 403]
-
-
-async def test_a_session_has_so_many_calls_and_no_more(tiny: SimpleNamespace) -> None:
-    async with talking(tiny.backend(), max_calls=2) as talk:
-        assert [(await talk.http.post(CHAT, json=BODY)).status_code for _ in range(3)] == [200, 200, 403]
-
-
-async def test_a_call_that_takes_too_long_is_cancelled(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tree_rl.rollout.gateway.session.CALL_TIMEOUT_S", 0.05)
-    backend = tiny.backend()
-    async with talking(backend, max_turn_tokens=5000) as talk:
-        assert (await talk.http.post(CHAT, json={"messages": [user("hello")]})).status_code == 504
-    assert backend.cancelled == 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
 from sandboxes_here import REASON
-from small_swe import OUTCOME, writing
+from small_swe import score_after, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
@@ -29,6 +29,7 @@ from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
+DOCKER = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
 GIT = "git -c user.name=a -c user.email=a@b"
 PROGRAM = """#!{python}
 import json, os, shutil, sys
@@ -88,21 +89,7 @@ def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple
         before_tests="git checkout -q HEAD -- tests",
         test_files={"tests/test_durations_issue.py": UNITTEST.test_files["tests/test_durations_issue.py"]},
     )
-    options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
-
-    async def play() -> tuple[float, TestReport]:
-        environment = SweEnvironment(options)
-        try:
-            await environment.reset({"swe": task.to_row()})
-            await environment.run(command)
-            await asyncio.sleep(wait_seconds)
-            reward = await environment.score(OUTCOME)
-        finally:
-            await environment.close()
-        assert environment.report is not None
-        return reward, environment.report
-
-    return asyncio.run(play())
+    return score_after(task, command, options=DOCKER, wait_seconds=wait_seconds)
 
 
 def containers(folder: Path) -> list[Path]:
@@ -157,11 +144,10 @@ def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(ima
 
 
 async def test_a_stopped_container_takes_no_command(image: Path) -> None:
-    options = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
-    sandbox = open_sandbox(options, image="example/durations:1", directory=str(image / "testbed"))
+    sandbox = open_sandbox(DOCKER, image="example/durations:1", directory=str(image / "testbed"))
     try:
         await sandbox.stop()
-        sandbox = open_sandbox(options, image="example/durations:1", directory=str(image / "testbed"))
+        sandbox = open_sandbox(DOCKER, image="example/durations:1", directory=str(image / "testbed"))
         await sandbox.start()
         await sandbox.stop()
         await sandbox.stop()
@@ -181,18 +167,11 @@ def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
 
 
 def test_unconfined_sessions_are_judged_in_another_folder() -> None:
-    async def play(command: str) -> float:
-        environment = SweEnvironment(SandboxOptions(unconfined=True, limits=LIMITS))
-        try:
-            await environment.reset({"swe": UNITTEST.to_row()})
-            await environment.run(command)
-            return await environment.score(OUTCOME)
-        finally:
-            await environment.close()
-
-    assert asyncio.run(play(f"{writing({'durations.py': SOUND})}\n(setsid sleep 61.74 &) ; echo")) == 1.0
+    options = SandboxOptions(unconfined=True, limits=LIMITS)
+    left = f"{writing({'durations.py': SOUND})}\n(setsid sleep 61.74 &) ; echo"
+    assert score_after(UNITTEST, left, options=options)[0] == 1.0
     assert not subprocess.run(["pgrep", "-f", "sleep 61[.]74"], check=False, capture_output=True).stdout
-    assert asyncio.run(play("true")) == 0.0
+    assert score_after(UNITTEST, "true", options=options)[0] == 0.0
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from rank_processes import free_port, start_ranks
-from tiny_sizes import ROPE, VOCAB, sizes
+from tiny_sizes import BRANCHING, ROPE, sizes, tokens
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoModelForCausalLM,
@@ -54,17 +54,7 @@ MODELS = (*CONFIGS, CRITIC, LORA)
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 
-def tokens(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
-
-
-TRUNK = tokens(1, 9)
-SHAPES: dict[str, list[list[int]]] = {
-    "branches": [TRUNK + tokens(10 + i, 4 + i) for i in range(3)],
-    "identical_and_strict_prefix": [TRUNK, TRUNK[:5], TRUNK, TRUNK[:8]],
-    "single_tokens": [[5], [5], [7], TRUNK[:1], TRUNK[:2]],
-    "no_common_root": [tokens(20 + i, 3 + i) for i in range(3)],
-    "comb": [TRUNK[: 2 + 2 * i] + tokens(30 + i, 3) for i in range(4)],
+SHAPES = BRANCHING | {
     "one_row": [tokens(2, 13)],
     "one_token": [[5]],
     "two_tokens": [[5, 6]],

@@ -416,21 +416,18 @@ def killed_after(calls: int, patch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def test_only_as_many_checkpoints_stay_as_asked(tmp_path: Path, engines: Any) -> None:
-    trainer = Trainer(tmp_path, *engines, max_actor_ckpt_to_keep=1)
-    for step in STEPS:
+@pytest.mark.parametrize(("option", "kept"), [("max_actor_ckpt_to_keep", 1), ("max_critic_ckpt_to_keep", 3)])
+def test_only_as_many_checkpoints_stay_as_asked_for_the_actor(
+    tmp_path: Path, engines: Any, option: str, kept: int
+) -> None:
+    trainer = Trainer(tmp_path, *engines, **{option: 1})
+    for number, step in enumerate(STEPS, 1):
         trainer.train(step)
         trainer._save_checkpoint()
-        assert [path.name for path in tmp_path.glob("*global_step_*")] == [f"global_step_{step}"]
-    assert trainer.config.trainer.max_actor_ckpt_to_keep == 1
-
-
-def test_a_number_of_the_critics_checkpoints_deletes_none_of_the_actors(tmp_path: Path, engines: Any) -> None:
-    trainer = Trainer(tmp_path, *engines, max_critic_ckpt_to_keep=1)
-    for step in STEPS[:2]:
-        trainer.train(step)
-        trainer._save_checkpoint()
-    assert len([*tmp_path.glob("global_step_*/actor")]) == 2
+        left = [*tmp_path.glob("*global_step_*")]
+        assert {path.name for path in left} == {f"global_step_{step}" for step in STEPS[:number][-kept:]}
+        assert all((path / "actor").is_dir() for path in left)
+    assert trainer.config.trainer[option] == 1
 
 
 def test_a_callback_gets_a_checkpoint_that_is_whole(tmp_path: Path, engines: Any) -> None:

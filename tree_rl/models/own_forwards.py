@@ -20,7 +20,7 @@ def own_forward(cls: type[nn.Module]) -> Callable[..., Any]:
     """The forward that a class was defined with; for classes outside transformers, the current one."""
     owner = next(base for base in cls.__mro__ if "forward" in vars(base))
     forward: Callable[..., Any] = vars(owner)["forward"]
-    if not _is_replaced(owner, forward):
+    if not owner.__module__.startswith(TRANSFORMERS) or forward.__module__ == owner.__module__:
         return forward
     published: Callable[..., Any] = vars(vars(_as_published(owner.__module__))[owner.__name__])["forward"]
     return published
@@ -38,10 +38,6 @@ def restore_own_forwards(model: nn.Module) -> None:
         forward = own_forward(type(module))
         if "forward" not in vars(module) and forward is not type(module).forward:
             vars(module)["forward"] = MethodType(forward, module)
-
-
-def _is_replaced(owner: type[nn.Module], forward: Callable[..., Any]) -> bool:
-    return owner.__module__.startswith(TRANSFORMERS) and forward.__module__ != owner.__module__
 
 
 @cache

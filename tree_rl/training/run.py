@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -65,7 +64,7 @@ class Runner:
     def follow(self, plan: StepPlan, work: Iterator[str]) -> int:
         """Run this rank's ops and dummies along the schedule; returns the number of dummy forwards."""
         trains = plan.call.trains
-        sync_context = self._context.gradient_sync if trains else _no_sync
+        sync_context = self._context.gradient_sync if trains else lambda is_last: nullcontext()
         with nullcontext() if trains else torch.no_grad():
             return run_in_lock_step(plan.schedule, work, self.idle_forward, sync_context)
 
@@ -149,7 +148,3 @@ def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def _no_sync(is_last: bool) -> AbstractContextManager[Any]:
-    return nullcontext()

@@ -17,7 +17,7 @@ from tree_kernels.tree_state_space.reference import reference_state_space
 OP = "tree_state_space"
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
 PROVEN_SIZES = frozenset({(128, 64), (64, 64), (128, 128)})
-"""Sizes (state, head) at which compiled kernels passed kernels/tests/test_state_space_triton.py on an H200."""
+"""Sizes (state, head) at which compiled kernels passed kernels/tests/test_recurrences_on_cuda.py on an H200."""
 
 
 def unavailable_reason(

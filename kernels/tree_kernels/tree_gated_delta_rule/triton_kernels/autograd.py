@@ -11,12 +11,7 @@ import torch
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import gradients, outputs, prepare, products, walk
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
-    TILE_TOKENS,
-    launches_for,
-    processors_of,
-    shared_memory_of,
-)
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS
 from tree_kernels.tree_layout import TreeLayout
 
 
@@ -65,17 +60,5 @@ class _TritonDeltaRule(torch.autograd.Function):
 
 
 def _problem(arguments: tuple[Any, ...]) -> Problem:
-    q, k, v, g, beta, initial_state, plan, scale, tile_tokens = arguments
-    return Problem(
-        q=q.contiguous(),
-        k=k.contiguous(),
-        v=v.contiguous(),
-        g=g.contiguous(),
-        beta=beta.contiguous(),
-        initial_state=initial_state.contiguous(),
-        plan=plan,
-        scale=scale,
-        tile_tokens=tile_tokens,
-        launches=launches_for(v.dtype, k.shape[2], v.shape[2], shared_memory_of(v.device)),
-        processors=processors_of(v.device),
-    )
+    *tensors, plan, scale, tile_tokens = arguments
+    return Problem.of(tensors, plan, tile_tokens, scale=scale)

@@ -3,13 +3,20 @@
 Legend: N unique tokens, T tiles, C rows of a tile, Hk key heads, H value heads, K and V state sizes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import DevicePlan
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, Launches
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
+    Launch,
+    Launches,
+    launches_for,
+    processors_of,
+    shared_memory_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,6 +43,24 @@ class Problem:
     """Programs of a walk that run in parallel."""
     corrects: bool = True
     """True for the delta rule, whose writes depend on the state; False for Mamba 2, whose `beta` is the time step."""
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor], plan: DevicePlan, tile_tokens: int, **more: Any) -> "Problem":
+        """Of q, k, v, g, beta and the initial state, with the launches of their dtype, sizes and device."""
+        q, k, v, g, beta, initial_state = (t.contiguous() for t in tensors)
+        return cls(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            initial_state=initial_state,
+            plan=plan,
+            tile_tokens=tile_tokens,
+            launches=launches_for(v.dtype, k.shape[2], v.shape[2], shared_memory_of(v.device)),
+            processors=processors_of(v.device),
+            **more,
+        )
 
     @property
     def counts(self) -> tuple[int, int]:

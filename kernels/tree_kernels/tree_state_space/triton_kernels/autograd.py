@@ -21,12 +21,7 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import (
     walk_back,
 )
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import (
-    TILE_TOKENS,
-    launches_for,
-    processors_of,
-    shared_memory_of,
-)
+from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS
 from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.tree_state_space.triton_kernels.write_kernels import write_gradients_kernel, write_kernel
 
@@ -79,20 +74,7 @@ class _TritonStateSpace(torch.autograd.Function):
 
 def _problem(arguments: tuple[Any, ...]) -> Problem:
     x, b, c, g, dt, initial_state, plan, tile_tokens = arguments
-    return Problem(
-        q=c.contiguous(),
-        k=b.contiguous(),
-        v=x.contiguous(),
-        g=g.contiguous(),
-        beta=dt.contiguous(),
-        initial_state=initial_state.contiguous(),
-        plan=plan,
-        scale=1.0,
-        tile_tokens=tile_tokens,
-        launches=launches_for(x.dtype, b.shape[2], x.shape[2], shared_memory_of(x.device)),
-        processors=processors_of(x.device),
-        corrects=False,
-    )
+    return Problem.of((c, b, x, g, dt, initial_state), plan, tile_tokens, scale=1.0, corrects=False)
 
 
 def _writes(problem: Problem) -> tuple[Decays, torch.Tensor]:
