@@ -21,11 +21,13 @@ from pydoc_data.topics import topics
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "swe_tasks"))
+sys.path.insert(0, str(Path(__file__).parent / "agents"))
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from generate import build_tasks, to_row
-from harness_turns import SHELLS, TEMPLATE, Call, harness_version, written
+from matrix import SHELLS, harness_version
+from scripted_model import HERMES, Dialect
 from transformers import AutoTokenizer
 
 from tree_rl.benchmark.provenance import provenance
@@ -123,7 +125,7 @@ def task_mark(name: str, steps: int) -> str:
 class Attempt:
     """A model that finds its way by its prompt alone: sub-agents run at once, and it goes on behind a summary."""
 
-    tokenizer: Any
+    dialect: Dialect
     case: Case
     seed: int
 
@@ -131,35 +133,38 @@ class Attempt:
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
         """Say the next turn."""
-        text = self._turn(self.tokenizer.decode(list(prompt_ids)))
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False)[:max_tokens])
+        tokenizer = self.dialect.tokenizer
+        text = self._turn(tokenizer.decode(list(prompt_ids)))
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False)[:max_tokens])
         return Generation(token_ids=ids, log_probs=None, finish_reason="stop")
 
     def _turn(self, prompt: str) -> str:
         task = TASK.search(prompt)
         if task is None:
-            return written(self.tokenizer, "A title")
+            return self.dialect.writes("A title")
         name, steps = task[1], int(task[2])
         walked = max((int(step) for step in re.findall(rf"\[step (\d+) of {name}\]", prompt)), default=0)
         draw = random.Random(f"{self.seed} {name} {walked} {prompt.count('<|im_start|>')}")
         if SUMMARY.search(prompt[prompt.rfind("<|im_start|>user") :]):
             mark = f"{task_mark(name, steps)} [step {walked} of {name}]"
-            return written(self.tokenizer, f"<summary>{_prose(draw, 'summary')}\n{mark}</summary>")
+            return self.dialect.writes(f"<summary>{_prose(draw, 'summary')}\n{mark}</summary>")
         thought = f"<think>\n{_prose(draw, 'thought')}\n</think>\n\n" if self.case.thinks else ""
         if walked >= steps:
             if self.case.harness == "mini_swe":
-                return written(self.tokenizer, f"{thought}{_block(SUBMIT)}")
-            return written(self.tokenizer, f"{thought}{_prose(draw, 'answer')}")
+                return self.dialect.writes(f"{thought}{_block(SUBMIT)}")
+            return self.dialect.writes(f"{thought}{_prose(draw, 'answer')}")
         said = f"{thought}{_prose(draw, 'turn')}"
         command = _command(draw, f"[step {walked + 1} of {name}]", self.case.lines)
         if self.case.harness == "mini_swe":
-            return written(self.tokenizer, f"{said}\n\n{_block(command)}")
+            return self.dialect.writes(f"{said}\n\n{_block(command)}")
         calls = [SHELLS[self.case.harness].call(command)]
         if self.case.sub_agents and "-" not in name:
             calls = self._started(draw, prompt, walked + 1, name) or calls
-        return written(self.tokenizer, said, *calls)
+        return _with_calls(self.dialect, said, calls)
 
-    def _started(self, draw: random.Random, prompt: str, step: int, name: str) -> list[Call] | None:
+    def _started(
+        self, draw: random.Random, prompt: str, step: int, name: str
+    ) -> list[tuple[str, Mapping[str, Any]]] | None:
         """Calls that start two sub-agents in one turn, and Codex's that wait for them."""
         harness, mark = self.case.harness, f"[step {step} of {name}]"
         asked = [f"{_prose(draw, 'turn')} {task_mark(f'{name}-{letter}', self.case.sub_agents)}" for letter in "ab"]
@@ -195,15 +200,23 @@ def _block(command: str) -> str:
     return f"```mswea_bash_command\n{command}\n```"
 
 
-def tokenizer_of(folder: Path, *, thinks: bool) -> Any:
+def _with_calls(dialect: Dialect, said: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """A turn with one call or several."""
+    first, *others = [dialect.writes(said if place == 0 else "", call) for place, call in enumerate(calls)]
+    end = dialect.call_end
+    more = [one[one.index("<tool_call>") :].removesuffix(end) for one in others]
+    return "\n".join([first.removesuffix(end), *more]) + end
+
+
+def dialect_of(folder: Path, *, thinks: bool) -> Dialect:
     """Qwen's tokenizer, with the template of its models that think, or its own."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     if thinks:
-        tokenizer.chat_template = TEMPLATE.read_text()
-    return tokenizer
+        tokenizer.chat_template = HERMES.read_text()
+    return Dialect(name="hermes", tokenizer=tokenizer, call_end="<|im_end|>", answer_end="<|im_end|>")
 
 
-async def attempt(case: Case, tokenizer: Any, seed: int) -> Sequence[ModelCall]:
+async def attempt(case: Case, dialect: Dialect, seed: int) -> Sequence[ModelCall]:
     """The calls of one session. Raises `ValueError` if the harness is not installed."""
     given = (
         {"max_turns": 2 * case.steps}
@@ -215,8 +228,8 @@ async def attempt(case: Case, tokenizer: Any, seed: int) -> Sequence[ModelCall]:
     asked = to_row(task, 0, "train")["prompt"]
     asked[-1]["content"] += "\n\n" + task_mark("main", case.steps)
     options = GatewayOptions(max_context_tokens=262_144, max_turn_tokens=8192)
-    model = Attempt(tokenizer=tokenizer, case=case, seed=seed)
-    async with Gateway(tokenizer=tokenizer, backend=model, options=options) as gateway:
+    model = Attempt(dialect=dialect, case=case, seed=seed)
+    async with Gateway(tokenizer=dialect.tokenizer, backend=model, options=options) as gateway:
         session = gateway.open_session()
         done = await run_task(
             agent=agent,
@@ -232,13 +245,13 @@ async def attempt(case: Case, tokenizer: Any, seed: int) -> Sequence[ModelCall]:
     return record.calls
 
 
-async def group(case: Case, tokenizer: Any, at_once: int) -> list[Sequence[ModelCall]]:
+async def group(case: Case, dialect: Dialect, at_once: int) -> list[Sequence[ModelCall]]:
     """All attempts, so many at a time."""
     free = asyncio.Semaphore(at_once)
 
     async def one(seed: int) -> Sequence[ModelCall]:
         async with free:
-            return await attempt(case, tokenizer, seed)
+            return await attempt(case, dialect, seed)
 
     return list(await asyncio.gather(*(one(seed) for seed in range(case.attempts))))
 
@@ -259,7 +272,7 @@ def write_rows(path: Path, sessions: Sequence[Sequence[Row]]) -> None:
 def play(name: str, folder: Path, tokenizer: Path, at_once: int) -> dict[str, Any]:
     """Record a case; returns its line of the CSV."""
     case = CASES[name]
-    played = asyncio.run(group(case, tokenizer_of(tokenizer, thinks=case.thinks), at_once))
+    played = asyncio.run(group(case, dialect_of(tokenizer, thinks=case.thinks), at_once))
     sessions = [rows_of_calls(calls) for calls in played]
     rows = [row for own in sessions for row in own]
     path = folder / f"{name}.parquet"

@@ -4,20 +4,26 @@ import argparse
 import json
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
 
 from tree_rl.credit import estimator_named
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
+from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import learning_seeds
 import swe_learning
 from quickstart.progress import PhaseFailedError
 from swe_learning_figures import Drawn, measured
-from swe_learning_overrides import ARMS, HALVED, first_sessions, overrides_of, rows_folder
+from swe_learning_overrides import ARMS, CREDIT, HALVED, first_sessions, rows_folder
+from swe_learning_overrides import overrides_of as swe_overrides
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -28,20 +34,47 @@ def arguments_of(folder: Path, *arms: str, per_gpu: int = 1) -> argparse.Namespa
     return argparse.Namespace(output=folder, csv=folder / "figures.csv", **names, **sizes)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_arms_of_software_tasks_compose(tmp_path: Path, arm: str) -> None:
-    rest = {"agent_workers": 4, "session_seconds": 90.0, "sandbox": {}, "override": []}
-    overrides = overrides_of(argparse.Namespace(**vars(arguments_of(tmp_path, arm)), **rest), arm, 7)
-    with initialize_config_dir(str(RECIPES / "swe_grpo"), version_base=None):
-        config = compose("swe_grpo", overrides=overrides)
-    # The estimator knows its options, and the policy its own; only arms that branch have one.
+def composed(recipe: str, config: str, overrides: Sequence[str]) -> DictConfig:
+    with initialize_config_dir(str(RECIPES / recipe), version_base=None):
+        return compose(config, overrides=list(overrides))
+
+
+def check_credit(config: DictConfig, arm: str) -> None:
+    """The estimator knows its options, and the policy its own; only arms that branch have one."""
     estimator = estimator_named(resolve_estimator(config.algorithm.adv_estimator)[0])
     if estimator is not None:
         estimator.check_options(config.algorithm.get("credit") or {})
-    agent = config.actor_rollout_ref.rollout.custom.gateway_agent
-    assert (read_branching(agent.get("branching")) is not None) == (arm in HALVED and arm != "half")
+    options = read_branching(config.actor_rollout_ref.rollout.custom.gateway_agent.get("branching"))
+    assert (options is not None) == (arm in HALVED and arm != "half")
     assert (first_sessions(arm, 8) < 8) == (arm in HALVED)
-    assert config.data.seed == agent.seed == 7
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_arms_of_software_tasks_compose(tmp_path: Path, arm: str) -> None:
+    arguments = arguments_of(tmp_path, arm)
+    rest = {"agent_workers": 4, "session_seconds": 90.0, "sandbox": {}, "override": []}
+    arguments = argparse.Namespace(**vars(arguments), **rest)
+    config = composed("swe_grpo", "swe_grpo", swe_overrides(arguments, arm, 7))
+    check_credit(config, arm)
+    assert config.data.seed == config.actor_rollout_ref.rollout.custom.gateway_agent.seed == 7
+
+
+@pytest.fixture(scope="module")
+def quickstart_agent() -> dict[str, Any]:
+    """The agent of grpo.yaml."""
+    rollout = composed("quickstart", "grpo", []).actor_rollout_ref.rollout
+    return as_gateway_agent(OmegaConf.to_container(rollout.custom.tree_agent))
+
+
+@pytest.mark.parametrize("arm", CREDIT)
+def test_arms_of_the_quickstarts_task_compose(tmp_path: Path, arm: str, quickstart_agent: dict[str, Any]) -> None:
+    overrides = learning_seeds.overrides_of(
+        arm, start=tmp_path, model=tmp_path, rows=tmp_path, seed=7, steps=3, prompts=4, sessions=8
+    )
+    config = composed("quickstart", "grpo", overrides)
+    check_credit(config, arm)
+    mine = OmegaConf.to_container(config.actor_rollout_ref.rollout.custom.gateway_agent)
+    assert {key: mine[key] for key in quickstart_agent} == quickstart_agent
 
 
 def test_arms_share_gpus_and_one_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

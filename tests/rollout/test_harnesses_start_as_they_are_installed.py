@@ -1,9 +1,12 @@
 """Harnesses by name: found where they are installed, started in the sandbox, and heard when they fail."""
 
+import csv
 import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTa
 from tree_rl.rollout.agents.installed_program import find_program
 from tree_rl.rollout.environments.swe import SweEnvironment
 
+ROOT = Path(__file__).parents[2]
+MATRIX = ROOT / "benchmarks" / "agents" / "matrix.py"
 HARNESSES = ("claude_code", "codex", "gemini_cli", "qwen_code", "opencode", "openhands", "aider")
 
 
@@ -182,3 +187,29 @@ class World:
 def test_a_harness_works_in_an_environment_without_options() -> None:
     agent, environment = build("aider", {"program": "/bin/true"}, f"{__name__}.World", None)
     assert (type(agent).__name__, type(environment)) == ("Aider", World)
+
+
+def run_matrix(folder: Path, clients: list[str]) -> list[dict[str, str]]:
+    argv = [sys.executable, str(MATRIX), str(folder / "cells.csv"), "--clients", *clients]
+    finished = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    with (folder / "cells.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_cell_of_the_matrix_counts_every_token(tmp_path: Path) -> None:
+    cells = run_matrix(tmp_path, ["anthropic"])
+    assert [(one["client"], one["stream"]) for one in cells] == [("anthropic", "streamed"), ("anthropic", "whole")]
+    assert all((one["works"], one["rows"], one["differences"]) == ("True", "1", "0") for one in cells), cells
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_real_harness_repairs_a_task_in_one_row(name: str, tmp_path: Path) -> None:
+    cells = run_matrix(tmp_path, [name])
+    if not cells:
+        pytest.skip(f"{name} is not installed")
+    (cell,) = cells
+    assert (cell["works"], cell["differences"]) == ("True", "0"), cell
+    assert int(cell["rows"]) == {"opencode": 2}.get(name, 1), "opencode asks for a title besides"

@@ -130,10 +130,10 @@ def test_every_estimator_and_every_policy_by_copy_and_by_replay(tmp_path: Path) 
         (tmp_path / estimator).mkdir()
         chosen = [branching(policy, copies=copies), f"algorithm.adv_estimator={estimator}"]
         arguments = [*base, *chosen, "trainer.logger=[console,file]"]
-        listed.append((str(tmp_path / estimator), arguments))
+        listed.append({"folder": str(tmp_path / estimator), "arguments": arguments, "made_by": {}})
     (tmp_path / "runs.json").write_text(json.dumps(listed))
-    command = [sys.executable, "-m", "runs_in_turn", str(tmp_path / "runs.json")]
-    environment = toy_qwen.job_environment(tmp_path, Path(__file__).parent)
+    command = [sys.executable, "-m", "learning_seeds_job", str(tmp_path / "runs.json")]
+    environment = toy_qwen.job_environment(tmp_path, Path(__file__).parents[2] / "benchmarks")
     ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=1700)
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
     for estimator, (policy, copies) in runs.items():

@@ -1,12 +1,13 @@
 """Several runs of verl's `main_ppo` one after another in one job: processes start once, weights and data for each run.
 
 The runs may differ in what the trainer and the agent loops read: estimator, sessions, branching, seeds, folders.
-Usage: python runs_in_turn.py RUNS.json, a list of [folder for `steps.jsonl`, arguments of `tree_rl.train`].
+`learning_seeds.py` starts it: python benchmarks/learning_seeds_job.py RUNS.json, a list of `Run`s.
 """
 
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,22 @@ from tree_rl.verl_plugin.launch.train import PROGRAM, make_ready
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One run of the job."""
+
+    folder: str
+    """Gets `steps.jsonl`, and `made_by.json` when the run ends."""
+    arguments: list[str]
+    """Command line of `tree_rl.train`."""
+    made_by: dict[str, Any]
+    """Content of `made_by.json`."""
+
+
 class RunsInTurn(TaskRunnerV1.__ray_actor_class__):
     """verl's task runner for a list of runs."""
 
-    def __init__(self, runs: list[tuple[str, DictConfig]]) -> None:
+    def __init__(self, runs: list[tuple[Run, DictConfig]]) -> None:
         super().__init__()
         self._runs = runs
 
@@ -36,13 +49,14 @@ class RunsInTurn(TaskRunnerV1.__ray_actor_class__):
         """
         tq.init(config.transfer_queue)
         try:
-            for folder, config_of_run in self._runs:
-                os.environ["VERL_FILE_LOGGER_PATH"] = str(Path(folder) / "steps.jsonl")
+            for run, config_of_run in self._runs:
+                os.environ["VERL_FILE_LOGGER_PATH"] = str(Path(run.folder) / "steps.jsonl")
                 self._begin(config_of_run)
                 self.init_agent_loop_manager()
                 self.trainer.fit(self.agent_loop_manager)
                 for worker in self.agent_loop_manager.agent_loop_workers:
                     ray.kill(worker)
+                (Path(run.folder) / "made_by.json").write_text(json.dumps(run.made_by))
         finally:
             tq.close()
 
@@ -75,18 +89,20 @@ def _load_start(process: Any) -> None:
 
 def main() -> None:
     """Compose and check every run's config as `tree_rl.train` does, then run the job."""
-    pairs = []
-    for folder, arguments in json.loads(Path(sys.argv[1]).read_text()):
-        job = read_job(arguments, PROGRAM)
+    runs = [Run(**run) for run in json.loads(Path(sys.argv[1]).read_text())]
+    configs = []
+    for run in runs:
+        job = read_job(run.arguments, PROGRAM)
         make_ready(job.config, job.given)
         job.config.transfer_queue.enable = True
-        pairs.append((folder, job.config))
+        configs.append(job.config)
+    pairs = list(zip(runs, configs, strict=True))
 
     class OfThisJob(RunsInTurn):
         def __init__(self) -> None:
             super().__init__(pairs)
 
-    run_ppo(pairs[0][1], task_runner_class=ray.remote(OfThisJob))
+    run_ppo(configs[0], task_runner_class=ray.remote(OfThisJob))
 
 
 if __name__ == "__main__":
