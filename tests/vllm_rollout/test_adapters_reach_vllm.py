@@ -28,6 +28,7 @@ LORA = (
     "actor_rollout_ref.model.lora_rank=8",
     "actor_rollout_ref.model.lora_alpha=16",
     "trainer.total_training_steps=3",
+    "actor_rollout_ref.actor.checkpoint.save_contents=[model]",
 )
 
 
