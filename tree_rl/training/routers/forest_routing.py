@@ -53,7 +53,8 @@ class ForestRouting:
         return RouterTrace(None if self._routes is None else self._own(self._routes, tokens, filler=NATIVE))
 
     def close(self, trace: RouterTrace, tokens: torch.Tensor | None = None) -> torch.Tensor | None:
-        """After a forward: keep its routes and return this rank's share of the auxiliary loss, None without one.
+        """After a forward: keep its routes and return this rank's share of the auxiliary loss, None without one or without
+        gradients.
 
         Args:
             trace: the trace from `open`, after the forward.
@@ -67,7 +68,8 @@ class ForestRouting:
                 self._chosen_NLK = chosen_nLK.new_empty((self.forest.num_unique, *chosen_nLK.shape[1:]))
             self._chosen_NLK[tokens] = chosen_nLK
         logits = trace.take_logits()
-        if self.weight_LE is None:
+        # A partitioned run may first compute values without gradients; the auxiliary loss counts once.
+        if self.weight_LE is None or not torch.is_grad_enabled():
             return None
         share = balance_loss(logits, self._own(self._count_N, tokens, filler=0), self.weight_LE)
         self.share += share.detach()
