@@ -53,8 +53,7 @@ class ForestRouting:
         return RouterTrace(None if self._routes is None else self._own(self._routes, tokens, filler=NATIVE))
 
     def close(self, trace: RouterTrace, tokens: torch.Tensor | None = None) -> torch.Tensor | None:
-        """After a forward: keep its routes and return this rank's share of the auxiliary loss, None without one or without
-        gradients.
+        """After a forward: keep its routes and return this rank's share of the auxiliary loss, None without one.
 
         Args:
             trace: the trace from `open`, after the forward.
