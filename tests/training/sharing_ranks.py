@@ -20,6 +20,7 @@ from rank_processes import free_port, start_ranks
 from tiny_sizes import BRANCHING, ROPE, sizes, tokens
 from torch.distributed.fsdp import fully_shard
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     Gemma2Config,
@@ -51,6 +52,8 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
+# Its layers call `view` on what attention returns.
+CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**SIZES | {"num_attention_heads": 4}, num_dense_layers=2, sliding_window=5)
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from equal_gradients import assert_equal_gradients
 from measured_models import KINDS, build, hostile_rows
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -17,7 +18,7 @@ from tree_rl.training.self_check import TreeMismatchError
 
 
 def mean(outputs: EdgeOutputs, _: Any) -> tuple[torch.Tensor, dict[str, float]]:
-    return next(iter(outputs.present().values())).mean(), {}
+    return list(outputs.present().values())[-1].mean(), {}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +104,15 @@ def test_partitions_of_partly_frozen_models_have_the_gradients_of_the_whole(froz
         assert got.keys() == expected.keys() and got
         for name, gradient in got.items():
             assert float((gradient - expected[name]).norm() / expected[name].norm()) < 1e-5, name
+
+
+def test_a_loss_of_entropies_alone_also_runs_in_partitions() -> None:
+    found = []
+    for tokens in (10_000, 16):
+        model = build("dense", checkpointing=False)
+        TreeStep(model, TreeOptions(max_tokens=tokens)).run(Rows.of(hostile_rows()), mean, outputs=(ENTROPY,))
+        found.append([one.grad for one in model.parameters()])
+    assert_equal_gradients(*found)
 
 
 def test_reentrant_checkpointing_is_refused_in_partitions() -> None:

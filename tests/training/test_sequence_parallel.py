@@ -34,6 +34,7 @@ from tree_rl.cost.memory import budget
 FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
     *(Case(model=model, shapes=("comb",), max_tokens=6) for model in MODELS[1::2]),
+    Case(model="head_a_rank", shapes=("comb",)),
     Case(shapes=("branches",), max_tokens=4, is_coupled=True),
 ]
 """One group of four ranks."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_harness import build_engine, ppo_batch, save_model
-from equivalence import FLAGS, LOSS, alone, assert_equal_gradients, infer, run
+from equivalence import FLAGS, LOSS, actor_loss, alone, assert_equal_gradients, infer, run
 from hostile_rows import SHAPES
 from tiny_families import COEF, CONFIGS, auxiliary_gradients
 
@@ -30,6 +30,9 @@ def test_auxiliary_loss_over_all_rows(path: Path) -> None:
     metrics = got["metrics"]
     assert metrics["moe/aux_loss"].aggregate() == pytest.approx(value, rel=1e-5)
     assert metrics["moe/counted_anew"].aggregate() == 1
+    # A loss that couples log-probs computes all of them before the first backward.
+    coupled = run(tree, ppo_batch(rows, **FLAGS), actor_loss("geo_mean", "token-mean"))
+    assert coupled["metrics"]["moe/aux_loss"].aggregate() == pytest.approx(value, rel=1e-5)
 
 
 def test_load_is_remembered_until_the_weights_move(path: Path) -> None:

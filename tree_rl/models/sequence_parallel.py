@@ -182,8 +182,8 @@ def _to_heads(x_nHD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
 def _to_tokens(x_NhD: torch.Tensor, ranks: SequenceParallel) -> torch.Tensor:
     blocks = x_NhD.unflatten(0, (ranks.size, -1))
     received = ranks.exchanges.all_to_all(blocks.contiguous(), ranks.group)
-    # flatten copies here, so the result is contiguous, as layers expect that call `view` on it.
-    return received.movedim(0, 1).flatten(1, 2)
+    # With one head a rank `flatten` is a view; layers that call `view` expect a contiguous tensor.
+    return received.movedim(0, 1).flatten(1, 2).contiguous()
 
 
 class _Exchange(torch.autograd.Function):

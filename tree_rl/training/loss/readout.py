@@ -105,10 +105,10 @@ class EdgeReadout(Readout):
         source_E = edges.source_R[edges.source_of_edge_E]
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
-        super().__init__(slots_of, len(source_E), names, edges.reads, device)
+        extras = tuple(name for name in names if name != LOG_PROBS)
+        super().__init__(slots_of, len(source_E), (LOG_PROBS, *extras), edges.reads, device)
         self._requests: list[EdgeRequest] = []
         self._shares: list[EdgeShare | None] = []
-        extras = tuple(name for name in names if name != LOG_PROBS)
         for slots, partition in zip(slots_of, plan.partitions, strict=True):
             source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
             temperature_e = edges.temperature_E[slots]

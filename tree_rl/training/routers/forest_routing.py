@@ -67,7 +67,8 @@ class ForestRouting:
                 self._chosen_NLK = chosen_nLK.new_empty((self.forest.num_unique, *chosen_nLK.shape[1:]))
             self._chosen_NLK[tokens] = chosen_nLK
         logits = trace.take_logits()
-        if self.weight_LE is None:
+        # A partitioned run may first compute values without gradients; the auxiliary loss counts once.
+        if self.weight_LE is None or not torch.is_grad_enabled():
             return None
         share = balance_loss(logits, self._own(self._count_N, tokens, filler=0), self.weight_LE)
         self.share += share.detach()

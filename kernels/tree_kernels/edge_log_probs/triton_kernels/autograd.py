@@ -57,6 +57,7 @@ class _TritonEdges(torch.autograd.Function):
         rows: EdgeRows,
         options: EdgeOptions,
     ) -> tuple[torch.Tensor | None, ...]:
+        bias_V = None if bias_V is None else bias_V.contiguous()
         statistics = unwritten_statistics(rows, options, hidden_NC.device)
         size = _even_pieces(rows.num_rows, options.chunk_rows, ROW_STEP)
         shape = (min(size, rows.num_rows), head_weight_VC.shape[0])

@@ -64,6 +64,7 @@ class _TritonAttention(torch.autograd.Function):
         # The gradient of an unused log-sum-exp is then None instead of zeros.
         ctx.set_materialize_grads(False)
         q_NHD, k_MKD, v_MKD = readable(q_NHD), readable(k_MKD), readable(v_MKD)
+        sinks_H = None if sinks_H is None else sinks_H.contiguous()
         out_NHD, lse_HN = forward(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, tiles.forward)
         ctx.save_for_backward(q_NHD, k_MKD, v_MKD, sinks_H, out_NHD, lse_HN)
         ctx.layout, ctx.rule, ctx.tiles = layout, rule, tiles

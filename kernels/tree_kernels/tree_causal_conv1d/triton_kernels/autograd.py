@@ -40,6 +40,7 @@ class _TritonConv1d(torch.autograd.Function):
         is_silu: bool,
     ) -> torch.Tensor:
         x_NC, weight_CK, context_KC = x_NC.contiguous(), weight_CK.contiguous(), context_KC.contiguous()
+        bias_C = None if bias_C is None else bias_C.contiguous()
         out_NC = torch.empty_like(x_NC)
         forward_kernel[_grid(x_NC)](
             x_NC, context_KC, weight_CK, bias_C, lists.input, out_NC, *x_NC.shape,
