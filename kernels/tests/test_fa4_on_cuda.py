@@ -69,11 +69,16 @@ def inputs(
 
 def run(layout: TreeLayout, tensors: list[torch.Tensor], impl: str, **options: Any) -> dict[str, torch.Tensor]:
     """Output and gradients in float64, by name."""
-    q, k, v, past_k, past_v = (t.detach().clone().requires_grad_() for t in tensors[:5])
-    past = {"past_k": past_k, "past_v": past_v} if layout.past_length else {}
-    out = tree_attention(q, k, v, layout, **past, impl=impl, **options)
+    names = ("q", "k", "v", "past_k", "past_v") if layout.past_length else ("q", "k", "v")
+    leaves = {name: t.detach().clone().requires_grad_() for name, t in zip(names, tensors, strict=False)}
+    given = dict(leaves)
+    if impl == "triton" and leaves["v"].shape[-1] != leaves["k"].shape[-1]:
+        # As for FA4, whose backward then shares no key heads: gradients are rounded by query head, then summed.
+        ratio = tensors[0].shape[1] // tensors[1].shape[1]
+        given |= {name: leaf.repeat_interleave(ratio, dim=1) for name, leaf in leaves.items() if name != "q"}
+    q, k, v = (given.pop(name) for name in "qkv")
+    out = tree_attention(q, k, v, layout, **given, impl=impl, **options)
     assert isinstance(out, torch.Tensor)
-    leaves = {"q": q, "k": k, "v": v} | past
     grads = torch.autograd.grad(out, list(leaves.values()), tensors[5].to(out.dtype))
     named = {"out": out} | dict(zip(leaves, grads, strict=True))
     assert all(t.isfinite().all() for t in named.values())

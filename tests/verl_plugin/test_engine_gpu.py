@@ -165,6 +165,7 @@ def at_most(num_bytes: float, how: str) -> Iterator[None]:
         yield
     finally:
         del ballast
+        torch.cuda.empty_cache()  # for the processes of later tests
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 

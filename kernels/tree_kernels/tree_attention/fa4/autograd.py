@@ -70,7 +70,8 @@ def fa4_attention_of_tree(
 ) -> torch.Tensor:
     """Output [N, H, E] in q's dtype; keys and values [P + N, K, D or E] have the past first; `rule` has no softcap.
 
-    Gradients accumulate in float32, except that FA4 rounds the gradients of copied keys and values row by row.
+    Gradients accumulate in float32, except that FA4 rounds those of copied keys and values row by row, and those of key
+    heads that several query heads share query head by query head where D and E differ.
     """
     num_tokens, heads, head_size = q_NHD.shape
     value_size = v_MKD.shape[-1]
