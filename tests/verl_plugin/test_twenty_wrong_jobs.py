@@ -73,10 +73,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
         (f"{ACTOR}.{SIZE}=3 does not divide num_attention_heads=32", "set"),
     ),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", (f"{ROLLOUT}.tensor_model_parallel_size=2 on 1 GPUs", "divides")),
-    ("data.train_batch_size=2048", ("data.train_batch_size=2048, but", "1024 rows; lower it")),
+    ("data.train_batch_size=2048", ("data.train_batch_size=2048, but", "1,024 rows; lower it")),
     (
         "data.train_batch_size=2048 algorithm.filter_groups.enable=true",
-        ("data.train_batch_size=2048, but", "1024 rows; lower it"),
+        ("data.train_batch_size=2048, but", "1,024 rows; lower it"),
     ),
     ("data.train_max_samples=8", ("data.train_batch_size=1024, but data.train_max_samples=8", "lower it")),
     ("data.gen_batch_size=3072", ("data.gen_batch_size=3072: verl fetches", "data.train_batch_size=1024; choose")),

@@ -22,6 +22,11 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("trainer.test_freq=5", ("trainer.test_freq=5, but data.val_files=None", "set it to -1")),
     ("trainer.test_freq=0", ("trainer.test_freq=0: expected a number of steps",)),
     ("trainer.save_freq=each_epoch", ("trainer.save_freq=each_epoch:", "after_each_epoch")),
+    ("trainer.resume_mode=resume_path", ("trainer.resume_from_path=None: expected an existing folder",)),
+    ("trainer.resume_from_path=/no/global_step_1", ("trainer.resume_from_path=/no/global_step_1:", "existing folder")),
+    ("+model.model_type=tree_languagemodel", ("model.model_type=", "did you mean tree_language_model?")),
+    ("data.pad_mode=right", ("data.pad_mode=right:", "set it to no_padding")),
+    ("engine.ulysses_sequence_parallel_size=0", ("engine.ulysses_sequence_parallel_size=0 on 1 ranks:",)),
     ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
 ]
 WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
@@ -29,6 +34,9 @@ WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
     ("dpo.loss_type=hinge", ("dpo.loss_type=hinge:", "sigmoid, ipo")),
     ("dpo.label_smoothing=0.5", ("dpo.label_smoothing=0.5: expected a number from 0 to below 0.5",)),
     ("dpo.label_smoothing=0.1 dpo.loss_type=ipo", ("dpo.label_smoothing: ipo has none",)),
+    ("dpo.beta=null", ("dpo.beta=None: expected a number",)),
+    ("dpo.reference_free=1", ("dpo.reference_free=1: expected true or false",)),
+    ("+dpo.bet=1", ("dpo.bet: no such option; known are beta",)),
     ("dpo.bet=1", ("dpo.bet=1:", "did you mean dpo.beta?")),
     ("tree.mode=flat", ("engine.tree.mode=flat: pairs train on trees alone",)),
     ("tree.path_weighting=session", ("engine.tree.path_weighting=session: pairs train",)),

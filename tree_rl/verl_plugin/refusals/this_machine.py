@@ -246,10 +246,19 @@ def unwritable_folder(path: Any, _: Any) -> Words | None:
 
 def no_checkpoint(path: Any, config: Any) -> bool:
     """True if a job resumes from a path that names no folder of a checkpoint."""
-    if option(config, "trainer.resume_mode") != "resume_path":
-        return False
+    return option(config, "trainer.resume_mode") == "resume_path" and not _is_checkpoint(path)
+
+
+def no_checkpoint_of_sft(path: Any, config: Any) -> bool:
+    """The same for SFT, which also reads the path under `auto`."""
+    return no_checkpoint(path, config) or (
+        path is not None and option(config, "trainer.resume_mode") == "auto" and not _is_checkpoint(path)
+    )
+
+
+def _is_checkpoint(path: Any) -> bool:
     is_named = isinstance(path, str) and path.rstrip("/").rpartition("global_step_")[2].isdecimal()
-    return not (is_named and Path(path).expanduser().is_dir())
+    return is_named and Path(path).expanduser().is_dir()
 
 
 def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
