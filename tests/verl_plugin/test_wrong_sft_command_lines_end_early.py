@@ -1,5 +1,6 @@
 """A wrong command line of tree SFT or DPO: one line that names key and remedy, exit code 2; a right one runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_short_forms_are_written_out(good: list[str]) -> None:
     config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
+
+
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_a_checkpoint_that_is_there_is_resumed(mode: str, good: list[str], tmp_path: Path) -> None:
+    (tmp_path / "global_step_2").mkdir()
+    checked([*good, f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_2/"])
 
 
 def test_a_word_may_follow_a_number(good: list[str]) -> None:
