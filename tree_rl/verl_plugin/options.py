@@ -7,7 +7,7 @@ from typing import Any
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
-from tree_rl.option_types import check_options, check_type
+from tree_rl.option_types import check_type
 from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
@@ -44,6 +44,8 @@ class TreeConfig(TreeOptions, BaseConfig):
         super().__post_init__()
         if not (isinstance(self.reuse_log_probs, bool) or self.reuse_log_probs == AUTO):
             raise ValueError(f"tree.reuse_log_probs={self.reuse_log_probs!r}: expected auto, true or false")
+        if not isinstance(self.self_check, bool):
+            raise ValueError(f"tree.self_check={self.self_check!r}: expected true or false")
 
 
 @dataclass
@@ -78,7 +80,6 @@ def as_tree_config(value: Any) -> TreeConfig:
         names = sorted(set(known) - {"_target_"})
         hint = did_you_mean(f"tree.{unknown[0]}", (f"tree.{name}" for name in names)) or ";"
         raise ValueError(f"tree.{unknown[0]}: no such option{hint} known are {', '.join(names)}")
-    check_options("tree", given, TreeConfig)
     return TreeConfig(**given)
 
 
