@@ -78,7 +78,7 @@ class TreeOptions:
             raise ValueError(f"tree.custom_weights={self.custom_weights!r}: expected a text")
         if self.offload not in (AUTO, True, False):
             raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
-        coef = self.router_aux_loss_coef
+        coef: object = self.router_aux_loss_coef
         if coef is not None and (self.mode == "flat" or not (isinstance(coef, int | float) and coef >= 0)):
             raise ValueError(
                 f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
