@@ -130,6 +130,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "tree_rl.verl_plugin.embedded_rollout.gloo_weights", here.absent_backend),
         Refusal("trainer.n_gpus_per_node", "{key}={value}{more}, but {found}",
                 "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
+        Refusal("trainer.device", "{key}={value}, but verl runs on {platform}, as torch {torch} is built for it",
+                "set VERL_PLATFORM=cpu in the environment", here.cpu_on_another_platform),
         Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
                 "Ray has {count}", "raise it, as Ray only counts them", here.too_few_cpus),
         Refusal("ray_kwargs.ray_init.runtime_env.py_executable", "{key}={value}: {reason}", "{remedy}",
