@@ -12,7 +12,7 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import MicroBatchResult, PlanRun, StepPlan, Work
 from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
-from tree_rl.training.loss.rows_loss import Metrics, weigh
+from tree_rl.training.loss.rows_loss import Metrics, weighted_loss
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
@@ -80,7 +80,7 @@ def run_flat(context: StepContext, call: StepCall, batch: MicroBatch) -> Work:
     """Run rows without a tree, through the trainer's forward and loss."""
     yield FORWARD
     assert call.run_rows_flat is not None
-    weighted = None if call.loss is None else weigh(call.loss, batch)
+    weighted = None if call.loss is None else partial(weighted_loss, call.loss, batch)
     loss, outputs, metrics = call.run_rows_flat(batch.rows, weighted)
     result = MicroBatchResult(outputs=outputs, loss=loss.detach().item(), metrics=metrics or [])
     if call.trains:
@@ -118,7 +118,7 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: 
         loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
         if call.loss is not None:
-            loss, metrics = weigh(call.loss, batch)(outputs, batch.rows)
+            loss, metrics = weighted_loss(call.loss, batch, outputs)
     reported_loss, routes_fLK = loss.detach().item(), None
     if routers is not None and routing is not None and trace is not None:
         share = routing.close(trace)

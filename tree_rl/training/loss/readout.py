@@ -6,7 +6,7 @@ Legend: E slots, e slots of a partition, F flat tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,19 +61,18 @@ class Readout(ABC):
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition forward."""
 
-    def gradients(self, loss: PartsLoss, members: Sequence[int], slots: EdgeOutputs) -> EdgeOutputs:
+    def gradients(self, loss: PartsLoss, slots: EdgeOutputs) -> EdgeOutputs:
         """dL/dvalue of every slot at the values [E] in `slots`; does not run the model.
 
         A token-separable loss needs only the values of the partition that runs; others need all values.
 
         Args:
             loss: the trainer's loss with path weights.
-            members: indices of the micro-batch's rows in the call.
             slots: values [E].
         """
         with torch.enable_grad():
             leaves = slots.map(lambda value: value.clone().requires_grad_())
-            value, _ = loss(self.flat(leaves), members)
+            value, _ = loss(self.flat(leaves))
             named = leaves.present()
             gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
         return EdgeOutputs(**dict(zip(named, gradients, strict=True)))

@@ -19,37 +19,30 @@ Metrics = Any
 Loss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, Metrics]]
 """Takes the outputs [f] of some rows, row after row, and their indices in the call; returns a scalar and metrics."""
 
-PartsLoss = Callable[[EdgeOutputs, Sequence[int]], tuple[torch.Tensor, list[Metrics]]]
-"""A loss that may split the rows into parts and call the trainer's loss on each; one entry of metrics per part."""
+PartsLoss = Callable[[EdgeOutputs], tuple[torch.Tensor, list[Metrics]]]
+"""The loss of a micro-batch's rows, which may call the trainer's loss on parts of them: one entry of metrics each."""
 
 
-def weigh(loss: Loss, micro_batch: MicroBatch) -> PartsLoss:
-    """The trainer's loss with the micro-batch's path weights, if it has any.
+def weighted_loss(loss: Loss, batch: MicroBatch, outputs: EdgeOutputs) -> tuple[torch.Tensor, list[Metrics]]:
+    """The trainer's loss of a micro-batch from its outputs [f], with its path weights, if it has any.
 
     Row weights: rows of equal weight go through the loss together, and the result is scaled, which is right for any
     loss. Token weights scale the gradient of each output; the reported loss stays unweighted.
     """
-    weight_B, weight_F = micro_batch.row_weight_B, micro_batch.edge_weight_F
-
-    def of_weighted_rows(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
-        assert weight_B is not None
-        losses, metrics = [], []
-        for weight in np.unique(weight_B):
-            picked = np.flatnonzero(weight_B == weight).tolist()
-            part = outputs.select(torch.from_numpy(positions_of_rows(micro_batch.offsets, picked)))
-            value, reported = loss(part, [members[row] for row in picked])
-            losses.append(float(weight) * value)
-            metrics.append(reported)
-        return torch.stack(losses).sum(), metrics
-
-    def of_tokens(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
-        if weight_F is not None:
-            weight = torch.from_numpy(weight_F)
-            outputs = outputs.map(lambda output: _ScaleGradient.apply(output, weight.to(output)))
-        value, reported = loss(outputs, members)
+    if batch.row_weight_B is None:
+        if batch.edge_weight_F is not None:
+            weight_F = torch.from_numpy(batch.edge_weight_F)
+            outputs = outputs.map(lambda output: _ScaleGradient.apply(output, weight_F.to(output)))
+        value, reported = loss(outputs, batch.rows)
         return value, [reported]
-
-    return of_tokens if weight_B is None else of_weighted_rows
+    losses, metrics = [], []
+    for weight in np.unique(batch.row_weight_B):
+        picked = np.flatnonzero(batch.row_weight_B == weight).tolist()
+        part = outputs.select(torch.from_numpy(positions_of_rows(batch.offsets, picked)))
+        value, reported = loss(part, [batch.rows[row] for row in picked])
+        losses.append(float(weight) * value)
+        metrics.append(reported)
+    return torch.stack(losses).sum(), metrics
 
 
 def with_one_draw(loss: PartsLoss) -> PartsLoss:
@@ -57,9 +50,9 @@ def with_one_draw(loss: PartsLoss) -> PartsLoss:
     tokens that it clips)."""
     state = torch.get_rng_state()
 
-    def of_rows(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, list[Metrics]]:
+    def of_rows(outputs: EdgeOutputs) -> tuple[torch.Tensor, list[Metrics]]:
         torch.set_rng_state(state)
-        return loss(outputs, members)
+        return loss(outputs)
 
     return of_rows
 
