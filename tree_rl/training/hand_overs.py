@@ -16,22 +16,15 @@ from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.routers.expert_load import LoadReport
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """Most tokens of one micro-batch."""
-
-    unique_tokens: int
-    """Limit for forests."""
-    flat_tokens: int
-    """Limit for rows that run without a tree."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepPlan:
     """A call that all ranks have agreed to run."""
 
     call: StepCall
-    budget: Budget
+    max_tokens: int
+    """Most unique tokens of a forward."""
+    max_flat_tokens: int
+    """Most tokens of rows that run without a tree."""
     batches: tuple[MicroBatch, ...]
     """This rank's micro-batches, in the order in which they run."""
     known: tuple[torch.Tensor | None, ...]

@@ -18,7 +18,7 @@ from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import Budget, StepPlan
+from tree_rl.training.hand_overs import StepPlan
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory_budget import NO_LIMIT
@@ -70,20 +70,24 @@ class Planner:
             options = replace(options, mode="tree")
         trainer_tokens = NO_LIMIT if call.trainer_tokens is None else call.trainer_tokens
         tokens = options.max_tokens if isinstance(options.max_tokens, int) else trainer_tokens
-        budget = Budget(
-            # A budget learnt from memory, or halved after an error, overrides the others.
-            unique_tokens=tokens if learner.budget.tokens is None else learner.budget.tokens,
-            flat_tokens=min(trainer_tokens, learner.budget.most_flat_tokens),
-        )
+        # A budget learnt from memory, or halved after an error, overrides the others.
+        max_tokens = tokens if learner.budget.tokens is None else learner.budget.tokens
+        max_flat_tokens = min(trainer_tokens, learner.budget.most_flat_tokens)
         if not call.trains and options.path_weighting in GIVEN_WEIGHTINGS:
             options = replace(options, path_weighting="verl")
         try:
             batches = plan_micro_batches(
-                call.rows, options, budget, learner.calls.model, self._plans, learner.budget.chooser()
+                call.rows,
+                options,
+                max_tokens,
+                max_flat_tokens,
+                learner.calls.model,
+                self._plans,
+                learner.budget.chooser(),
             )
         except RowError as error:
             self.refuse(error)
-        learner.budget.log_choices(batches, budget.unique_tokens)
+        learner.budget.log_choices(batches, max_tokens)
         known = tuple(self._known_log_probs(call, batch) for batch in batches)
         pairs = zip(batches, known, strict=True)
         ops = "".join(_ops_of_batch(call, batch, is_known=known_f is not None) for batch, known_f in pairs)
@@ -99,7 +103,8 @@ class Planner:
             ops, may_repeat = agreement.schedule, agreement.may_repeat
         return StepPlan(
             call=call,
-            budget=budget,
+            max_tokens=max_tokens,
+            max_flat_tokens=max_flat_tokens,
             batches=tuple(batches),
             known=known,
             schedule=ops,
@@ -166,7 +171,8 @@ def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[Mi
 def plan_micro_batches(
     rows: Rows,
     options: TreeOptions,
-    budget: Budget,
+    max_tokens: int,
+    max_flat_tokens: int,
     cost: CostModel | None,
     plans: PlanCache,
     chooser: Chooser | None = None,
@@ -176,7 +182,8 @@ def plan_micro_batches(
     Args:
         rows: all rows of this rank, possibly none.
         options: how rows become trees.
-        budget: most tokens of a micro-batch.
+        max_tokens: most unique tokens of a forward.
+        max_flat_tokens: most tokens of rows that run without a tree.
         cost: cost model for `mode: auto`; None runs every group as a tree.
         plans: cache of partition plans.
         chooser: chooses how a forest beyond the budget runs; None: in partitions within the budget.
@@ -199,15 +206,15 @@ def plan_micro_batches(
         part = forest.select_rows(group)
         if not (always or cost is None or cost.tree_pays(part, wanted.select(group))):
             flat_rows += group.tolist()
-        elif part.num_unique <= budget.unique_tokens:
+        elif part.num_unique <= max_tokens:
             whole_groups.append(group)
         else:
             large = wanted.select(group)
-            batches.append(_large_batch(part, group, large, budget.unique_tokens, options, plans, chooser))
-    for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
+            batches.append(_large_batch(part, group, large, max_tokens, options, plans, chooser))
+    for packed in pack_groups(forest, whole_groups, max_tokens=max_tokens):
         part = forest.select_rows(packed)
         batches.append(MicroBatch(rows=tuple(packed.tolist()), offsets=part.row_index.offsets, forest=part))
-    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
+    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), max_flat_tokens) if flat_rows else []:
         members = [flat_rows[index] for index in bin_]
         offsets = offsets_of(forest.row_index.lengths[members])
         batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))

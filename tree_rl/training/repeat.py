@@ -45,7 +45,7 @@ class Repeat:
         """
         if ran is None:
             self._catch_up(plan)
-        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.budget.unique_tokens)
+        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
         if tokens is None:
             return ran
         logger.warning(

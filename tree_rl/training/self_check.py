@@ -62,7 +62,7 @@ class SelfCheck:
         self.checked.add(call.is_reference)
         name = VALUES if VALUES in call.outputs else LOG_PROBS
         # The check fits where a micro-batch fits; rows without a tree are not split over the ranks that share tokens.
-        most = min(plan.budget.unique_tokens, plan.budget.flat_tokens) // context.sharing_ranks
+        most = min(plan.max_tokens, plan.max_flat_tokens) // context.sharing_ranks
         if context.always_forest or call.run_rows_flat is None or has_tower:
             most = min(most, MOST_TOKENS_ALONE)
         members = _rows_to_compare(plan.batches, call.rows, most)
