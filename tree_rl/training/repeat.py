@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -152,8 +153,7 @@ def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> t
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            edges = plan_edges(
-                forest, np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32), context.device, ranks=ranks
-            )
+            none, ones = np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32)
+            edges = partial(plan_edges, forest, none, ones, context.device, ranks=ranks)
             outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
     return torch.stack([value.sum() * 0 for value in outputs.present().values()]).sum().float()

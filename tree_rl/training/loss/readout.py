@@ -122,7 +122,7 @@ class EdgeReadout(Readout):
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition; only source tokens of wanted edges go through the head."""
-        per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
+        per_edge = edge_values(model, inputs.model_kwargs(), lambda: self._requests[partition])
         share = self._shares[partition]
         outputs = EdgeOutputs.of_edges(per_edge)
         # The sum of an empty slice is 0 and has the graph, even if no edge is wanted.
