@@ -39,7 +39,7 @@ class Learner:
             self.calls.learn((self.calls.take_last(),))
         if call.trains:
             self.calls.note(call.rows, batches, ran.start, ran.end)
-        place_F = np.concatenate([np.zeros(0, np.int64), *(call.rows.flat_positions(batch.rows) for batch in batches)])
+        place_F = np.concatenate([np.zeros(0, np.int64), *(batch.flat_f for batch in batches)])
 
         def in_row_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""

@@ -94,7 +94,7 @@ def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
             head_tokens += batch.unique_tokens
             continue
         pairs += forest.num_pairs
-        wanted = forest.row_index.with_values(rows.wanted_F[rows.flat_positions(batch.rows)])
+        wanted = forest.row_index.with_values(rows.wanted_F[batch.flat_f])
         head_tokens += int(np.count_nonzero(forest.rows_that_mark(wanted)))
     return Work(forwards=forwards, tokens=tokens, pairs=pairs, head_tokens=head_tokens)
 

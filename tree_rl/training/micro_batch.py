@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,9 @@ from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.training.row_images import ForestImages
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import offsets_of
 from tree_rl.tree.partition import PartitionPlan
 
 
@@ -19,6 +22,8 @@ class MicroBatch:
 
     rows: tuple[int, ...]
     """Indices of its b rows in the call."""
+    flat_f: np.ndarray
+    """int64 [f], positions of its tokens among those of the call, row after row."""
     offsets: np.ndarray
     """int64 [b + 1], row boundaries in its outputs."""
     forest: Forest | None
@@ -36,10 +41,18 @@ class MicroBatch:
     images: ForestImages | None = None
     """Images of the forest; None without any."""
 
+    @classmethod
+    def of(cls, rows: Rows, members: Sequence[int], forest: Forest | None, **how: Any) -> "MicroBatch":
+        """Some rows of a call, by their indices, with their images; `how` are other fields."""
+        picked = list(members)
+        flat_f, offsets = rows.flat_positions(picked), offsets_of(np.diff(rows.offsets)[picked])
+        images = None if rows.images is None or forest is None else rows.images.of_forest(forest, flat_f)
+        return cls(rows=tuple(picked), flat_f=flat_f, offsets=offsets, forest=forest, images=images, **how)
+
     @property
     def flat_tokens(self) -> int:
         """Tokens of all rows."""
-        return int(self.offsets[-1])
+        return len(self.flat_f)
 
     @property
     def unique_tokens(self) -> int:

@@ -22,7 +22,7 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult, Work
-from tree_rl.training.loss.edges import edges_of_rows
+from tree_rl.training.loss.edges import edges_of_batch
 from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.loss.rows_loss import weighted_loss, with_one_draw
@@ -245,5 +245,5 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     assert batch.forest is not None and batch.plan is not None
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
-    edges = edges_of_rows(batch.forest, call.rows, batch.rows, context.device)
+    edges = edges_of_batch(call.rows, batch, context.device)
     return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

@@ -36,7 +36,7 @@ from tree_rl.training.ranks.lock_step import (
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.forest import Forest, RowError
-from tree_rl.tree.forest.jagged import Jagged, offsets_of
+from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.tree.packing import best_fit, pack_groups
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
@@ -210,25 +210,16 @@ def plan_micro_batches(
             whole_groups.append(group)
         else:
             large = wanted.select(group)
-            batches.append(_large_batch(part, group, large, max_tokens, options, plans, chooser))
+            batches.append(_large_batch(rows, part, group, large, max_tokens, options, plans, chooser))
     for packed in pack_groups(forest, whole_groups, max_tokens=max_tokens):
-        part = forest.select_rows(packed)
-        batches.append(MicroBatch(rows=tuple(packed.tolist()), offsets=part.row_index.offsets, forest=part))
+        batches.append(MicroBatch.of(rows, packed.tolist(), forest.select_rows(packed)))
     for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), max_flat_tokens) if flat_rows else []:
-        members = [flat_rows[index] for index in bin_]
-        offsets = offsets_of(forest.row_index.lengths[members])
-        batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))
-    if rows.images is not None:
-        batches = [_with_images(batch, rows) for batch in batches]
+        batches.append(MicroBatch.of(rows, [flat_rows[index] for index in bin_], None))
     return batches if options.path_weighting == "verl" else _with_weights(batches, forest, rows, options)
 
 
-def _with_images(batch: MicroBatch, rows: Rows) -> MicroBatch:
-    assert batch.forest is not None and rows.images is not None
-    return replace(batch, images=rows.images.of_forest(batch.forest, rows.flat_positions(batch.rows)))
-
-
 def _large_batch(
+    rows: Rows,
     part: Forest,
     group: np.ndarray,
     wanted: Jagged,
@@ -245,10 +236,10 @@ def _large_batch(
         head_share = np.ceil(8 * head_share) / 8
         choose = partial(chooser.choose, part, max_tokens, head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
-    return MicroBatch(
-        rows=tuple(group.tolist()),
-        offsets=part.row_index.offsets,
-        forest=part,
+    return MicroBatch.of(
+        rows,
+        group.tolist(),
+        part,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         saving=MemorySaving(relays_on_host=options.offload is True) if choice is None else choice.saving,
         choice=choice,
@@ -268,9 +259,7 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, options
     if options.path_weighting == "custom" and rows.weight_F is None:
         raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
     weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
-    flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
-    pairs = zip(batches, flat_of, strict=True)
-    return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
+    return [replace(batch, edge_weight_F=weight_of_next_F[batch.flat_f]) for batch in batches]
 
 
 def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:

@@ -19,7 +19,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import PlanRun, StepPlan
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.edges import edges_of_rows, plan_edges, tree_log_probs, tree_values
+from tree_rl.training.loss.edges import edges_of_batch, plan_edges, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.memory_budget import MemoryBudget
 from tree_rl.training.micro_batch import MicroBatch
@@ -119,7 +119,7 @@ def _most_edges(
 ) -> list[int]:
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
-    edges = edges_of_rows(batch.forest, call.rows, batch.rows)
+    edges = edges_of_batch(call.rows, batch)
     source_E = edges.source_R[edges.source_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [

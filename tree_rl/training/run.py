@@ -10,7 +10,7 @@ import torch
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import MicroBatchResult, PlanRun, StepPlan, Work
-from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
+from tree_rl.training.loss.edges import edges_of_batch, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.loss.rows_loss import Metrics, weighted_loss
 from tree_rl.training.measured_calls import Stamp
@@ -113,7 +113,7 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: 
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            edges = partial(edges_of_rows, forest, call.rows, batch.rows, context.device, ranks=ranks)
+            edges = partial(edges_of_batch, call.rows, batch, context.device, ranks=ranks)
             outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
         loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []

@@ -111,11 +111,10 @@ def _as_tree(
     sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
     both = _excerpt(rows, range(rows.num_rows), sibling, cut)
     forest = Forest.from_rows([*token_ids, sibling], merge_key=both.merge_keys(by_group=False))
-    images = None if both.images is None else both.images.of_forest(forest, np.arange(forest.num_flat))
-    if has_tower and images is None:
+    batch = MicroBatch.of(both, range(both.num_rows), forest)
+    if has_tower and batch.images is None:
         idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
-    batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest, images=images)
     return run_at_once(run_whole(context, asked, batch, None)).outputs[name], forest
 
 

@@ -7,7 +7,7 @@ flat positions.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
 
@@ -133,21 +134,14 @@ def plan_edges(
     )
 
 
-def edges_of_rows(
-    forest: Forest,
-    rows: Rows,
-    members: Sequence[int],
-    device: torch.device | str = "cpu",
-    *,
-    ranks: SequenceParallel | None = None,
+def edges_of_batch(
+    rows: Rows, batch: MicroBatch, device: torch.device | str = "cpu", *, ranks: SequenceParallel | None = None
 ) -> EdgePlan:
-    """`plan_edges` for the forest of some rows of a call, by their indices."""
-    picked = list(members)
-    flat = rows.flat_positions(picked)
-    candidates_FK = None if rows.candidates_FK is None else rows.candidates_FK[flat]
-    return plan_edges(
-        forest, rows.wanted_F[flat], rows.temperature_B[picked], device, ranks=ranks, candidates_FK=candidates_FK
-    )
+    """`plan_edges` for a micro-batch of some rows of a call."""
+    assert batch.forest is not None
+    wanted_f, temperature_B = rows.wanted_F[batch.flat_f], rows.temperature_B[list(batch.rows)]
+    candidates_fK = None if rows.candidates_FK is None else rows.candidates_FK[batch.flat_f]
+    return plan_edges(batch.forest, wanted_f, temperature_B, device, ranks=ranks, candidates_FK=candidates_fK)
 
 
 def request_edges(
