@@ -16,7 +16,7 @@ from tree_rl.training.loss.rows_loss import Metrics, weighted_loss
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD, run_in_lock_step
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.tower import Tower, idle_tower
@@ -62,11 +62,32 @@ class Runner:
         return PlanRun(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
     def follow(self, plan: StepPlan, work: Iterator[str]) -> int:
-        """Run this rank's ops and dummies along the schedule; returns the number of dummy forwards."""
-        trains = plan.call.trains
-        sync_context = self._context.gradient_sync if trains else lambda is_last: nullcontext()
+        """Run this rank's ops along the schedule, and dummies where it has none; returns the number of dummy forwards.
+
+        `work` yields the kind of each op before it runs.
+        """
+        trains, schedule = plan.call.trains, plan.schedule
+        dummies: dict[str, list[torch.Tensor]] = {op: [] for op in FORWARD_OF.values()}
+        count, last_backward = 0, schedule.rfind(BACKWARD)
         with nullcontext() if trains else torch.no_grad():
-            return run_in_lock_step(plan.schedule, work, self.idle_forward, sync_context)
+            wanted = next(work, None)
+            for index, op in enumerate(schedule):
+                # A tower's backward comes later still, if it comes at all: its parameters may be frozen.
+                sync = self._context.gradient_sync(index >= last_backward >= 0) if trains else nullcontext()
+                with sync, torch.profiler.record_function(f"{op}{index}"):
+                    if wanted == op:
+                        # Resuming the generator runs the op it announced, then returns the next one's kind.
+                        wanted = next(work, None)
+                    elif op in dummies:
+                        count += 1
+                        dummies[op].append(self.idle_forward(op))
+                    elif (dummy := dummies[FORWARD_OF[op]].pop()).requires_grad:
+                        dummy.backward()
+        if wanted is not None:
+            raise RuntimeError(
+                f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}"
+            )
+        return count
 
     def idle_forward(self, op: str = FORWARD) -> torch.Tensor:
         """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
