@@ -29,7 +29,7 @@ def test_work_is_that_of_the_trees_and_of_rows_without_one() -> None:
 
 def call(tokens: float, seconds: float) -> MeasuredCall:
     work = Work(forwards=1, tokens=tokens, pairs=tokens * 9, head_tokens=tokens / 2)
-    return MeasuredCall(work=work, seconds=seconds)
+    return work, seconds
 
 
 def test_ranks_learn_the_slowest_ones_work_alike() -> None:
@@ -68,4 +68,4 @@ def test_a_call_is_told_once() -> None:
     batches = plan_micro_batches(rows, TreeOptions(mode="tree"), 9, 9, None, PlanCache())
     calls.note(rows, batches, 1.0, 3.5)
     taken = calls.take_last()
-    assert taken is not None and taken.seconds == 2.5 and calls.take_last() is None
+    assert taken is not None and taken[1] == 2.5 and calls.take_last() is None

@@ -72,7 +72,8 @@ def edge_values(
     Raises:
         RuntimeError: a wrapper between the head and the caller changed the head's output.
     """
-    call = _Call(request=cache(request), selects=_answers_itself(model))
+    head_of = getattr(model, "get_output_embeddings", None)
+    call = _Call(request=cache(request), selects=head_of is not None and isinstance(head_of(), EdgeHead))
     token = _CALL.set(call)
     try:
         keep = EVERY_TOKEN if call.selects else call.request().kept_R
@@ -88,12 +89,6 @@ def edge_values(
         )
     edges = call.request()
     return logits_edge_log_probs_of_rows(answer.squeeze(0), edges.rows, **edges.extra_flags)
-
-
-def _answers_itself(model: Callable[..., Any]) -> bool:
-    """True if the model is known to have an `EdgeHead`."""
-    head_of = getattr(model, "get_output_embeddings", None)
-    return head_of is not None and isinstance(head_of(), EdgeHead)
 
 
 def use_edge_head(model: PreTrainedModel) -> str | None:

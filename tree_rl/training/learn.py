@@ -64,12 +64,6 @@ class Learner:
             self._remember(call, result)
         return result
 
-    def forget(self) -> None:
-        """Drop the results of the last inference, because the weights have changed."""
-        self.log_probs.forget()
-        if self.load is not None:
-            self.load.last_inference.forget()
-
     def _remember(self, call: StepCall, result: StepResult) -> None:
         """After an inference: keep values that the next update can reuse."""
         rows = call.rows

@@ -87,8 +87,10 @@ class Planner:
             )
         except RowError as error:
             self.refuse(error)
-        learner.budget.log_choices(batches, max_tokens)
-        known = tuple(self._known_log_probs(call, batch) for batch in batches)
+        for batch in batches:
+            if batch.choice is not None:
+                learner.budget.log_choice(batch.choice, batch.unique_tokens, max_tokens)
+        known = tuple(None if batch.plan is None else self._known_log_probs(call, batch) for batch in batches)
         pairs = zip(batches, known, strict=True)
         ops = "".join(_ops_of_batch(call, batch, is_known=known_f is not None) for batch, known_f in pairs)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
@@ -127,11 +129,10 @@ class Planner:
         raise error
 
     def _known_log_probs(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
-        """`StepPlan.known` of one micro-batch."""
+        """`StepPlan.known` of one micro-batch that runs in partitions."""
         # An inference's log-probs are remembered, its other outputs are not.
         couples_others = call.outputs != (LOG_PROBS,) and not call.couples_log_probs_alone
-        reads_known = batch.plan is not None and takes_preview(call, is_known=False)
-        if not reads_known or couples_others or call.rows.candidates_FK is not None:
+        if not takes_preview(call, is_known=False) or couples_others or call.rows.candidates_FK is not None:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
@@ -250,25 +251,19 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, options
     """The batches with path weights: those given with the rows, else weights computed over the whole call."""
     if options.path_weighting in ("sep_avg", "session"):
         if rows.weight_F is not None:
-            weight_B = _weight_of_rows(rows.weight_F, forest)
+            # Equal within each row; a row without a loss has none and gets 1.
+            weight_B = np.maximum.reduceat(rows.weight_F, rows.offsets[:-1])
+            weight_B = np.where(weight_B > 0, weight_B, 1.0)
         elif options.path_weighting == "session":
             weight_B = session_weights(rows.group_B)
         else:
             weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
-    if options.path_weighting == "custom" and rows.weight_F is None:
-        raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
-    weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
+    weight_F = rows.weight_F
+    if weight_F is None:
+        if options.path_weighting == "custom":
+            raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
+        trained = forest.row_index.with_values(np.append(False, rows.counted_F[:-1]))
+        weight_F = once_per_token_weights(forest, trained).values
+    weight_of_next_F = np.append(weight_F[1:], 0)
     return [replace(batch, edge_weight_F=weight_of_next_F[batch.flat_f]) for batch in batches]
-
-
-def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:
-    """float64 [B] from weights that are equal within each row; a row without a loss has none and gets 1."""
-    weight_B = np.maximum.reduceat(weight_F, forest.row_index.offsets[:-1])
-    return np.where(weight_B > 0, weight_B, 1.0)
-
-
-def _weight_of_tokens(forest: Forest, rows: Rows) -> np.ndarray:
-    trained_F = np.zeros(forest.num_flat, dtype=bool)
-    trained_F[1:] = rows.counted_F[:-1]
-    return once_per_token_weights(forest, forest.row_index.with_values(trained_F)).values

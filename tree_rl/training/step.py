@@ -146,7 +146,9 @@ class TreeStep:
 
     def forget(self) -> None:
         """Drop the results of the last inference; call it when the weights have changed."""
-        self.learner.forget()
+        self.learner.log_probs.forget()
+        if self.learner.load is not None:
+            self.learner.load.last_inference.forget()
 
     def _run(self, plan: StepPlan) -> PlanRun | None:
         """Run a plan; None if memory ran out on any rank and all have taken a smaller budget."""
