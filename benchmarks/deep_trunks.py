@@ -35,7 +35,7 @@ from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import run_partitioned
 from tree_rl.training.run import run_at_once, run_whole
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged, positions_of_rows
 
 WARM_SHARE = 64
 """Kernels are compiled on a tree this many times smaller."""
@@ -140,7 +140,7 @@ class Tree:
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
         """PPO's clipped objective, averaged over trained tokens."""
         log_probs_f = outputs[LOG_PROBS].float()
-        flat_f = self.rows.flat_positions(members)
+        flat_f = positions_of_rows(self.rows.offsets, members)
         lengths_B = torch.from_numpy(np.diff(self.rows.offsets)[list(members)]).to(log_probs_f.device)
         wanted_f = torch.from_numpy(self.rows.wanted_F[flat_f]).to(log_probs_f.device)
         advantage_f = self.advantage_B[list(members)].repeat_interleave(lengths_B) * wanted_f

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tree_rl.training.context import StepCall
-from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.rows_loss import Metrics
+from tree_rl.training.loss.outputs import EdgeOutputs, Metrics
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.routers.expert_load import LoadReport

@@ -12,7 +12,7 @@ from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.training.row_images import ForestImages
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.jagged import offsets_of
+from tree_rl.tree.forest.jagged import offsets_of, positions_of_rows
 from tree_rl.tree.partition import PartitionPlan
 
 
@@ -45,7 +45,7 @@ class MicroBatch:
     def of(cls, rows: Rows, members: Sequence[int], forest: Forest | None, **how: Any) -> "MicroBatch":
         """Some rows of a call, by their indices, with their images; `how` are other fields."""
         picked = list(members)
-        flat_f, offsets = rows.flat_positions(picked), offsets_of(np.diff(rows.offsets)[picked])
+        flat_f, offsets = positions_of_rows(rows.offsets, picked), offsets_of(np.diff(rows.offsets)[picked])
         images = None if rows.images is None or forest is None else rows.images.of_forest(forest, flat_f)
         return cls(rows=tuple(picked), flat_f=flat_f, offsets=offsets, forest=forest, images=images, **how)
 

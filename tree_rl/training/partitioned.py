@@ -23,9 +23,8 @@ from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult, Work
 from tree_rl.training.loss.edges import edges_of_batch
-from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
+from tree_rl.training.loss.outputs import VALUES, EdgeOutputs, weighted_loss, with_one_draw
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
-from tree_rl.training.loss.rows_loss import weighted_loss, with_one_draw
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD

@@ -11,8 +11,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import MicroBatchResult, PlanRun, StepPlan, Work
 from tree_rl.training.loss.edges import edges_of_batch, tree_log_probs, tree_values
-from tree_rl.training.loss.outputs import VALUES
-from tree_rl.training.loss.rows_loss import Metrics, weighted_loss
+from tree_rl.training.loss.outputs import VALUES, Metrics, weighted_loss
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned

@@ -15,8 +15,7 @@ from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.hand_overs import PlanRun, StepPlan, StepResult
 from tree_rl.training.learn import Learner
-from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
-from tree_rl.training.loss.rows_loss import Loss
+from tree_rl.training.loss.outputs import LOG_PROBS, Loss, Wanted
 from tree_rl.training.planner import Planner
 from tree_rl.training.repeat import Repeat
 from tree_rl.training.routers.expert_load import ExpertLoad

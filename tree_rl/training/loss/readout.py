@@ -17,8 +17,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import EdgePlan, FlatReads, outputs_of_rows, request_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted
-from tree_rl.training.loss.rows_loss import PartsLoss
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, PartsLoss, Wanted
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 

@@ -223,13 +223,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         needs_trees = isinstance(loss_function, PairLoss) or rows.candidates_FK is not None
         call = StepCall(
             rows=rows,
-            loss=None if loss_function is None else verl_call.loss,
-            trains=not forward_only,
             outputs=(VALUES,) if self.is_critic else read_outputs(data),
+            trainer_tokens=read_trainer_tokens(data),
+            trains=not forward_only,
+            loss=None if loss_function is None else verl_call.loss,
             is_separable=is_token_separable(loss_function),
             couples_log_probs_alone=couples_log_probs_alone(loss_function),
             run_rows_flat=None if needs_trees or self.sequence_parallel_group is not None else verl_call.run_flat,
-            trainer_tokens=read_trainer_tokens(data),
             records_routes=records_routes,
             is_reference=self._is_reference or self.optimizer is None,
         )

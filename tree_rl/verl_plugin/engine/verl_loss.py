@@ -10,8 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from tree_rl.training.context import StepContext
-from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs
-from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
+from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs, Metrics, PartsLoss
 from tree_rl.verl_plugin.compat import (
     AggregationType,
     Metric,
@@ -86,7 +85,7 @@ class VerlCall:
     """Rows of each nested tensor, split when first read: that takes time in proportion to all rows of the call."""
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
+        """verl's loss of some rows; see `training.loss.outputs.Loss`."""
         assert self.loss_function is not None
         selected, trains = self._on_device(members)
         if _distils(self.loss_function) and not trains:
