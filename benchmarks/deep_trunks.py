@@ -164,7 +164,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     on_gpu = context.device.type == "cuda"
     forest = tree.forest
     cut = None if plan.capacity_tokens is None else quick_plan(forest, plan.capacity_tokens)
-    batch = MicroBatch.of(tree.rows, range(tree.rows.num_rows), forest, plan=cut, saving=plan.saving)
+    batch = replace(MicroBatch.of(tree.rows, range(tree.rows.num_rows), forest), plan=cut, saving=plan.saving)
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
     _zero_gradients(model)
     if on_gpu:

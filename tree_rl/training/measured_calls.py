@@ -84,13 +84,11 @@ def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
         tokens += batch.unique_tokens
         forest = batch.forest
         if forest is None:
-            lengths = np.diff(batch.offsets).astype(np.int64)
+            lengths = np.diff(batch.offsets)
             pairs += int((lengths * (lengths + 1) // 2).sum())
-            head_tokens += batch.unique_tokens
-            continue
-        pairs += forest.num_pairs
-        wanted = forest.row_index.with_values(rows.wanted_F[batch.flat_f])
-        head_tokens += int(np.count_nonzero(forest.rows_that_mark(wanted)))
+        else:
+            pairs += forest.num_pairs
+        head_tokens += batch.head_tokens(rows)
     return Work(forwards=forwards, tokens=tokens, pairs=pairs, head_tokens=head_tokens)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -42,12 +41,12 @@ class MicroBatch:
     """Images of the forest; None without any."""
 
     @classmethod
-    def of(cls, rows: Rows, members: Sequence[int], forest: Forest | None, **how: Any) -> "MicroBatch":
-        """Some rows of a call, by their indices, with their images; `how` are other fields."""
+    def of(cls, rows: Rows, members: Sequence[int], forest: Forest | None) -> "MicroBatch":
+        """Some rows of a call, by their indices, with their images."""
         picked = list(members)
         flat_f, offsets = positions_of_rows(rows.offsets, picked), offsets_of(np.diff(rows.offsets)[picked])
         images = None if rows.images is None or forest is None else rows.images.of_forest(forest, flat_f)
-        return cls(rows=tuple(picked), flat_f=flat_f, offsets=offsets, forest=forest, images=images, **how)
+        return cls(rows=tuple(picked), flat_f=flat_f, offsets=offsets, forest=forest, images=images)
 
     @property
     def flat_tokens(self) -> int:
@@ -58,6 +57,13 @@ class MicroBatch:
     def unique_tokens(self) -> int:
         """Tokens that run: those of the forest, or `flat_tokens` without a tree."""
         return self.flat_tokens if self.forest is None else self.forest.num_unique
+
+    def head_tokens(self, rows: Rows) -> int:
+        """Tokens that meet the vocabulary: those at which a wanted edge starts, or all without a tree."""
+        if self.forest is None:
+            return self.flat_tokens
+        wanted = self.forest.row_index.with_values(rows.wanted_F[self.flat_f])
+        return int(np.count_nonzero(self.forest.rows_that_mark(wanted)))
 
     @property
     def num_partitions(self) -> int:

@@ -36,7 +36,6 @@ from tree_rl.training.ranks.lock_step import (
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.forest import Forest, RowError
-from tree_rl.tree.forest.jagged import Jagged
 from tree_rl.tree.packing import best_fit, pack_groups
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
@@ -210,8 +209,8 @@ def plan_micro_batches(
         elif part.num_unique <= max_tokens:
             whole_groups.append(group)
         else:
-            large = wanted.select(group)
-            batches.append(_large_batch(rows, part, group, large, max_tokens, options, plans, chooser))
+            batch = MicroBatch.of(rows, group.tolist(), part)
+            batches.append(_beyond_budget(batch, rows, max_tokens, options, plans, chooser))
     for packed in pack_groups(forest, whole_groups, max_tokens=max_tokens):
         batches.append(MicroBatch.of(rows, packed.tolist(), forest.select_rows(packed)))
     for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), max_flat_tokens) if flat_rows else []:
@@ -219,28 +218,20 @@ def plan_micro_batches(
     return batches if options.path_weighting == "verl" else _with_weights(batches, forest, rows, options)
 
 
-def _large_batch(
-    rows: Rows,
-    part: Forest,
-    group: np.ndarray,
-    wanted: Jagged,
-    max_tokens: int,
-    options: TreeOptions,
-    plans: PlanCache,
-    chooser: Chooser | None,
+def _beyond_budget(
+    batch: MicroBatch, rows: Rows, max_tokens: int, options: TreeOptions, plans: PlanCache, chooser: Chooser | None
 ) -> MicroBatch:
-    """A group beyond the budget."""
-    choice = None
+    """A group beyond the budget, with the way in which it runs."""
+    part, choice = batch.forest, None
+    assert part is not None
     if chooser is not None:
-        head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
+        head_share = batch.head_tokens(rows) / part.num_unique
         # Rounded up to eighths, so that inference and update of a group usually share one cached plan.
         head_share = np.ceil(8 * head_share) / 8
         choose = partial(chooser.choose, part, max_tokens, head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
-    return MicroBatch.of(
-        rows,
-        group.tolist(),
-        part,
+    return replace(
+        batch,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         saving=MemorySaving(relays_on_host=options.offload is True) if choice is None else choice.saving,
         choice=choice,
