@@ -387,7 +387,8 @@ def refuse_if_unsupported(node: Any, place: str, *kinds: Of) -> None:
     Raises:
         UnsupportedFeatureError: the message of the first row that refuses the node.
     """
-    messages = (row.message(node, place) for kind in kinds for row in TABLE[kind])
-    message = next((message for message in messages if message is not None), None)
-    if message is not None:
-        raise UnsupportedFeatureError(message)
+    for kind in kinds:
+        for row in TABLE[kind]:
+            message = row.message(node, place)
+            if message is not None:
+                raise UnsupportedFeatureError(message)
