@@ -35,7 +35,7 @@ from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import run_partitioned
 from tree_rl.training.run import run_at_once, run_whole
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.forest.jagged import Jagged
+from tree_rl.tree.forest.jagged import Jagged, positions_of_rows
 
 WARM_SHARE = 64
 """Kernels are compiled on a tree this many times smaller."""
@@ -140,7 +140,7 @@ class Tree:
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:
         """PPO's clipped objective, averaged over trained tokens."""
         log_probs_f = outputs[LOG_PROBS].float()
-        flat_f = self.rows.flat_positions(members)
+        flat_f = positions_of_rows(self.rows.offsets, members)
         lengths_B = torch.from_numpy(np.diff(self.rows.offsets)[list(members)]).to(log_probs_f.device)
         wanted_f = torch.from_numpy(self.rows.wanted_F[flat_f]).to(log_probs_f.device)
         advantage_f = self.advantage_B[list(members)].repeat_interleave(lengths_B) * wanted_f
@@ -164,13 +164,7 @@ def step(model: Any, tree: Tree, plan: Plan) -> Measured:
     on_gpu = context.device.type == "cuda"
     forest = tree.forest
     cut = None if plan.capacity_tokens is None else quick_plan(forest, plan.capacity_tokens)
-    batch = MicroBatch(
-        rows=tuple(range(tree.rows.num_rows)),
-        offsets=tree.rows.offsets,
-        forest=forest,
-        plan=cut,
-        saving=plan.saving,
-    )
+    batch = replace(MicroBatch.of(tree.rows, range(tree.rows.num_rows), forest), plan=cut, saving=plan.saving)
     call = StepCall(rows=tree.rows, loss=tree.loss, trains=True, is_separable=True)
     _zero_gradients(model)
     if on_gpu:

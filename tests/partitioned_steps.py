@@ -50,7 +50,7 @@ def partitioned_gradients(
     if preview:
         assert "".join(run.infer()) == "F" * run.plan.num_partitions
         after_preview()
-    slot_gradients = partial(readout.gradients, lambda outputs, _: (loss(outputs["log_probs"]), []), [])
+    slot_gradients = partial(readout.gradients, lambda outputs: (loss(outputs["log_probs"]), []))
     assert "".join(run.train(slot_gradients)) == training_ops(run.plan)
     assert tokens_that_ran == (1 + preview) * forest.num_unique
     named = model.named_parameters()

@@ -53,7 +53,7 @@ def outputs_and_gradients(name: str, seed: int) -> list[torch.Tensor]:
     model.get_input_embeddings().register_forward_hook(lambda _, args, out: embedded.append(out))
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
     inputs = TreeInputs.from_forest(forest)
-    log_probs_F = tree_log_probs(model, inputs, edges)["log_probs"]
+    log_probs_F = tree_log_probs(model, inputs, lambda: edges)["log_probs"]
     (gradient,) = torch.autograd.grad(log_probs_F.square().sum(), embedded[0])
     kept = []
     for row in range(forest.num_rows):

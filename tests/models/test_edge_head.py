@@ -37,10 +37,12 @@ def forest_and_edges() -> tuple[Forest, EdgePlan]:
 
 
 def evaluate(model: Any, *, late: bool = False) -> list[torch.Tensor | None]:
-    """Outputs of all edges, then the gradients of a loss that weighs each differently."""
+    """Outputs of all edges, then the gradients of a loss that weighs each differently. Unless `late`, edges are planned
+    before the layers, because the head is out of sight."""
     forest, edges = forest_and_edges()
     inputs = TreeInputs.from_forest(forest)
-    flat = tree_log_probs(model, inputs, (lambda: edges) if late else edges, extras=("entropy", "sum_pi_squared"))
+    reader = model if late else lambda **kwargs: model(**kwargs)
+    flat = tree_log_probs(reader, inputs, lambda: edges, extras=("entropy", "sum_pi_squared"))
     weight_F = torch.linspace(-1.0, 2.0, forest.num_flat, dtype=torch.float64)
     loss = (flat["log_probs"] * weight_F).sum() + (flat["entropy"] * weight_F.flip(0)).sum()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -127,7 +129,7 @@ def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
         other.join()
         return model(**kwargs)
 
-    values = edge_values(asks, TreeInputs.from_forest(forest).model_kwargs(), edges.request)
+    values = edge_values(asks, TreeInputs.from_forest(forest).model_kwargs(), lambda: edges.request)
     assert isinstance(values, EdgeValues)
     assert model(input_ids=ids).logits.shape == shape and seen == [shape]
 
@@ -135,7 +137,7 @@ def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
         raise ArithmeticError("a layer failed")
 
     with pytest.raises(ArithmeticError):
-        edge_values(fails, {}, edges.request)
+        edge_values(fails, {}, lambda: edges.request)
     assert model(input_ids=ids).logits.shape == shape
 
 
@@ -153,7 +155,7 @@ def test_whatever_works_on_the_answer_is_noticed() -> None:
         assert use_edge_head(model) is None
         model.lm_head.register_forward_hook(lambda module, inputs, output, change=change: change(output))
         with pytest.raises(error):
-            edge_values(model, kwargs, edges.request)
+            edge_values(model, kwargs, lambda: edges.request)
 
 
 def with_forward(model: Any, change: Any) -> Any:

@@ -47,7 +47,7 @@ def replayed_forest(rows: Rows, routes: list[np.ndarray]) -> tuple[Forest, Fores
 
 def forest_log_probs(model: torch.nn.Module, forest: Forest, trace: RouterTrace) -> torch.Tensor:
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
-    return tree_log_probs(model, TreeInputs.from_forest(forest, router_trace=trace), edges)["log_probs"]
+    return tree_log_probs(model, TreeInputs.from_forest(forest, router_trace=trace), lambda: edges)["log_probs"]
 
 
 def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:

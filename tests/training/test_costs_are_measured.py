@@ -5,7 +5,6 @@ import numpy as np
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS, Work
 from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.training import Rows
-from tree_rl.training.hand_overs import Budget
 from tree_rl.training.measured_calls import MeasuredCall, MeasuredCalls, work_of
 from tree_rl.training.plan_cache import PlanCache
 from tree_rl.training.planner import plan_micro_batches
@@ -18,20 +17,19 @@ def test_work_is_that_of_the_trees_and_of_rows_without_one() -> None:
     ids = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [9, 8]]
     trained = [np.array([0, 0, 0, 1, 1]), np.array([0, 0, 0, 1]), np.array([0, 1])]
     rows = Rows.of(ids, trained=trained, groups=[0, 0, 1])
-    budget = Budget(unique_tokens=100, flat_tokens=100)
-    trees = plan_micro_batches(rows, TreeOptions(mode="tree"), budget, None, PlanCache())
+    trees = plan_micro_batches(rows, TreeOptions(mode="tree"), 100, 100, None, PlanCache())
     # Heads at tokens 3, 4 and 9: the edges 3-4 and 3-6 share theirs.
     assert work_of(rows, trees) == Work(forwards=1, tokens=8, pairs=1 + 2 + 3 + 4 + 5 + 4 + 1 + 2, head_tokens=3)
     apart = Rows.of([[1, 2, 3], [4, 5]], trained=[np.array([0, 0, 1]), np.array([0, 1])], groups=[0, 0])
     cost = CostModel(per_token=1.0, per_pair=1.0)
-    flat = plan_micro_batches(apart, TreeOptions(mode="auto"), budget, cost, PlanCache())
+    flat = plan_micro_batches(apart, TreeOptions(mode="auto"), 100, 100, cost, PlanCache())
     assert [batch.forest for batch in flat] == [None]
     assert work_of(apart, flat) == Work(forwards=1, tokens=5, pairs=6 + 3, head_tokens=5)
 
 
 def call(tokens: float, seconds: float) -> MeasuredCall:
     work = Work(forwards=1, tokens=tokens, pairs=tokens * 9, head_tokens=tokens / 2)
-    return MeasuredCall(work=work, seconds=seconds)
+    return work, seconds
 
 
 def test_ranks_learn_the_slowest_ones_work_alike() -> None:
@@ -67,9 +65,7 @@ def test_repeatable_runs_learn_and_let_no_time_decide() -> None:
 
 def test_a_call_is_told_once() -> None:
     calls, rows = MeasuredCalls(SHAPE), Rows.of([[1, 2]], trained=[np.array([0, 1])])
-    batches = plan_micro_batches(
-        rows, TreeOptions(mode="tree"), Budget(unique_tokens=9, flat_tokens=9), None, PlanCache()
-    )
+    batches = plan_micro_batches(rows, TreeOptions(mode="tree"), 9, 9, None, PlanCache())
     calls.note(rows, batches, 1.0, 3.5)
     taken = calls.take_last()
-    assert taken is not None and taken.seconds == 2.5 and calls.take_last() is None
+    assert taken is not None and taken[1] == 2.5 and calls.take_last() is None

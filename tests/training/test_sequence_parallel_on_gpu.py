@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from failing_memory import fail_once
-from sharing_ranks import SIZES, VOCAB, averaged, prepare, spawn
+from sharing_ranks import SIZES, averaged, prepare, spawn
+from tiny_sizes import VOCAB
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.cost.memory import budget

@@ -52,7 +52,7 @@ def test_only_wanted_edges_at_each_rows_temperature(rows: list[list[int]], seed:
     wanted_F = draw.integers(0, 2, forest.num_flat).astype(bool)
     wanted_F[forest.row_index.offsets[1:] - 1] = False
     edges = plan_edges(forest, wanted_F, temperature_B)
-    got = tree_log_probs(model, TreeInputs.from_forest(forest), edges)["log_probs"]
+    got = tree_log_probs(model, TreeInputs.from_forest(forest), lambda: edges)["log_probs"]
     mask_F = torch.from_numpy(wanted_F)
     assert float((got - expected * mask_F).detach().abs().max()) < 1e-10
     assert_exact(gradients(model, got.square().sum()), gradients(model, (expected * mask_F).square().sum()))
@@ -85,6 +85,6 @@ def test_no_wanted_edge_still_reaches_every_parameter() -> None:
     model = PlainDecoder(VOCAB)
     forest = Forest.from_rows([[1], [2]])
     edges = plan_edges(forest, np.zeros(2, dtype=bool), np.ones(2, dtype=np.float32))
-    out = tree_log_probs(model, TreeInputs.from_forest(forest), edges, extras=("entropy",))["log_probs"]
+    out = tree_log_probs(model, TreeInputs.from_forest(forest), lambda: edges, extras=("entropy",))["log_probs"]
     assert out.tolist() == [0.0, 0.0]
     assert all(float(g.norm()) == 0 for g in torch.autograd.grad(out.sum(), list(model.parameters())))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import build_engine, save_model
+from engine_harness import build_engine, save_model, tiny_qwen3
+from safetensors.torch import load_file
 from tiny_families import CONFIGS
 from verl.workers.config import HFModelConfig, RolloutConfig
 from wrapped_models import wrapped_config, wrapped_model
@@ -36,3 +37,11 @@ def test_every_weight_arrives(tmp_path: Path, family: str) -> None:
         assert any(".experts.3.up_proj." in name for name in sent)
         with pytest.raises(KeyError, match=r"experts\.9\.up_proj"):
             load(follows, next(pack([("model.layers.0.mlp.experts.9.up_proj.weight", torch.zeros(1))], 1)))
+
+
+@pytest.mark.parametrize("rank", (0, 4), ids=("all weights", "adapter"))
+def test_a_tied_weight_is_sent_once_as_in_a_checkpoint(tmp_path: Path, rank: int) -> None:
+    save_model(tmp_path, tiny_qwen3(tie_word_embeddings=True))
+    engine = build_engine(tmp_path, tree=TreeConfig(), model={"lora_rank": rank, "lora_alpha": 8})
+    sent = [name.replace(".base_layer", "") for name, _ in engine.get_per_tensor_param()[0]]
+    assert sorted(sent) == sorted(load_file(tmp_path / "model.safetensors"))

@@ -137,16 +137,16 @@ def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
 
 def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
     """The ops of an update, of "branches" or of a batch, as the engine agreed on them."""
-    from tree_rl.training import run as engine_module
+    from tree_rl.training.run import Runner
 
     seen: list[str] = []
-    original = engine_module.run_in_lock_step
+    original = Runner.follow
 
-    def recording(schedule: str, *args: Any) -> int:
-        seen.append(schedule)
-        return original(schedule, *args)
+    def recording(runner: Runner, plan: Any, work: Any) -> int:
+        seen.append(plan.schedule)
+        return original(runner, plan, work)
 
-    monkeypatch.setattr(engine_module, "run_in_lock_step", recording)
+    monkeypatch.setattr(Runner, "follow", recording)
     run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
     return seen[0]
 

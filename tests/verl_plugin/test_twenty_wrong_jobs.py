@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.train import PROGRAM, make_ready
+from tree_rl.verl_plugin.refusals import this_machine
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -220,6 +221,18 @@ def test_a_wrong_job_ends_in_one_line(
     assert ended.value.code == 2 and line.startswith("tree_rl: ") and line.count("\n") == 1 and len(line) < 500
     for part in said:
         assert part.format(folder=folder) in line
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_job_on_the_cpu_is_refused_where_a_cuda_build_of_torch_makes_verl_look_for_gpus(
+    good: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(this_machine, "get_device_name", lambda: "cuda")
+    job = read_job([*good, "machine=cpu"], PROGRAM)
+    with pytest.raises(SystemExit):
+        make_ready(job.config, job.given)
+    line = capsys.readouterr().err
+    assert "trainer.device=cpu, but verl runs on cuda" in line and "VERL_PLATFORM=cpu" in line
 
 
 @pytest.mark.usefixtures("machine")

@@ -37,7 +37,7 @@ def job(folder: Path, *overrides: str, fails: bool) -> str:
 
     (folder / "asking_agent.py").write_text(AGENT)
     (folder / "withheld.py").write_text(WITHHELD)
-    model = save_model(folder / "model", toy_qwen.build_tokenizer())
+    model = save_model(folder / "model", toy_qwen.build_tokenizer(), tied=True)
     given = toy_qwen.gateway_overrides(folder, str(model), "asking_agent.AskingAgent")
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *given, *ROLLOUT_OVERRIDES, *LARGE_STEPS, *LORA]
     return run([*command, "trainer.save_freq=-1", *overrides], folder, fails=fails)

@@ -31,13 +31,14 @@ SLEEPLESS = "+actor_rollout_ref.rollout.enable_sleep_mode=false"
 ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *ON_A_CPU, SLEEPLESS)
 
 
-def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
+def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = False) -> Path:
     """A random Qwen3 that vLLM's attention on a CPU accepts (heads of at least 32), with logits far from uniform.
 
     Args:
         folder: where it goes.
         tokenizer: goes beside it.
         experts: of every layer, two of which a token visits; 0 makes a dense model.
+        tied: the head has the embedding's weights, as in small Qwen3 models.
     """
     torch.manual_seed(0)
     sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
@@ -54,6 +55,7 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0) -> Path:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        tie_word_embeddings=tied,
         dtype="float32",
         **(sparse if experts else {}),
     )

@@ -8,6 +8,7 @@ Legend: N tokens of the forward, R tokens whose hidden states are projected, C h
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,28 +37,15 @@ class EdgeRequest:
         return dict.fromkeys(self.extras, True)
 
 
-LateRequest = Callable[[], EdgeRequest]
-"""A function that plans the request when the head calls it; on a GPU the layers below are still computing then."""
-
-
+@dataclass(kw_only=True, slots=True)
 class _Call:
     """The state of one forward with a request."""
 
-    def __init__(self, request: EdgeRequest | LateRequest) -> None:
-        self._request = request
-        self.is_answered = False
-
-    @property
-    def is_late(self) -> bool:
-        """True until the request is planned: which hidden states the head will read is still unknown."""
-        return not isinstance(self._request, EdgeRequest)
-
-    @property
-    def request(self) -> EdgeRequest:
-        """The request; the first access plans it."""
-        if not isinstance(self._request, EdgeRequest):
-            self._request = self._request()
-        return self._request
+    request: Callable[[], EdgeRequest]
+    """Plans the request when it is first called."""
+    selects: bool
+    """True if the head gets all hidden states and selects those that it reads."""
+    is_answered: bool = False
 
 
 EVERY_TOKEN = 0
@@ -68,7 +56,7 @@ _CALL: ContextVar[_Call | None] = ContextVar("edge_call", default=None)
 
 
 def edge_values(
-    model: Callable[..., Any], model_kwargs: dict[str, object], request: EdgeRequest | LateRequest
+    model: Callable[..., Any], model_kwargs: dict[str, object], request: Callable[[], EdgeRequest]
 ) -> EdgeValues:
     """Log-probs of the wanted edges from one forward.
 
@@ -76,7 +64,7 @@ def edge_values(
         model: causal language model, wrapped or not. A head prepared by `use_edge_head` returns the values itself.
             Any other head computes the logits [R, V] of the tokens at which edges start.
         model_kwargs: arguments of the model's forward.
-        request: the wanted edges, or a function that plans them, which an `EdgeHead` calls during the forward.
+        request: plans the wanted edges. An `EdgeHead` calls it; on a GPU the layers below are still computing then.
 
     Returns:
         One value per edge, in the order of the request.
@@ -84,14 +72,14 @@ def edge_values(
     Raises:
         RuntimeError: a wrapper between the head and the caller changed the head's output.
     """
-    call = _Call(request)
+    head_of = getattr(model, "get_output_embeddings", None)
+    call = _Call(request=cache(request), selects=head_of is not None and isinstance(head_of(), EdgeHead))
     token = _CALL.set(call)
     try:
-        keep = EVERY_TOKEN if call.is_late and _answers_itself(model) else call.request.kept_R
+        keep = EVERY_TOKEN if call.selects else call.request().kept_R
         answer = model(**model_kwargs, logits_to_keep=keep).logits
     finally:
         _CALL.reset(token)
-    request = call.request
     if isinstance(answer, EdgeValues | _AbsorbingValues):
         return EdgeValues(*answer)
     if call.is_answered or not isinstance(answer, torch.Tensor):
@@ -99,13 +87,8 @@ def edge_values(
             f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something after "
             "the head changes its output. Wrap the model before use_edge_head, which then keeps computing logits"
         )
-    return logits_edge_log_probs_of_rows(answer.squeeze(0), request.rows, **request.extra_flags)
-
-
-def _answers_itself(model: Callable[..., Any]) -> bool:
-    """True if the model is known to have an `EdgeHead`."""
-    head_of = getattr(model, "get_output_embeddings", None)
-    return head_of is not None and isinstance(head_of(), EdgeHead)
+    edges = call.request()
+    return logits_edge_log_probs_of_rows(answer.squeeze(0), edges.rows, **edges.extra_flags)
 
 
 def use_edge_head(model: PreTrainedModel) -> str | None:
@@ -139,15 +122,14 @@ class EdgeHead(nn.Linear):
     rule: LogitsRule
 
     def forward(self, hidden_1RC: torch.Tensor) -> Any:
-        """Logits [1, R, V], or edge values if a request is active. With a late request the input has all N tokens."""
+        """Logits [1, R, V], or edge values if a request is active; then the input may have all N tokens."""
         call = _CALL.get()
         if call is None:
             return super().forward(hidden_1RC)
         if call.is_answered:
             raise RuntimeError("the head ran twice in one forward: this model cannot answer edge requests")
-        selects = call.is_late
-        request, rule = call.request, self.rule
-        if selects:
+        request, rule = call.request(), self.rule
+        if call.selects:
             hidden_1RC = hidden_1RC.index_select(1, request.kept_R)
         if hidden_1RC.shape[:-1] != (1, len(request.kept_R)):
             raise ValueError(

@@ -36,10 +36,7 @@ TokenWise = Callable[[torch.Tensor], torch.Tensor]
 def use_tiled_mlp(model: nn.Module) -> None:
     """Let the dense decoder layers of `model` run in tiles in calls with the keyword `mlp_tile_tokens`."""
     for layer in tileable_layers(model):
-        for part in _parts(layer):
-            hooks = ReplacedDuringCalls(part, partial(_tiled_forward, part), KEYWORD)
-            layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
-            layer.register_forward_hook(hooks.leave, always_call=True)
+        ReplacedDuringCalls(layer, _parts(layer), _tiled_forward, KEYWORD)
 
 
 def tileable_layers(model: nn.Module) -> list[nn.Module]:

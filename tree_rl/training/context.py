@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from tree_rl.cost.memory.model import MemoryModel
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel import Exchanges, IssuedCollectives, SequenceParallel
 from tree_rl.models.support import leaks_when_packed
-from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
-from tree_rl.training.loss.rows_loss import Loss, Metrics, PartsLoss
+from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Loss, Metrics, PartsLoss, Wanted
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.rows import Rows
@@ -26,7 +26,7 @@ FlatRows = Callable[[Sequence[int], PartsLoss | None], tuple[torch.Tensor, EdgeO
 their f tokens, and metrics."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StepContext:
     """The model and how its trainer runs it; `StepContext.of` builds one for a plain torch loop."""
 
@@ -81,13 +81,13 @@ class StepContext:
             always_forest=hasattr(module, "config") and leaks_when_packed(module),
         )
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Size of `data_parallel`; 1 if torch.distributed is not initialised."""
         is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         return 1 if is_alone else torch.distributed.get_world_size(self.data_parallel)
 
-    @property
+    @cached_property
     def ranks(self) -> SequenceParallel | None:
         """The ranks of `sequence_parallel` alone, not of `data_parallel`; None if this rank runs its forests alone."""
         group = self.sequence_parallel

@@ -9,21 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from tree_rl.training.context import StepCall
-from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.rows_loss import Metrics
+from tree_rl.training.loss.outputs import EdgeOutputs, Metrics
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.routers.expert_load import LoadReport
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """Most tokens of one micro-batch."""
-
-    unique_tokens: int
-    """Limit for forests."""
-    flat_tokens: int
-    """Limit for rows that run without a tree."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,7 +20,10 @@ class StepPlan:
     """A call that all ranks have agreed to run."""
 
     call: StepCall
-    budget: Budget
+    max_tokens: int
+    """Most unique tokens of a forward."""
+    max_flat_tokens: int
+    """Most tokens of rows that run without a tree."""
     batches: tuple[MicroBatch, ...]
     """This rank's micro-batches, in the order in which they run."""
     known: tuple[torch.Tensor | None, ...]

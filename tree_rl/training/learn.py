@@ -39,7 +39,7 @@ class Learner:
             self.calls.learn((self.calls.take_last(),))
         if call.trains:
             self.calls.note(call.rows, batches, ran.start, ran.end)
-        place_F = np.concatenate([np.zeros(0, np.int64), *(call.rows.flat_positions(batch.rows) for batch in batches)])
+        place_F = np.concatenate([np.zeros(0, np.int64), *(batch.flat_f for batch in batches)])
 
         def in_row_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             """Values [f, ...] of each micro-batch as [F, ...] in the order of the rows."""
@@ -63,12 +63,6 @@ class Learner:
         if not (call.trains or call.is_reference):
             self._remember(call, result)
         return result
-
-    def forget(self) -> None:
-        """Drop the results of the last inference, because the weights have changed."""
-        self.log_probs.forget()
-        if self.load is not None:
-            self.load.last_inference.forget()
 
     def _remember(self, call: StepCall, result: StepResult) -> None:
         """After an inference: keep values that the next update can reuse."""

@@ -5,7 +5,6 @@ equation. A call's time is read and exchanged when the next call is planned, so 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,12 +18,8 @@ Stamp = torch.cuda.Event | float
 """Point in time: a CUDA event, or `perf_counter` on a CPU."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredCall:
-    """Work and time of one rank in a call."""
-
-    work: Work
-    seconds: float
+MeasuredCall = tuple[Work, float]
+"""Work and seconds of one rank in a call."""
 
 
 class MeasuredCalls:
@@ -66,19 +61,19 @@ class MeasuredCalls:
         if last is None:
             return None
         work, start, end = last
-        return MeasuredCall(work=work, seconds=_between(start, end))
+        return work, _between(start, end)
 
     def learn(self, calls_of_ranks: Sequence[MeasuredCall | None]) -> None:
         """Add one update to the fit, given each rank's measurement; skipped if a rank has none."""
         calls = [call for call in calls_of_ranks if call is not None]
         if self.fit is None or self._start is None or len(calls) < len(calls_of_ranks) or not calls:
             return
-        seconds = max(call.seconds for call in calls)
+        seconds = max(seconds for _, seconds in calls)
         model, start = self.fit.model, self._start
         if model is not None and seconds > 0:
             # Nothing was learnt since the call began, so this is what the model predicted of it.
-            self.error = abs(max(_seconds(model, call.work) for call in calls) / seconds - 1)
-        self.fit.add(max((call.work for call in calls), key=lambda work: _seconds(start, work)), seconds)
+            self.error = abs(max(_seconds(model, work) for work, _ in calls) / seconds - 1)
+        self.fit.add(max((work for work, _ in calls), key=lambda work: _seconds(start, work)), seconds)
 
 
 def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
@@ -89,13 +84,11 @@ def work_of(rows: Rows, batches: Sequence[MicroBatch]) -> Work:
         tokens += batch.unique_tokens
         forest = batch.forest
         if forest is None:
-            lengths = np.diff(batch.offsets).astype(np.int64)
+            lengths = np.diff(batch.offsets)
             pairs += int((lengths * (lengths + 1) // 2).sum())
-            head_tokens += batch.unique_tokens
-            continue
-        pairs += forest.num_pairs
-        wanted = forest.row_index.with_values(rows.wanted_F[rows.flat_positions(batch.rows)])
-        head_tokens += int(np.count_nonzero(forest.rows_that_mark(wanted)))
+        else:
+            pairs += forest.num_pairs
+        head_tokens += batch.head_tokens(rows)
     return Work(forwards=forwards, tokens=tokens, pairs=pairs, head_tokens=head_tokens)
 
 

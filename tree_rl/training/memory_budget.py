@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tree_rl.cost.memory.budget import room_beside, rounded_tokens, working_scale
-from tree_rl.cost.memory.choice import Chooser
+from tree_rl.cost.memory.choice import Chooser, MemoryChoice
 from tree_rl.cost.memory.model import GIB, MemoryModel, Peak
 from tree_rl.training.context import StepContext
 from tree_rl.training.memory.host import host_bytes_of_rank, local_ranks
@@ -79,29 +79,27 @@ class MemoryBudget:
             self._chooser = Chooser(model=model, offload=self._offload, host_bytes=host_bytes)
         return self._chooser
 
-    def log_choices(self, batches: Sequence[MicroBatch], tokens: int) -> None:
-        """Log each new kind of choice once; `tokens` is the budget of the call."""
-        for batch in batches:
-            choice = batch.choice
-            if choice is None or choice.kind in self._logged:
-                continue
-            self._logged.add(choice.kind)
-            logger.info(
-                "a group of %d unique tokens, beyond tree.max_tokens=%d, runs as: %s; predicted peak beside weights, "
-                "gradients and optimizer: %.1f GiB on the device, %.1f GiB on the host",
-                batch.unique_tokens,
-                tokens,
-                choice.name,
-                choice.peak.device / GIB,
-                choice.peak.host / GIB,
+    def log_choice(self, choice: MemoryChoice, unique_tokens: int, max_tokens: int) -> None:
+        """Log how a group beyond the budget runs, each kind of choice once."""
+        if choice.kind in self._logged:
+            return
+        self._logged.add(choice.kind)
+        logger.info(
+            "a group of %d unique tokens, beyond tree.max_tokens=%d, runs as: %s; predicted peak beside weights, "
+            "gradients and optimizer: %.1f GiB on the device, %.1f GiB on the host",
+            unique_tokens,
+            max_tokens,
+            choice.name,
+            choice.peak.device / GIB,
+            choice.peak.host / GIB,
+        )
+        if choice.needs_host:
+            logger.warning(
+                "a cheaper way needs %.1f GiB of host memory, but this rank may take %.1f GiB; give the job more "
+                "host memory or run fewer ranks per node",
+                choice.needs_host / GIB,
+                0.0 if self._chooser is None else self._chooser.host_bytes / GIB,
             )
-            if choice.needs_host:
-                logger.warning(
-                    "a cheaper way needs %.1f GiB of host memory, but this rank may take %.1f GiB; give the job more "
-                    "host memory or run fewer ranks per node",
-                    choice.needs_host / GIB,
-                    0.0 if self._chooser is None else self._chooser.host_bytes / GIB,
-                )
 
     def bytes_before_update(self) -> int:
         """Device memory in use, plus what the update will allocate and keep; `learn` measures the peak from now on."""

@@ -9,7 +9,9 @@ from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import MemoryModel, MemorySaving, Peak
 from tree_rl.cost.memory.partition_peak import PartitionedPeak
 from tree_rl.training.row_images import ForestImages
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.forest.jagged import offsets_of, positions_of_rows
 from tree_rl.tree.partition import PartitionPlan
 
 
@@ -19,6 +21,8 @@ class MicroBatch:
 
     rows: tuple[int, ...]
     """Indices of its b rows in the call."""
+    flat_f: np.ndarray
+    """int64 [f], positions of its tokens among those of the call, row after row."""
     offsets: np.ndarray
     """int64 [b + 1], row boundaries in its outputs."""
     forest: Forest | None
@@ -36,15 +40,30 @@ class MicroBatch:
     images: ForestImages | None = None
     """Images of the forest; None without any."""
 
+    @classmethod
+    def of(cls, rows: Rows, members: Sequence[int], forest: Forest | None) -> "MicroBatch":
+        """Some rows of a call, by their indices, with their images."""
+        picked = list(members)
+        flat_f, offsets = positions_of_rows(rows.offsets, picked), offsets_of(np.diff(rows.offsets)[picked])
+        images = None if rows.images is None or forest is None else rows.images.of_forest(forest, flat_f)
+        return cls(rows=tuple(picked), flat_f=flat_f, offsets=offsets, forest=forest, images=images)
+
     @property
     def flat_tokens(self) -> int:
         """Tokens of all rows."""
-        return int(self.offsets[-1])
+        return len(self.flat_f)
 
     @property
     def unique_tokens(self) -> int:
         """Tokens that run: those of the forest, or `flat_tokens` without a tree."""
         return self.flat_tokens if self.forest is None else self.forest.num_unique
+
+    def head_tokens(self, rows: Rows) -> int:
+        """Tokens that meet the vocabulary: those at which a wanted edge starts, or all without a tree."""
+        if self.forest is None:
+            return self.flat_tokens
+        wanted = self.forest.row_index.with_values(rows.wanted_F[self.flat_f])
+        return int(np.count_nonzero(self.forest.rows_that_mark(wanted)))
 
     @property
     def num_partitions(self) -> int:

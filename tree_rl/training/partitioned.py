@@ -22,10 +22,9 @@ from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult, Work
-from tree_rl.training.loss.edges import edges_of_rows
-from tree_rl.training.loss.outputs import VALUES, EdgeOutputs
+from tree_rl.training.loss.edges import edges_of_batch
+from tree_rl.training.loss.outputs import VALUES, EdgeOutputs, weighted_loss, with_one_draw
 from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
-from tree_rl.training.loss.rows_loss import weigh, with_one_draw
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
@@ -211,14 +210,14 @@ def run_partitioned(
         ranks=context.ranks,
         images=None if tower is None else tower.tokens(),
     )
-    loss = None if call.loss is None else with_one_draw(weigh(call.loss, batch))
+    loss = None if call.loss is None else with_one_draw(partial(weighted_loss, call.loss, batch))
     if call.trains:
         assert loss is not None
         if known_f is not None:
             readout.preset_log_probs(known_f)
         if takes_preview(call, is_known=known_f is not None):
             yield from run.infer()
-        yield from run.train(partial(readout.gradients, loss, batch.rows), scale=context.loss_scale())
+        yield from run.train(partial(readout.gradients, loss), scale=context.loss_scale())
         if tower is not None:
             yield TOWER_BACKWARD
             tower.backward()
@@ -226,7 +225,7 @@ def run_partitioned(
         yield from run.infer()
     with torch.no_grad():
         outputs = readout.flat(readout.values)
-        value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs, batch.rows)
+        value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs)
     routes_fLK = None if routers is None or routing is None else routers.close(routing, call, batch)
     return MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
 
@@ -245,5 +244,5 @@ def _readout(context: StepContext, call: StepCall, batch: MicroBatch) -> Readout
     assert batch.forest is not None and batch.plan is not None
     if VALUES in call.outputs:
         return ValueReadout(batch.forest, batch.plan, device=context.device)
-    edges = edges_of_rows(batch.forest, call.rows, batch.rows, context.device)
+    edges = edges_of_batch(call.rows, batch, context.device)
     return EdgeReadout(batch.plan, edges, names=call.outputs, device=context.device, ranks=context.ranks)

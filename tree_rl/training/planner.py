@@ -18,7 +18,7 @@ from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.hand_overs import Budget, StepPlan
+from tree_rl.training.hand_overs import StepPlan
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.training.memory_budget import NO_LIMIT
@@ -36,7 +36,6 @@ from tree_rl.training.ranks.lock_step import (
 from tree_rl.training.rows import Rows
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS, TreeOptions
 from tree_rl.tree.forest import Forest, RowError
-from tree_rl.tree.forest.jagged import Jagged, offsets_of
 from tree_rl.tree.packing import best_fit, pack_groups
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
 
@@ -70,21 +69,27 @@ class Planner:
             options = replace(options, mode="tree")
         trainer_tokens = NO_LIMIT if call.trainer_tokens is None else call.trainer_tokens
         tokens = options.max_tokens if isinstance(options.max_tokens, int) else trainer_tokens
-        budget = Budget(
-            # A budget learnt from memory, or halved after an error, overrides the others.
-            unique_tokens=tokens if learner.budget.tokens is None else learner.budget.tokens,
-            flat_tokens=min(trainer_tokens, learner.budget.most_flat_tokens),
-        )
+        # A budget learnt from memory, or halved after an error, overrides the others.
+        max_tokens = tokens if learner.budget.tokens is None else learner.budget.tokens
+        max_flat_tokens = min(trainer_tokens, learner.budget.most_flat_tokens)
         if not call.trains and options.path_weighting in GIVEN_WEIGHTINGS:
             options = replace(options, path_weighting="verl")
         try:
             batches = plan_micro_batches(
-                call.rows, options, budget, learner.calls.model, self._plans, learner.budget.chooser()
+                call.rows,
+                options,
+                max_tokens,
+                max_flat_tokens,
+                learner.calls.model,
+                self._plans,
+                learner.budget.chooser(),
             )
         except RowError as error:
             self.refuse(error)
-        learner.budget.log_choices(batches, budget.unique_tokens)
-        known = tuple(self._known_log_probs(call, batch) for batch in batches)
+        for batch in batches:
+            if batch.choice is not None:
+                learner.budget.log_choice(batch.choice, batch.unique_tokens, max_tokens)
+        known = tuple(None if batch.plan is None else self._known_log_probs(call, batch) for batch in batches)
         pairs = zip(batches, known, strict=True)
         ops = "".join(_ops_of_batch(call, batch, is_known=known_f is not None) for batch, known_f in pairs)
         # A repeat clears gradients. If an earlier call left some, the error is raised instead.
@@ -99,7 +104,8 @@ class Planner:
             ops, may_repeat = agreement.schedule, agreement.may_repeat
         return StepPlan(
             call=call,
-            budget=budget,
+            max_tokens=max_tokens,
+            max_flat_tokens=max_flat_tokens,
             batches=tuple(batches),
             known=known,
             schedule=ops,
@@ -122,11 +128,10 @@ class Planner:
         raise error
 
     def _known_log_probs(self, call: StepCall, batch: MicroBatch) -> torch.Tensor | None:
-        """`StepPlan.known` of one micro-batch."""
+        """`StepPlan.known` of one micro-batch that runs in partitions."""
         # An inference's log-probs are remembered, its other outputs are not.
         couples_others = call.outputs != (LOG_PROBS,) and not call.couples_log_probs_alone
-        reads_known = batch.plan is not None and takes_preview(call, is_known=False)
-        if not reads_known or couples_others or call.rows.candidates_FK is not None:
+        if not takes_preview(call, is_known=False) or couples_others or call.rows.candidates_FK is not None:
             return None
         known = self._learner.log_probs.recall(call.rows, batch.rows)
         return None if known is None else torch.cat(known)
@@ -166,7 +171,8 @@ def shared_plan(ranks: SequenceParallel | None, rows: Rows, batches: Sequence[Mi
 def plan_micro_batches(
     rows: Rows,
     options: TreeOptions,
-    budget: Budget,
+    max_tokens: int,
+    max_flat_tokens: int,
     cost: CostModel | None,
     plans: PlanCache,
     chooser: Chooser | None = None,
@@ -176,7 +182,8 @@ def plan_micro_batches(
     Args:
         rows: all rows of this rank, possibly none.
         options: how rows become trees.
-        budget: most tokens of a micro-batch.
+        max_tokens: most unique tokens of a forward.
+        max_flat_tokens: most tokens of rows that run without a tree.
         cost: cost model for `mode: auto`; None runs every group as a tree.
         plans: cache of partition plans.
         chooser: chooses how a forest beyond the budget runs; None: in partitions within the budget.
@@ -199,49 +206,32 @@ def plan_micro_batches(
         part = forest.select_rows(group)
         if not (always or cost is None or cost.tree_pays(part, wanted.select(group))):
             flat_rows += group.tolist()
-        elif part.num_unique <= budget.unique_tokens:
+        elif part.num_unique <= max_tokens:
             whole_groups.append(group)
         else:
-            large = wanted.select(group)
-            batches.append(_large_batch(part, group, large, budget.unique_tokens, options, plans, chooser))
-    for packed in pack_groups(forest, whole_groups, max_tokens=budget.unique_tokens):
-        part = forest.select_rows(packed)
-        batches.append(MicroBatch(rows=tuple(packed.tolist()), offsets=part.row_index.offsets, forest=part))
-    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), budget.flat_tokens) if flat_rows else []:
-        members = [flat_rows[index] for index in bin_]
-        offsets = offsets_of(forest.row_index.lengths[members])
-        batches.append(MicroBatch(rows=tuple(members), offsets=offsets, forest=None))
-    if rows.images is not None:
-        batches = [_with_images(batch, rows) for batch in batches]
+            batch = MicroBatch.of(rows, group.tolist(), part)
+            batches.append(_beyond_budget(batch, rows, max_tokens, options, plans, chooser))
+    for packed in pack_groups(forest, whole_groups, max_tokens=max_tokens):
+        batches.append(MicroBatch.of(rows, packed.tolist(), forest.select_rows(packed)))
+    for bin_ in best_fit(forest.row_index.lengths[flat_rows].tolist(), max_flat_tokens) if flat_rows else []:
+        batches.append(MicroBatch.of(rows, [flat_rows[index] for index in bin_], None))
     return batches if options.path_weighting == "verl" else _with_weights(batches, forest, rows, options)
 
 
-def _with_images(batch: MicroBatch, rows: Rows) -> MicroBatch:
-    assert batch.forest is not None and rows.images is not None
-    return replace(batch, images=rows.images.of_forest(batch.forest, rows.flat_positions(batch.rows)))
-
-
-def _large_batch(
-    part: Forest,
-    group: np.ndarray,
-    wanted: Jagged,
-    max_tokens: int,
-    options: TreeOptions,
-    plans: PlanCache,
-    chooser: Chooser | None,
+def _beyond_budget(
+    batch: MicroBatch, rows: Rows, max_tokens: int, options: TreeOptions, plans: PlanCache, chooser: Chooser | None
 ) -> MicroBatch:
-    """A group beyond the budget."""
-    choice = None
+    """A group beyond the budget, with the way in which it runs."""
+    part, choice = batch.forest, None
+    assert part is not None
     if chooser is not None:
-        head_share = np.count_nonzero(part.rows_that_mark(wanted)) / part.num_unique
+        head_share = batch.head_tokens(rows) / part.num_unique
         # Rounded up to eighths, so that inference and update of a group usually share one cached plan.
         head_share = np.ceil(8 * head_share) / 8
         choose = partial(chooser.choose, part, max_tokens, head_share=head_share)
         choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
-    return MicroBatch(
-        rows=tuple(group.tolist()),
-        offsets=part.row_index.offsets,
-        forest=part,
+    return replace(
+        batch,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,
         saving=MemorySaving(relays_on_host=options.offload is True) if choice is None else choice.saving,
         choice=choice,
@@ -252,27 +242,19 @@ def _with_weights(batches: list[MicroBatch], forest: Forest, rows: Rows, options
     """The batches with path weights: those given with the rows, else weights computed over the whole call."""
     if options.path_weighting in ("sep_avg", "session"):
         if rows.weight_F is not None:
-            weight_B = _weight_of_rows(rows.weight_F, forest)
+            # Equal within each row; a row without a loss has none and gets 1.
+            weight_B = np.maximum.reduceat(rows.weight_F, rows.offsets[:-1])
+            weight_B = np.where(weight_B > 0, weight_B, 1.0)
         elif options.path_weighting == "session":
             weight_B = session_weights(rows.group_B)
         else:
             weight_B = tree_mean_weights(forest)
         return [replace(batch, row_weight_B=weight_B[list(batch.rows)]) for batch in batches]
-    if options.path_weighting == "custom" and rows.weight_F is None:
-        raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
-    weight_of_next_F = np.append((_weight_of_tokens(forest, rows) if rows.weight_F is None else rows.weight_F)[1:], 0)
-    flat_of = [rows.flat_positions(list(batch.rows)) for batch in batches]
-    pairs = zip(batches, flat_of, strict=True)
-    return [replace(batch, edge_weight_F=weight_of_next_F[flat]) for batch, flat in pairs]
-
-
-def _weight_of_rows(weight_F: np.ndarray, forest: Forest) -> np.ndarray:
-    """float64 [B] from weights that are equal within each row; a row without a loss has none and gets 1."""
-    weight_B = np.maximum.reduceat(weight_F, forest.row_index.offsets[:-1])
-    return np.where(weight_B > 0, weight_B, 1.0)
-
-
-def _weight_of_tokens(forest: Forest, rows: Rows) -> np.ndarray:
-    trained_F = np.zeros(forest.num_flat, dtype=bool)
-    trained_F[1:] = rows.counted_F[:-1]
-    return once_per_token_weights(forest, forest.row_index.with_values(trained_F)).values
+    weight_F = rows.weight_F
+    if weight_F is None:
+        if options.path_weighting == "custom":
+            raise RowError("tree.path_weighting=custom: expected weights of the rows (Rows.weight_F), received none")
+        trained = forest.row_index.with_values(np.append(False, rows.counted_F[:-1]))
+        weight_F = once_per_token_weights(forest, trained).values
+    weight_of_next_F = np.append(weight_F[1:], 0)
+    return [replace(batch, edge_weight_F=weight_of_next_F[batch.flat_f]) for batch in batches]

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import PlanRun, StepPlan
 from tree_rl.training.loss.edge_share import EdgeShare
-from tree_rl.training.loss.edges import edges_of_rows, plan_edges, tree_log_probs, tree_values
+from tree_rl.training.loss.edges import edges_of_batch, plan_edges, tree_log_probs, tree_values
 from tree_rl.training.loss.outputs import VALUES
 from tree_rl.training.memory_budget import MemoryBudget
 from tree_rl.training.micro_batch import MicroBatch
@@ -45,7 +46,7 @@ class Repeat:
         """
         if ran is None:
             self._catch_up(plan)
-        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.budget.unique_tokens)
+        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
         if tokens is None:
             return ran
         logger.warning(
@@ -118,7 +119,7 @@ def _most_edges(
 ) -> list[int]:
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
-    edges = edges_of_rows(batch.forest, call.rows, batch.rows)
+    edges = edges_of_batch(call.rows, batch)
     source_E = edges.source_R[edges.source_of_edge_E]
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [
@@ -152,8 +153,7 @@ def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> t
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            edges = plan_edges(
-                forest, np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32), context.device, ranks=ranks
-            )
+            none, ones = np.zeros(1, dtype=bool), np.ones(1, dtype=np.float32)
+            edges = partial(plan_edges, forest, none, ones, context.device, ranks=ranks)
             outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
     return torch.stack([value.sum() * 0 for value in outputs.present().values()]).sum().float()

@@ -13,7 +13,6 @@ import numpy as np
 from tree_rl.models.routers.merge_routes import number_routes
 from tree_rl.training.row_images import RowImages, number_columns
 from tree_rl.tree.forest import Jagged, RowError
-from tree_rl.tree.forest.jagged import positions_of_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +102,6 @@ class Rows:
     def token_ids(self, row: int) -> np.ndarray:
         """int64 token ids of one row."""
         return self.token_ids_F[self.offsets[row] : self.offsets[row + 1]]
-
-    def flat_positions(self, rows: Sequence[int]) -> np.ndarray:
-        """int64 flat positions of the given rows, one row after the other."""
-        return positions_of_rows(self.offsets, rows)
 
     def merge_keys(self, *, by_group: bool) -> list[Any] | None:
         """Keys for `Forest.from_rows`: tokens merge only where routes and images agree, with `by_group` within groups.

@@ -10,13 +10,12 @@ import torch
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
 from tree_rl.training.hand_overs import MicroBatchResult, PlanRun, StepPlan, Work
-from tree_rl.training.loss.edges import edges_of_rows, tree_log_probs, tree_values
-from tree_rl.training.loss.outputs import VALUES
-from tree_rl.training.loss.rows_loss import Metrics, weigh
+from tree_rl.training.loss.edges import edges_of_batch, tree_log_probs, tree_values
+from tree_rl.training.loss.outputs import VALUES, Metrics, weighted_loss
 from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
-from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD, run_in_lock_step
+from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
 from tree_rl.training.routers.call_routers import CallRouters
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.tower import Tower, idle_tower
@@ -62,11 +61,32 @@ class Runner:
         return PlanRun(results=tuple(results), dummy_ops=dummy_ops, start=start, end=self._now())
 
     def follow(self, plan: StepPlan, work: Iterator[str]) -> int:
-        """Run this rank's ops and dummies along the schedule; returns the number of dummy forwards."""
-        trains = plan.call.trains
-        sync_context = self._context.gradient_sync if trains else lambda is_last: nullcontext()
+        """Run this rank's ops along the schedule, and dummies where it has none; returns the number of dummy forwards.
+
+        `work` yields the kind of each op before it runs.
+        """
+        trains, schedule = plan.call.trains, plan.schedule
+        dummies: dict[str, list[torch.Tensor]] = {op: [] for op in FORWARD_OF.values()}
+        count, last_backward = 0, schedule.rfind(BACKWARD)
         with nullcontext() if trains else torch.no_grad():
-            return run_in_lock_step(plan.schedule, work, self.idle_forward, sync_context)
+            wanted = next(work, None)
+            for index, op in enumerate(schedule):
+                # A tower's backward comes later still, if it comes at all: its parameters may be frozen.
+                sync = self._context.gradient_sync(index >= last_backward >= 0) if trains else nullcontext()
+                with sync, torch.profiler.record_function(f"{op}{index}"):
+                    if wanted == op:
+                        # Resuming the generator runs the op it announced, then returns the next one's kind.
+                        wanted = next(work, None)
+                    elif op in dummies:
+                        count += 1
+                        dummies[op].append(self.idle_forward(op))
+                    elif (dummy := dummies[FORWARD_OF[op]].pop()).requires_grad:
+                        dummy.backward()
+        if wanted is not None:
+            raise RuntimeError(
+                f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}"
+            )
+        return count
 
     def idle_forward(self, op: str = FORWARD) -> torch.Tensor:
         """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
@@ -80,7 +100,7 @@ def run_flat(context: StepContext, call: StepCall, batch: MicroBatch) -> Work:
     """Run rows without a tree, through the trainer's forward and loss."""
     yield FORWARD
     assert call.run_rows_flat is not None
-    weighted = None if call.loss is None else weigh(call.loss, batch)
+    weighted = None if call.loss is None else partial(weighted_loss, call.loss, batch)
     loss, outputs, metrics = call.run_rows_flat(batch.rows, weighted)
     result = MicroBatchResult(outputs=outputs, loss=loss.detach().item(), metrics=metrics or [])
     if call.trains:
@@ -113,12 +133,12 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: 
         if VALUES in call.outputs:
             outputs = tree_values(context.module, forest, inputs)
         else:
-            edges = partial(edges_of_rows, forest, call.rows, batch.rows, context.device, ranks=ranks)
+            edges = partial(edges_of_batch, call.rows, batch, context.device, ranks=ranks)
             outputs = tree_log_probs(context.module, inputs, edges, extras=call.outputs)
         loss = torch.tensor(1.0, device=context.device)
         metrics: list[Metrics] = []
         if call.loss is not None:
-            loss, metrics = weigh(call.loss, batch)(outputs, batch.rows)
+            loss, metrics = weighted_loss(call.loss, batch, outputs)
     reported_loss, routes_fLK = loss.detach().item(), None
     if routers is not None and routing is not None and trace is not None:
         share = routing.close(trace)

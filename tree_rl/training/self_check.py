@@ -62,7 +62,7 @@ class SelfCheck:
         self.checked.add(call.is_reference)
         name = VALUES if VALUES in call.outputs else LOG_PROBS
         # The check fits where a micro-batch fits; rows without a tree are not split over the ranks that share tokens.
-        most = min(plan.budget.unique_tokens, plan.budget.flat_tokens) // context.sharing_ranks
+        most = min(plan.max_tokens, plan.max_flat_tokens) // context.sharing_ranks
         if context.always_forest or call.run_rows_flat is None or has_tower:
             most = min(most, MOST_TOKENS_ALONE)
         members = _rows_to_compare(plan.batches, call.rows, most)
@@ -79,7 +79,7 @@ class SelfCheck:
                 # Rows without a tree cannot replay routes, so in both forwards the routers choose.
                 of_rows = by_trainer([members[row] for row in compared], None)[1][name]
         positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
-        wanted = torch.from_numpy(rows.wanted_F[rows.flat_positions(compared)])
+        wanted = torch.from_numpy(rows.wanted_F[positions_of_rows(rows.offsets, compared)])
         error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
         self.error = max(_judge(error, name, len(compared), context.compute_dtype), self.error or 0.0)
 
@@ -111,11 +111,10 @@ def _as_tree(
     sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
     both = _excerpt(rows, range(rows.num_rows), sibling, cut)
     forest = Forest.from_rows([*token_ids, sibling], merge_key=both.merge_keys(by_group=False))
-    images = None if both.images is None else both.images.of_forest(forest, np.arange(forest.num_flat))
-    if has_tower and images is None:
+    batch = MicroBatch.of(both, range(both.num_rows), forest)
+    if has_tower and batch.images is None:
         idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
-    batch = MicroBatch(rows=tuple(range(both.num_rows)), offsets=both.offsets, forest=forest, images=images)
     return run_at_once(run_whole(context, asked, batch, None)).outputs[name], forest
 
 
@@ -126,7 +125,7 @@ def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tow
     images = {}
     if has_tower:
         forest = Forest.from_rows([rows.token_ids(row)])
-        own = None if rows.images is None else rows.images.of_forest(forest, rows.flat_positions([row]))
+        own = None if rows.images is None else rows.images.of_forest(forest, positions_of_rows(rows.offsets, [row]))
         if own is None:
             idle_tower(context)
         else:
@@ -165,7 +164,7 @@ def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None, cut
         trained = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
         wanted_F[place] = trained if trained.any() else found.wanted_F[place]
     temperature_B = rows.temperature_B[[*members, *members[-1:]][: found.num_rows]]
-    images = None if rows.images is None else rows.images.take(rows.flat_positions(members))
+    images = None if rows.images is None else rows.images.take(positions_of_rows(rows.offsets, members))
     if images is not None and sibling is not None:
         images = images.with_branch(int(found.offsets[len(members) - 1]), cut, len(sibling))
     return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B, images=images)

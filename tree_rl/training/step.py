@@ -15,8 +15,7 @@ from tree_rl.models.support import check_dropout
 from tree_rl.training.context import Group, StepCall, StepContext
 from tree_rl.training.hand_overs import PlanRun, StepPlan, StepResult
 from tree_rl.training.learn import Learner
-from tree_rl.training.loss.outputs import LOG_PROBS, Wanted
-from tree_rl.training.loss.rows_loss import Loss
+from tree_rl.training.loss.outputs import LOG_PROBS, Loss, Wanted
 from tree_rl.training.planner import Planner
 from tree_rl.training.repeat import Repeat
 from tree_rl.training.routers.expert_load import ExpertLoad
@@ -146,7 +145,9 @@ class TreeStep:
 
     def forget(self) -> None:
         """Drop the results of the last inference; call it when the weights have changed."""
-        self.learner.forget()
+        self.learner.log_probs.forget()
+        if self.learner.load is not None:
+            self.learner.load.last_inference.forget()
 
     def _run(self, plan: StepPlan) -> PlanRun | None:
         """Run a plan; None if memory ran out on any rank and all have taken a smaller budget."""

@@ -5,7 +5,7 @@ replaced. Other calls run transformers' own code.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -81,9 +81,7 @@ def replace_during_trees(
     """
     pairs = [(layer, mixer) for layer in model.modules() for mixer in layer.children() if kind_of(mixer) is kind]
     for layer, mixer in pairs:
-        hooks = ReplacedDuringCalls(mixer, partial(replacements, mixer), keyword)
-        layer.register_forward_pre_hook(hooks.enter, with_kwargs=True)
-        layer.register_forward_hook(hooks.leave, always_call=True)
+        ReplacedDuringCalls(layer, [mixer], replacements, keyword)
 
 
 def replace_forward_during_trees(model: nn.Module, kind: RecurrentKind, forward: Callable[..., Any]) -> None:
@@ -100,41 +98,45 @@ def _forward_of(forward: Callable[..., Any], mixer: Any, *call: Any) -> dict[str
 
 
 class ReplacedDuringCalls:
-    """Forward hooks of a decoder layer that replace attributes of one of its modules, also during recomputation."""
+    """Forward hooks of a decoder layer that replace attributes of some of its modules, also during recomputation."""
 
-    def __init__(self, part: Any, replacements: Callable[..., dict[str, Any]], keyword: str) -> None:
-        """Configure the hooks.
+    def __init__(
+        self, layer: nn.Module, parts: Sequence[nn.Module], replacements: Callable[..., dict[str, Any]], keyword: str
+    ) -> None:
+        """Register the hooks.
 
         Args:
-            part: module inside the decoder layer that calls `enter` and `leave`.
-            replacements: called with the keyword's value, the relay (or None) and the ranks that share the tokens (or
-                None); returns the attributes to replace.
+            layer: a decoder layer.
+            parts: modules inside it.
+            replacements: called with a part, the keyword's value, the relay (or None) and the ranks that share the
+                tokens (or None); returns the attributes to replace.
             keyword: keyword of the layer's forward; calls without it do not change.
         """
-        self._part = part
-        self._replacements = replacements
-        self._keyword = keyword
-        self._stock: dict[str, Any] = {}
+        self._parts, self._replacements, self._keyword = parts, replacements, keyword
+        self._stock: list[tuple[nn.Module, str, Any]] = []
+        layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+        layer.register_forward_hook(self._leave, always_call=True)
 
-    def enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         """Replace the attributes if the keyword is given."""
-        layout = kwargs.get(self._keyword)
-        if layout is None:
+        given = kwargs.get(self._keyword)
+        if given is None:
             return
-        own = vars(self._part)
-        call = layout, kwargs.get("kv_relay"), kwargs.get(sequence_parallel.KEYWORD)
-        for name, function in self._replacements(*call).items():
-            self._stock[name] = own.get(name, _OF_THE_CLASS)
-            setattr(self._part, name, function)
+        for part in self._parts:
+            own = vars(part)
+            call = given, kwargs.get("kv_relay"), kwargs.get(sequence_parallel.KEYWORD)
+            for name, function in self._replacements(part, *call).items():
+                self._stock.append((part, name, own.get(name, _OF_THE_CLASS)))
+                setattr(part, name, function)
 
-    def leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def _leave(self, layer: nn.Module, args: tuple[object, ...], output: object) -> None:
         """Restore the attributes."""
-        for name, stock in self._stock.items():
+        for part, name, stock in self._stock:
             if stock is _OF_THE_CLASS:
-                delattr(self._part, name)
+                delattr(part, name)
             else:
-                setattr(self._part, name, stock)
-        self._stock = {}
+                setattr(part, name, stock)
+        self._stock = []
 
 
 _OF_THE_CLASS = object()

@@ -7,7 +7,7 @@ flat positions.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
 
@@ -133,21 +134,14 @@ def plan_edges(
     )
 
 
-def edges_of_rows(
-    forest: Forest,
-    rows: Rows,
-    members: Sequence[int],
-    device: torch.device | str = "cpu",
-    *,
-    ranks: SequenceParallel | None = None,
+def edges_of_batch(
+    rows: Rows, batch: MicroBatch, device: torch.device | str = "cpu", *, ranks: SequenceParallel | None = None
 ) -> EdgePlan:
-    """`plan_edges` for the forest of some rows of a call, by their indices."""
-    picked = list(members)
-    flat = rows.flat_positions(picked)
-    candidates_FK = None if rows.candidates_FK is None else rows.candidates_FK[flat]
-    return plan_edges(
-        forest, rows.wanted_F[flat], rows.temperature_B[picked], device, ranks=ranks, candidates_FK=candidates_FK
-    )
+    """`plan_edges` for a micro-batch of some rows of a call."""
+    assert batch.forest is not None
+    wanted_f, temperature_B = rows.wanted_F[batch.flat_f], rows.temperature_B[list(batch.rows)]
+    candidates_fK = None if rows.candidates_FK is None else rows.candidates_FK[batch.flat_f]
+    return plan_edges(batch.forest, wanted_f, temperature_B, device, ranks=ranks, candidates_FK=candidates_fK)
 
 
 def request_edges(
@@ -209,32 +203,26 @@ def outputs_of_rows(per_edge: EdgeOutputs, reads: FlatReads) -> EdgeOutputs:
     return replace(found, candidate_log_probs=empty_FK.index_put((reads.flat_W,), candidate_WK))
 
 
-LateEdges = Callable[[], EdgePlan]
-"""Function that plans the edges when the head asks for them."""
-
-
 def tree_log_probs(
-    model: nn.Module, inputs: ModelInputs, edges: EdgePlan | LateEdges, *, extras: Wanted = ()
+    model: nn.Module, inputs: ModelInputs, edges: Callable[[], EdgePlan], *, extras: Wanted = ()
 ) -> EdgeOutputs:
     """Log-probs, and other outputs, of all wanted edges of a forest, from one forward.
 
     Args:
         model: causal language model prepared by `use_tree_attention` and, to save memory, `use_edge_head`.
         inputs: the model's inputs.
-        edges: result of `plan_edges` for the same forest and ranks, or a function that calls it. Given a function, the
-            CPU plans while the GPU computes the layers.
+        edges: calls `plan_edges` for the same forest and ranks; the CPU plans while the GPU computes the layers.
         extras: outputs besides log-probs, which may be named too: `entropy`, `sum_pi_squared`.
 
     Returns:
         [F] each; only the tokens of `source_R` are projected to the vocabulary.
     """
-    plan = functools.cache((lambda: edges) if isinstance(edges, EdgePlan) else edges)
+    plan = functools.cache(edges)
 
     def request() -> EdgeRequest:
         return replace(plan().request, extras=tuple(name for name in extras if name != LOG_PROBS))
 
-    values = edge_values(model, inputs.model_kwargs(), request() if isinstance(edges, EdgePlan) else request)
-    per_edge, share = EdgeOutputs.of_edges(values), plan().share
+    per_edge, share = EdgeOutputs.of_edges(edge_values(model, inputs.model_kwargs(), request)), plan().share
     return outputs_of_rows(per_edge if share is None else per_edge.map(share.gather), plan().reads)
 
 
@@ -253,5 +241,6 @@ def wanted_everywhere(forest: Forest) -> np.ndarray:
 
 def forest_log_probs(model: nn.Module, forest: Forest, *, device: torch.device | str = "cpu") -> torch.Tensor:
     """Log-prob of every next token of every row, [F] (0 at a row's end): the shortest way to use a tree."""
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), device)
+    ones_B = np.ones(forest.num_rows, dtype=np.float32)
+    edges = functools.partial(plan_edges, forest, wanted_everywhere(forest), ones_B, device)
     return tree_log_probs(model, TreeInputs.from_forest(forest, device), edges)[LOG_PROBS]

@@ -6,7 +6,7 @@ Legend: E slots, e slots of a partition, F flat tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edge_share import EdgeShare
 from tree_rl.training.loss.edges import EdgePlan, FlatReads, outputs_of_rows, request_edges
-from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, Wanted
-from tree_rl.training.loss.rows_loss import PartsLoss
+from tree_rl.training.loss.outputs import LOG_PROBS, VALUES, EdgeOutputs, PartsLoss, Wanted
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan
 
@@ -61,19 +60,18 @@ class Readout(ABC):
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition forward."""
 
-    def gradients(self, loss: PartsLoss, members: Sequence[int], slots: EdgeOutputs) -> EdgeOutputs:
+    def gradients(self, loss: PartsLoss, slots: EdgeOutputs) -> EdgeOutputs:
         """dL/dvalue of every slot at the values [E] in `slots`; does not run the model.
 
         A token-separable loss needs only the values of the partition that runs; others need all values.
 
         Args:
             loss: the trainer's loss with path weights.
-            members: indices of the micro-batch's rows in the call.
             slots: values [E].
         """
         with torch.enable_grad():
             leaves = slots.map(lambda value: value.clone().requires_grad_())
-            value, _ = loss(self.flat(leaves), members)
+            value, _ = loss(self.flat(leaves))
             named = leaves.present()
             gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True, materialize_grads=True)
         return EdgeOutputs(**dict(zip(named, gradients, strict=True)))
@@ -123,7 +121,7 @@ class EdgeReadout(Readout):
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
         """Run one partition; only source tokens of wanted edges go through the head."""
-        per_edge = edge_values(model, inputs.model_kwargs(), self._requests[partition])
+        per_edge = edge_values(model, inputs.model_kwargs(), lambda: self._requests[partition])
         share = self._shares[partition]
         outputs = EdgeOutputs.of_edges(per_edge)
         # The sum of an empty slice is 0 and has the graph, even if no edge is wanted.

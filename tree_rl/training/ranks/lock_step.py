@@ -4,12 +4,10 @@ Ranks agree on it beforehand. It keeps the order of each rank's ops; a rank with
 token, or of one image.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed
 
 FORWARD, BACKWARD = "F", "B"
@@ -138,37 +136,3 @@ def _check(rank: int, ops: str) -> None:
         balance[forward] += 1 if op == forward else -1
         if balance[forward] < 0:
             raise ValueError(f"rank {rank}: a backward comes before its forward in {ops!r}")
-
-
-def run_in_lock_step(
-    schedule: str,
-    work: Iterator[str],
-    dummy_forward: Callable[[str], torch.Tensor],
-    sync_context: Callable[[bool], AbstractContextManager[Any]],
-) -> int:
-    """Follow the schedule with this rank's ops, and dummies for the others; returns the number of dummy forwards.
-
-    Args:
-        schedule: ops that all ranks have agreed on.
-        work: this rank's ops; yields the kind of each op before it runs.
-        dummy_forward: runs a dummy of a forward op; returns a scalar with graph, or without one if nothing trains.
-        sync_context: `StepContext.gradient_sync`.
-    """
-    dummies: dict[str, list[torch.Tensor]] = {op: [] for op in FORWARD_OF.values()}
-    count = 0
-    last_backward = schedule.rfind(BACKWARD)
-    wanted = next(work, None)
-    for index, op in enumerate(schedule):
-        # A tower's backward comes later still, if it comes at all: its parameters may be frozen.
-        with sync_context(index >= last_backward >= 0), torch.profiler.record_function(f"{op}{index}"):
-            if wanted == op:
-                # Resuming the generator runs the op it announced, then returns the next one's kind.
-                wanted = next(work, None)
-            elif op in dummies:
-                count += 1
-                dummies[op].append(dummy_forward(op))
-            elif (dummy := dummies[FORWARD_OF[op]].pop()).requires_grad:
-                dummy.backward()
-    if wanted is not None:
-        raise RuntimeError(f"the agreed schedule {schedule!r} ended before this rank's work, which wants {wanted!r}")
-    return count

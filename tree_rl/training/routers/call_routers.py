@@ -29,7 +29,7 @@ class CallRouters:
         assert batch.forest is not None
         routes_NLK, routes_FLK = None, call.rows.routes_FLK
         if routes_FLK is not None:
-            routes_NLK = routes_of_unique_tokens(batch.forest, routes_FLK[call.rows.flat_positions(batch.rows)])
+            routes_NLK = routes_of_unique_tokens(batch.forest, routes_FLK[batch.flat_f])
         return ForestRouting(
             batch.forest,
             device,

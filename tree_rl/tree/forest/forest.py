@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tree_rl.tree.forest.jagged import Jagged
-from tree_rl.tree.forest.order import RowOrder, order_by_layout, sort_rows
+from tree_rl.tree.forest.order import RowOrder, sort_rows
 from tree_rl.tree.forest.trie import Segments, lay_out
 
 
@@ -139,14 +139,14 @@ class Forest:
 
     @property
     def row_order(self) -> RowOrder:
-        """Depth-first order of the rows: by the index of their last token in the layout."""
-        last_token = self.row_index.values[self.row_index.offsets[1:] - 1]
-        return order_by_layout(
-            last_token_B=last_token,
-            lengths_B=self.row_index.lengths,
-            start_S=self.segments.start,
-            depth_S=self.segments.depth,
-        )
+        """Rows by where they end in the layout: a row comes before its extensions, identical rows keep their order."""
+        last_token_B = self.row_index.values[self.row_index.offsets[1:] - 1]
+        rows = np.argsort(last_token_B, kind="stable")
+        lengths = self.row_index.lengths[rows]
+        # A row leaves its predecessor at the shallowest segment that no earlier row has entered.
+        shared = lengths.copy()
+        np.minimum.at(shared, np.searchsorted(last_token_B[rows], self.segments.start), self.segments.depth)
+        return RowOrder(rows=rows, shared=shared, lengths=lengths)
 
     def row_tokens(self, row: int) -> np.ndarray:
         """int32 [L_b], token ids of one row."""

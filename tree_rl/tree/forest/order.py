@@ -18,16 +18,6 @@ class RowError(ValueError):
     """A row cannot be used; the message names it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _MergeKeys:
-    """Keys that keep equal ids separate: tokens merge only if ids and keys agree along the whole prefix."""
-
-    row_code: np.ndarray
-    """int32 [B]; only rows with equal codes may merge."""
-    token_key: tuple[np.ndarray | None, ...]
-    """B entries: int64 [length of the row], or None for a row without per-token keys."""
-
-
 def _flatten(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     """Check rows of token ids and concatenate them as int32; no rows give B = 0.
 
@@ -47,13 +37,18 @@ def _flatten(rows: Sequence[np.ndarray | Sequence[int]]) -> Jagged:
     return flat.with_values(flat.values.astype(np.int32, copy=False))
 
 
-def _read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndarray) -> _MergeKeys:
+def _read_merge_keys(
+    merge_key: Sequence[Hashable | np.ndarray], lengths: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
     """Check merge keys against the rows.
 
     Args:
         merge_key: B entries. A hashable (adapter name, prompt id) applies to the whole row; an integer array or list
             as long as the row (image hashes) to each token. Rows of the two kinds never merge.
         lengths: int64 [B], number of tokens of each row.
+
+    Returns:
+        int32 [B], only rows with equal codes may merge; and for each row int64 keys of its tokens, or None.
 
     Raises:
         ValueError: not one entry per row.
@@ -75,7 +70,7 @@ def _read_merge_keys(merge_key: Sequence[Hashable | np.ndarray], lengths: np.nda
             label = ("per row", key)
             token_keys.append(None)
         codes.append(code_of.setdefault(label, len(code_of)))
-    return _MergeKeys(row_code=np.array(codes, dtype=np.int32), token_key=tuple(token_keys))
+    return np.array(codes, dtype=np.int32), token_keys
 
 
 def _integer_array(row: np.ndarray | Sequence[int], index: int, what: str) -> np.ndarray:
@@ -134,41 +129,21 @@ def sort_rows(
     trie. Identical rows keep their order.
     """
     flat = _flatten(rows)
-    keys = None if merge_key is None else _read_merge_keys(merge_key, flat.lengths)
     ids = list(flat)
-    strings = [_sortable(ids[row], keys, row) for row in range(len(ids))]
+    code_B, token_keys = _read_merge_keys([None] * len(ids) if merge_key is None else merge_key, flat.lengths)
+    strings = [code_B[row].tobytes() + _sortable(ids[row], token_keys[row]) for row in range(len(ids))]
     sorted_rows = sorted(range(len(ids)), key=strings.__getitem__)
     shared = [0] * len(ids)
     for rank in range(1, len(ids)):
         before, row = sorted_rows[rank - 1], sorted_rows[rank]
-        if keys is not None and keys.row_code[before] != keys.row_code[row]:
+        if code_B[before] != code_B[row]:
             continue
         shared[rank] = shared_prefix(ids[before], ids[row])
-        if keys is not None and (key := keys.token_key[row]) is not None:
-            key_before = keys.token_key[before]
-            assert key_before is not None
+        key_before, key = token_keys[before], token_keys[row]
+        if key_before is not None and key is not None:
             shared[rank] = min(shared[rank], shared_prefix(key_before, key))
     order = np.array(sorted_rows, dtype=np.int64)
     return flat, RowOrder(rows=order, shared=np.array(shared, dtype=np.int64), lengths=flat.lengths[order])
-
-
-def order_by_layout(
-    *, last_token_B: np.ndarray, lengths_B: np.ndarray, start_S: np.ndarray, depth_S: np.ndarray
-) -> RowOrder:
-    """Rows by where they end in a depth-first layout: a row comes before its extensions, identical rows keep order.
-
-    Args:
-        last_token_B: layout index of each row's last token.
-        lengths_B: tokens of each row.
-        start_S: layout index of each segment's first token.
-        depth_S: position of each segment's first token.
-    """
-    rows = np.argsort(last_token_B, kind="stable")
-    lengths = lengths_B[rows].astype(np.int64)
-    # A row leaves its predecessor at the shallowest segment that no earlier row has entered.
-    shared = lengths.copy()
-    np.minimum.at(shared, np.searchsorted(last_token_B[rows], start_S), depth_S)
-    return RowOrder(rows=rows, shared=shared, lengths=lengths)
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
@@ -179,12 +154,9 @@ def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
     return first if length and differs[first] else length
 
 
-def _sortable(ids: np.ndarray, keys: _MergeKeys | None, row: int) -> bytes:
-    if keys is None:
-        return ids.tobytes()
-    head, key = keys.row_code[row].tobytes(), keys.token_key[row]
+def _sortable(ids: np.ndarray, key: np.ndarray | None) -> bytes:
     if key is None:
-        return head + ids.tobytes()
+        return ids.tobytes()
     symbols = np.empty(len(ids), dtype=[("key", np.int64), ("id", np.int32)])
     symbols["key"], symbols["id"] = key, ids
-    return head + symbols.tobytes()
+    return symbols.tobytes()

@@ -7,7 +7,6 @@ metrics, checkpoints and weight sync stay unchanged.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +21,11 @@ from tree_rl.models.images import reads_images
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.support import check_dropout, has_absolute_positions, leaks_when_packed
-from tree_rl.training.context import StepContext
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS
+from tree_rl.training.context import StepCall, StepContext
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
+from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
@@ -39,14 +39,17 @@ from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
+from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
-from tree_rl.verl_plugin.engine.rows_in import read_call
+from tree_rl.verl_plugin.engine.rows_in import read_outputs, read_rows, read_trainer_tokens
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import (
     REUSE_LOG_PROBS,
     OnPolicyLoss,
     VerlCall,
     VerlLossFunction,
+    couples_log_probs_alone,
+    is_token_separable,
     with_normalisers,
 )
 from tree_rl.verl_plugin.options import (
@@ -137,10 +140,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             always_forest=build.runs_as_forests(self._plain_module, self._flat_attention),
         )
         self.step = TreeStep(self.module, self.tree_config, context=context)
-        self._read_call = partial(
-            read_call,
-            is_critic=self.is_critic,
-            path_weighting=self.tree_config.path_weighting,
+        self._read_rows = partial(
+            read_rows,
             vocab_size=self._vocab_size,
             max_positions=build.text_settings(self._plain_module).get("max_position_embeddings"),
             first_position=0 if has_absolute_positions(self._plain_module) else None,
@@ -206,16 +207,33 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             if not (self.is_critic or self.engine_config.forward_only):
                 checks.append(Of.POLICY_WITHOUT_REPLAY)
         refuse_if_unsupported(data, "", *checks)
+        # A pass without gradients has no path weights, and needs none.
+        is_unweighted = forward_only and self.tree_config.path_weighting in GIVEN_WEIGHTINGS
+        records_routes = False
         try:
-            call = self._read_call(data, trains=not forward_only)
+            rows = self._read_rows(data, path_weighting="verl" if is_unweighted else self.tree_config.path_weighting)
             if self.replay is not None and not self._is_reference:
-                call = self.replay.in_call(data, call)
+                rows, records_routes = self.replay.in_rows(data, rows, trains=not forward_only)
         except RowError as error:
             self.step.planner.refuse(error)
-        call = replace(call, is_reference=self._is_reference or self.optimizer is None)
         group = self.get_data_parallel_group()
         verl_call = VerlCall(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
-        result = self.step.run_call(verl_call.in_call(call, splits_tokens=self.sequence_parallel_group is not None))
+        # verl's forward would slice rows over ranks that share tokens; without trees, rows of a pair could run apart,
+        # and a teacher's candidates need all logits.
+        needs_trees = isinstance(loss_function, PairLoss) or rows.candidates_FK is not None
+        call = StepCall(
+            rows=rows,
+            outputs=(VALUES,) if self.is_critic else read_outputs(data),
+            trainer_tokens=read_trainer_tokens(data),
+            trains=not forward_only,
+            loss=None if loss_function is None else verl_call.loss,
+            is_separable=is_token_separable(loss_function),
+            couples_log_probs_alone=couples_log_probs_alone(loss_function),
+            run_rows_flat=None if needs_trees or self.sequence_parallel_group is not None else verl_call.run_flat,
+            records_routes=records_routes,
+            is_reference=self._is_reference or self.optimizer is None,
+        )
+        result = self.step.run_call(call)
         if not forward_only:
             build.zero_gradients_of_towers(self._plain_module)
         keeps = forward_only or tu.get_non_tensor_data(data=data, key="return_model_output", default=False)
@@ -294,6 +312,15 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         with build.replaced(self, engine_config=build.without_nested_shards(config, self._plain_module)):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
+
+    def get_per_tensor_param(self, *args: Any, **options: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+        """verl's weights for the rollout, named as in a checkpoint: a tied weight once.
+
+        From 0.29 on vLLM refuses a tied weight's second name where adapters wrap the first, and verl waits for ever.
+        """
+        weights, adapter = super().get_per_tensor_param(*args, **options)
+        tied = self._plain_module.all_tied_weights_keys
+        return ((name, weight) for name, weight in weights if name not in tied), adapter
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:

@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from tree_rl.models.routers.merge_routes import NATIVE, drop_filler
 from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.support import UnsupportedModelError
-from tree_rl.training.context import StepCall
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
@@ -46,8 +45,8 @@ class RouterReplay:
             )
         self._hooks, self._mode = hooks, mode
 
-    def in_call(self, data: TensorDict, call: StepCall) -> StepCall:
-        """The call with the routes that it repeats, or recording them.
+    def in_rows(self, data: TensorDict, rows: Rows, *, trains: bool) -> tuple[Rows, bool]:
+        """The rows of a call with the routes that it repeats, and True if it records them.
 
         R2 records only with the weights of the old log-probs.
 
@@ -55,10 +54,10 @@ class RouterReplay:
             RowError: routes are missing, or do not fit the row or the model.
         """
         if not tu.get_non_tensor_data(data=data, key=REPLAYS, default=True):
-            return call
-        if not call.trains and self._mode == RECORDED:
-            return replace(call, records_routes=True)
-        return replace(call, rows=self._with_routes(data, call.rows)) if call.rows.num_rows else call
+            return rows, False
+        if not trains and self._mode == RECORDED:
+            return rows, True
+        return self._with_routes(data, rows) if rows.num_rows else rows, False
 
     def _with_routes(self, data: TensorDict, rows: Rows) -> Rows:
         if ROUTES not in data:

@@ -11,11 +11,9 @@ from tensordict import TensorDict
 
 from tree_rl.cost.balance.batch import number_groups
 from tree_rl.models.images import merge_size
-from tree_rl.training.context import StepCall
-from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, VALUES, Wanted
+from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, SUM_PI_SQUARED, Wanted
 from tree_rl.training.row_images import RowImages
 from tree_rl.training.rows import Rows
-from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
@@ -28,26 +26,6 @@ USES_TOP_K = "distillation_use_topk"
 LEAST_TEMPERATURE = 1e-8
 """Lower temperatures are raised to this one, as in verl's engines."""
 FINITE_COLUMNS = ("advantages", "returns", "old_log_probs", "ref_log_prob", "values", "rollout_is_weights")
-
-
-def read_call(data: TensorDict, *, trains: bool, is_critic: bool, path_weighting: str, **of_model: Any) -> StepCall:
-    """Read a call of a step from verl's batch: its rows, outputs and budget, without a loss.
-
-    Args:
-        data: verl's batch, as in `read_rows`; `sp_size` is assigned.
-        trains: True if gradients are wanted; a pass without them has no path weights, and needs none.
-        is_critic: True if the model computes values.
-        path_weighting: `tree.path_weighting`.
-        of_model: the other arguments of `read_rows`, whose errors it raises.
-    """
-    is_unweighted = not trains and path_weighting in GIVEN_WEIGHTINGS
-    return StepCall(
-        rows=read_rows(data, path_weighting="verl" if is_unweighted else path_weighting, **of_model),
-        loss=None,
-        trains=trains,
-        outputs=(VALUES,) if is_critic else _outputs_of_language_model(data),
-        trainer_tokens=_trainer_tokens(data),
-    )
 
 
 def read_rows(
@@ -113,8 +91,8 @@ def read_rows(
     )
 
 
-def _trainer_tokens(data: TensorDict) -> int:
-    """verl's budget of a forward, in tokens of all ranks that share it.
+def read_trainer_tokens(data: TensorDict) -> int:
+    """verl's budget of a forward, in tokens of all ranks that share it; `sp_size` is assigned.
 
     It is `max_token_len_per_gpu` times `sp_size`; with fixed micro-batches (`use_dynamic_bsz=False`), the rows of a
     micro-batch times the longest row.
@@ -127,7 +105,7 @@ def _trainer_tokens(data: TensorDict) -> int:
     return int(tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1) or 1) * longest
 
 
-def _outputs_of_language_model(data: TensorDict) -> Wanted:
+def read_outputs(data: TensorDict) -> Wanted:
     """Names of the outputs that verl requests; an update that reuses its log-probs also returns the entropy."""
     flags_of = {ENTROPY: ("calculate_entropy", REUSE_LOG_PROBS), SUM_PI_SQUARED: ("calculate_sum_pi_squared",)}
     asked = [

@@ -2,16 +2,15 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs
-from tree_rl.training.loss.rows_loss import Metrics, PartsLoss
+from tree_rl.training.context import StepContext
+from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs, Metrics, PartsLoss
 from tree_rl.verl_plugin.compat import (
     AggregationType,
     Metric,
@@ -24,7 +23,6 @@ from tree_rl.verl_plugin.compat import (
     value_loss,
 )
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 
 VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
@@ -86,25 +84,8 @@ class VerlCall:
     _split: dict[str, tuple[torch.Tensor, ...]] = field(init=False, default_factory=dict)
     """Rows of each nested tensor, split when first read: that takes time in proportion to all rows of the call."""
 
-    def in_call(self, call: StepCall, *, splits_tokens: bool) -> StepCall:
-        """The call with verl's loss, and with verl's forward for rows without a tree, where that can run them.
-
-        verl's forward would slice rows over ranks that share tokens (`splits_tokens`). Without trees, rows of a pair
-        could run apart, and a teacher's candidates need all logits.
-        """
-        needs_trees = splits_tokens or isinstance(self.loss_function, PairLoss) or call.rows.candidates_FK is not None
-        verls_loss = _unwrapped(self.loss_function)
-        return replace(
-            call,
-            loss=None if self.loss_function is None else self.loss,
-            is_separable=is_token_separable(self.loss_function),
-            # In verl's loss of the actor, entropies add up token by token.
-            couples_log_probs_alone=isinstance(verls_loss, partial) and verls_loss.func is ppo_loss,
-            run_rows_flat=None if needs_trees else self.run_flat,
-        )
-
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """verl's loss of some rows; see `training.loss.rows_loss.Loss`."""
+        """verl's loss of some rows; see `training.loss.outputs.Loss`."""
         assert self.loss_function is not None
         selected, trains = self._on_device(members)
         if _distils(self.loss_function) and not trains:
@@ -133,7 +114,7 @@ class VerlCall:
 
         def loss_for_verl(*, model_output: dict[str, torch.Tensor], **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
             assert loss is not None
-            value, metrics = loss(_unnested(model_output), members)
+            value, metrics = loss(_unnested(model_output))
             reported.extend(metrics)
             return value, {}
 
@@ -275,6 +256,12 @@ def _loss_mode(loss_function: Any) -> str | None:
     config = _config_of(loss_function)
     is_policy = config is not None and hasattr(config, "policy_loss")
     return str(config.policy_loss.get("loss_mode", "vanilla")) if is_policy else None
+
+
+def couples_log_probs_alone(loss_function: Any) -> bool:
+    """True for verl's loss of the actor, in which entropies add up token by token."""
+    loss_function = _unwrapped(loss_function)
+    return isinstance(loss_function, partial) and loss_function.func is ppo_loss
 
 
 def is_token_separable(loss_function: Any) -> bool:

@@ -158,6 +158,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "tree_rl.verl_plugin.embedded_rollout.gloo_weights", here.absent_backend),
         Refusal("trainer.n_gpus_per_node", "{key}={value}{more}, but {found}",
                 "correct one of them, or add machine=cpu to run without GPUs", here.too_few_gpus),
+        Refusal("trainer.device", "{key}={value}, but verl runs on {platform}, as torch {torch} is built for it",
+                "set VERL_PLATFORM=cpu in the environment", here.cpu_on_another_platform),
         Refusal("ray_kwargs.ray_init.num_cpus", "{key}={value}: verl would wait for {needed} processors, but "
                 "Ray has {count}", "raise it, as Ray only counts them", here.too_few_cpus),
         Refusal("ray_kwargs.ray_init.runtime_env.py_executable", "{key}={value}: {reason}", "{remedy}",
@@ -413,7 +415,8 @@ def refuse_if_unsupported(node: Any, place: str, *kinds: Of) -> None:
     Raises:
         UnsupportedFeatureError: the message of the first row that refuses the node.
     """
-    messages = (row.message(node, place) for kind in kinds for row in TABLE[kind])
-    message = next((message for message in messages if message is not None), None)
-    if message is not None:
-        raise UnsupportedFeatureError(message)
+    for kind in kinds:
+        for row in TABLE[kind]:
+            message = row.message(node, place)
+            if message is not None:
+                raise UnsupportedFeatureError(message)

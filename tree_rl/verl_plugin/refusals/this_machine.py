@@ -118,6 +118,12 @@ def too_few_gpus(asked: Any, config: Any) -> Words | None:
     return {"more": more, "found": shows} if asked + others > found else None
 
 
+def cpu_on_another_platform(asked: Any, _config: Any) -> Words | None:
+    """A job on the CPU where verl's detection chose an accelerator, by torch's build or by VERL_PLATFORM."""
+    platform = get_device_name()
+    return {"platform": platform, "torch": torch.__version__} if asked == "cpu" != platform else None
+
+
 def too_few_cpus(asked: Any, config: Any) -> Words | None:
     """Fewer processors than the placement groups of verl's processes and row queue wait for."""
     count = os.cpu_count() if asked is None else asked
