@@ -416,18 +416,25 @@ def killed_after(calls: int, patch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize(("option", "kept"), [("max_actor_ckpt_to_keep", 1), ("max_critic_ckpt_to_keep", 3)])
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"max_actor_ckpt_to_keep": 1}, 1),
+        ({"max_critic_ckpt_to_keep": 1}, 3),
+        ({"max_actor_ckpt_to_keep": -1, "max_critic_ckpt_to_keep": -1}, 3),
+    ],
+)
 def test_only_as_many_checkpoints_stay_as_asked_for_the_actor(
-    tmp_path: Path, engines: Any, option: str, kept: int
+    tmp_path: Path, engines: Any, asked: dict[str, int], kept: int
 ) -> None:
-    trainer = Trainer(tmp_path, *engines, **{option: 1})
+    trainer = Trainer(tmp_path, *engines, **asked)
     for number, step in enumerate(STEPS, 1):
         trainer.train(step)
         trainer._save_checkpoint()
         left = [*tmp_path.glob("*global_step_*")]
         assert {path.name for path in left} == {f"global_step_{step}" for step in STEPS[:number][-kept:]}
         assert all((path / "actor").is_dir() for path in left)
-    assert trainer.config.trainer[option] == 1
+    assert asked.items() <= trainer.config.trainer.items()
 
 
 def test_a_callback_gets_a_checkpoint_that_is_whole(tmp_path: Path, engines: Any) -> None:

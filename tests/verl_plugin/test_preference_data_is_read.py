@@ -76,6 +76,9 @@ def test_pairs_with_one_prompt_or_one_that_goes_on_are_a_group(read: Read) -> No
     assert first == same == longer != other
     by_key = read({"group_key": "task"}, **columns, task=["a", "a", "b", "b"])
     assert by_key.group_of_pair.tolist() == [0, 0, 1, 1]
+    long = [[3, *[0] * 1000, 3], [3, *[0] * 500, 1, *[0] * 499, 3]]
+    by_prompt = read({"group_key": "prompt"}, prompt=[*long, long[0]], chosen=[[1]] * 3, rejected=[[2]] * 3)
+    assert by_prompt.group_of_pair.tolist() == [0, 1, 0]
 
 
 def test_rows_are_cut_on_the_right(read: Read) -> None:
@@ -97,6 +100,7 @@ GOOD: dict[str, list[Any]] = {"prompt": [[5, 6]] * 2, "chosen": [[7], [8]], "rej
         (GOOD | {"chosen": [[7], None]}, "row 1, column chosen: expected a list of integers, received nothing"),
         (GOOD | {"chosen": [[7], [10**6]]}, r"row 1: chosen: expected ids in \[0, .* received 1000000 at 2"),
         (GOOD | {"chosen": [[7.0], [1.5]]}, "row 0: expected one of messages, a text, token ids in all columns"),
+        ({"prompt": [1], "chosen": [2], "rejected": [3]}, "row 0: prompt: expected messages, a text or token ids"),
         (GOOD | {"prompt": ["a", "b"]}, "row 0: expected one of messages, a text, token ids in all columns"),
         (GOOD | {"chosen_mask": [[1], [1, 1]]}, "row 1: chosen_mask: expected 1 entries, received 2"),
         (GOOD | {"chosen_mask": [[1], [2]]}, "row 1, column chosen_mask: expected a list of 0 and 1, received 2"),

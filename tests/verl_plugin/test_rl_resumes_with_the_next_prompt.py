@@ -93,8 +93,10 @@ def test_a_run_that_is_resumed_twice_goes_on() -> None:
         assert [resumed.fetch() for _ in range(second, 9)] == fetched[second:]
 
 
-def test_a_path_may_end_with_the_slash_of_a_shell() -> None:
+@pytest.mark.parametrize("path", ["/runs/global_step_4/", "~/global_step_4"])
+def test_a_path_may_end_with_the_slash_of_a_shell_or_begin_at_home(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """verl reads the step behind `global_step_`."""
-    config = config_of_mode("tree_sync", "trainer.resume_from_path=/runs/global_step_4/")
+    monkeypatch.setenv("HOME", "/runs")
+    config = config_of_mode("tree_sync", f"trainer.resume_from_path={path}")
     prepare_config(config, "sync")
     assert config.trainer.resume_from_path == "/runs/global_step_4"

@@ -265,12 +265,21 @@ def test_one_line_explains_a_step() -> None:
 
 def test_a_step_of_several_updates_reports_their_totals() -> None:
     updates = [
-        {"tree/sessions": 8.0, "tree/unique_tokens": 300.0, "tree/session_score/mean": 1.0, "tree/por": 0.5},
-        {"tree/sessions": 24.0, "tree/unique_tokens": 500.0, "tree/session_score/mean": 0.0, "tree/por": 0.9},
+        {"tree/sessions": 8.0, "tree/unique_tokens": 300.0, "tree/session_score/mean": 1.0, "tree/depth": 9.0},
+        {"tree/sessions": 24.0, "tree/unique_tokens": 500.0, "tree/session_score/mean": 0.0, "tree/depth": 7.0},
     ]
+    for update, flat, paths in zip(updates, (600.0, 5000.0), (1.0, 3.0), strict=True):
+        unique = update["tree/unique_tokens"]
+        update |= {"tree/flat_tokens": flat, "tree/por": 1 - unique / flat, "tree/token_bound": flat / unique}
+        update["tree/paths_per_session/mean"] = paths
     assert totals_of_updates(updates) == {
         "tree/sessions": 32.0,
         "tree/unique_tokens": 800.0,
+        "tree/flat_tokens": 5600.0,
+        "tree/por": pytest.approx(1 - 800 / 5600),
+        "tree/token_bound": 7.0,
+        "tree/depth": 9.0,
+        "tree/paths_per_session/mean": 2.5,
         "tree/session_score/mean": 0.25,
         "tree/reward_per_1000_trained_tokens": 10.0,
     }

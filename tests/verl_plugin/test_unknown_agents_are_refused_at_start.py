@@ -1,5 +1,6 @@
 """verl's driver refuses a job whose sessions would all fail, before it starts Ray."""
 
+import re
 from typing import Any
 
 import pytest
@@ -17,13 +18,35 @@ def config(options: dict[str, Any], agent: str = IN_ENVIRONMENT) -> Any:
     return made
 
 
-def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist() -> None:
+def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-    with pytest.raises(ValueError, match=r"agent_options\.agent command_line\.max_turns: no such option"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         get_ppo_ray_runtime_env(config({"agent": "command_line", "options": {"max_turns": 3}}))
+    said = capsys.readouterr().err
+    assert "agent_options.agent command_line.max_turns: no such option" in said and said.count("\n") == 1
     with pytest.raises(ValueError, match="expected one of react"):
         refuse_unknown_agent(config({"agent": "reactor"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"options": {"max_turns": "many"}}, "agent react.max_turns='many': expected a whole number"),
+        ({"sandbox": {"unconfined": "no"}}, "environment swe.unconfined='no': expected true or false"),
+        ({"sandbox": {"readable": "/opt"}}, "environment swe.readable='/opt': expected a list"),
+        ({"sandbox": {"limits": {"processes": "1"}}}, "environment swe.limits.processes='1': expected a whole number"),
+        ({"sandbox": {"limits": {"memory": 1}}}, "environment swe.limits.memory: no such option"),
+        ({"sandbox": "docker"}, "agent_options.sandbox='docker': expected options with their names or null"),
+        ({"timeout_seconds": "long"}, "agent_options.timeout_seconds='long': expected a number or null"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str, nodes: int) -> None:
+    refused = config(options)
+    refused.trainer.nnodes = nodes
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_unknown_agent(refused)
 
 
 @pytest.mark.parametrize("key", [GATEWAY_AGENT, TREE_AGENT])

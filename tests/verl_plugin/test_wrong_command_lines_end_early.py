@@ -98,6 +98,33 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     (f"{ACTOR}.use_dynamic_bsz=maybe", (f"{ACTOR}.use_dynamic_bsz=maybe:", "true or false")),
     (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
     ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
+    # Values of another type.
+    ("data.train_batch_size=null", ("data.train_batch_size=None: expected a whole number of at least 1",)),
+    ("data.train_max_samples=null", ("data.train_max_samples=None: expected a whole number",)),
+    ("data.gen_batch_size=0", ("data.gen_batch_size=0:", "at least 1, or null")),
+    ("trainer.critic_warmup=null", ("trainer.critic_warmup=None: expected a whole number",)),
+    ("trainer.resume_mode=never", ("trainer.resume_mode=never: expected one of auto, disable, resume_path",)),
+    ("trainer.resume_mode=null", ("trainer.resume_mode=None: expected a text",)),
+    ("trainer.default_local_dir=1", ("trainer.default_local_dir=1: expected a text",)),
+    ("trainer.max_actor_ckpt_to_keep=all", ("trainer.max_actor_ckpt_to_keep=all: expected a whole number or null",)),
+    (f"{MODEL}.lora_rank=null", (f"{MODEL}.lora_rank=None: expected a whole number",)),
+    (f"{ENGINE}.fsdp_size=0", (f"{ENGINE}.fsdp_size=0 on 1 ranks:", "-1 for all")),
+    (f"++{ENGINE}.tree=auto", (f"{ENGINE}.tree='auto': expected options with their names",)),
+    ("tree.router_aux_loss_coef=low", ("tree.router_aux_loss_coef='low' with", "expected a number")),
+    ("tree.custom_weights=null", ("tree.custom_weights=None: expected a text",)),
+    (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", ("hf.kv_cache_bytes='2GB': expected a whole number",)),
+    (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", ("engine_kwargs.hf.cache: no such option", "kv_cache_bytes")),
+    (f"++{ROLLOUT}.custom.gateway_agent=react", ("custom.gateway_agent=react: expected options with their names",)),
+    *(
+        (f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.{asked}", (said,))
+        for asked, said in (
+            ("session_timeout_s=long", "gateway_agent.session_timeout_s='long': expected a number"),
+            ("seed=1.5", "gateway_agent.seed=1.5: expected a whole number or null"),
+            ("gateway.max_calls=many", "gateway_agent.gateway.max_calls='many': expected a whole number"),
+            ("gateway.side_calls=[title]", "gateway.side_calls=['title']: expected a list"),
+            ("branching=tail", "gateway_agent.branching='tail': expected options with their names"),
+        )
+    ),
     # What would end the run after the rollouts, or every session of it.
     ("trainer.save_freq=after_each_epoch", ("trainer.save_freq=after_each_epoch: expected a number of steps",)),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),

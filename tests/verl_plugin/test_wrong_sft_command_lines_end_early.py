@@ -1,5 +1,6 @@
 """A wrong command line of tree SFT or DPO: one line that names key and remedy, exit code 2; a right one runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,11 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("trainer.test_freq=5", ("trainer.test_freq=5, but data.val_files=None", "set it to -1")),
     ("trainer.test_freq=0", ("trainer.test_freq=0: expected a number of steps",)),
     ("trainer.save_freq=each_epoch", ("trainer.save_freq=each_epoch:", "after_each_epoch")),
+    ("trainer.resume_mode=resume_path", ("trainer.resume_from_path=None: expected an existing folder",)),
+    ("trainer.resume_from_path=/no/global_step_1", ("trainer.resume_from_path=/no/global_step_1:", "existing folder")),
+    ("+model.model_type=tree_languagemodel", ("model.model_type=", "did you mean tree_language_model?")),
+    ("data.pad_mode=right", ("data.pad_mode=right:", "set it to no_padding")),
+    ("engine.ulysses_sequence_parallel_size=0", ("engine.ulysses_sequence_parallel_size=0 on 1 ranks:",)),
     ("optim.lr=[1", ("optim.lr=[1:", "quote it")),
 ]
 WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
@@ -29,6 +35,9 @@ WRONG_DPO: list[tuple[str, tuple[str, ...]]] = [
     ("dpo.loss_type=hinge", ("dpo.loss_type=hinge:", "sigmoid, ipo")),
     ("dpo.label_smoothing=0.5", ("dpo.label_smoothing=0.5: expected a number from 0 to below 0.5",)),
     ("dpo.label_smoothing=0.1 dpo.loss_type=ipo", ("dpo.label_smoothing: ipo has none",)),
+    ("dpo.beta=null", ("dpo.beta=None: expected a number",)),
+    ("dpo.reference_free=1", ("dpo.reference_free=1: expected true or false",)),
+    ("+dpo.bet=1", ("dpo.bet: no such option; known are beta",)),
     ("dpo.bet=1", ("dpo.bet=1:", "did you mean dpo.beta?")),
     ("tree.mode=flat", ("engine.tree.mode=flat: pairs train on trees alone",)),
     ("tree.path_weighting=session", ("engine.tree.path_weighting=session: pairs train",)),
@@ -60,6 +69,12 @@ def test_short_forms_are_written_out(good: list[str]) -> None:
     config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
+
+
+@pytest.mark.parametrize("mode", ["auto", "resume_path"])
+def test_a_checkpoint_that_is_there_is_resumed(mode: str, good: list[str], tmp_path: Path) -> None:
+    (tmp_path / "global_step_2").mkdir()
+    checked([*good, f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_2/"])
 
 
 def test_a_word_may_follow_a_number(good: list[str]) -> None:

@@ -74,10 +74,12 @@ class TreeOptions:
                 f"tree.path_weighting={self.path_weighting} with tree.mode=flat: rows then run as in stock verl, which "
                 "weights them as always; set mode auto or tree"
             )
+        if not isinstance(self.custom_weights, str):
+            raise ValueError(f"tree.custom_weights={self.custom_weights!r}: expected a text")
         if self.offload not in (AUTO, True, False):
             raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
-        coef = self.router_aux_loss_coef
-        if coef is not None and (self.mode == "flat" or not coef >= 0):
+        coef: object = self.router_aux_loss_coef
+        if coef is not None and (self.mode == "flat" or not (isinstance(coef, int | float) and coef >= 0)):
             raise ValueError(
                 f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
                 "mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"

@@ -1,11 +1,13 @@
 """The `tree:` block of an engine config, and the model types that choose the tree engines."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl.base_config import BaseConfig
 from verl.workers.config import FSDPEngineConfig
 
+from tree_rl.option_types import check_type
 from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 
@@ -70,8 +72,9 @@ def as_tree_config(value: Any) -> TreeConfig:
     """Convert a config's `tree:` node to a `TreeConfig`; raises a ValueError that names an unknown key or value."""
     if isinstance(value, TreeConfig):
         return value
+    check_type("tree", value, Mapping | None)
     known = TreeConfig.__dataclass_fields__
-    given = {key: entry for key, entry in dict(value or {}).items() if key != "_target_"}
+    given = {key: entry for key, entry in (value or {}).items() if key != "_target_"}
     unknown = sorted(set(given) - set(known))
     if unknown:
         names = sorted(set(known) - {"_target_"})

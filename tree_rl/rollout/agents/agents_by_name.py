@@ -7,6 +7,7 @@ from inspect import get_annotations
 from typing import Any, get_args
 
 from tree_rl.extras import MissingExtraError
+from tree_rl.option_types import check_options, check_type, refuse_unknown
 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.gateway_agent.agent_options"
 AGENTS: Mapping[str, str] = {
@@ -95,11 +96,10 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
     Raises:
         ValueError: as `build`, except for classes of the user.
     """
-    unknown = sorted(set(configured) - {*ARGUMENTS, "timeout_seconds"})
-    if unknown:
-        raise ValueError(
-            f"{CONFIG_KEY}.{unknown[0]}: no such option; known are {', '.join(ARGUMENTS)}, timeout_seconds"
-        )
+    kinds: dict[str, Any] = {"timeout_seconds": float, **{name: type(default) for name, default in ARGUMENTS.items()}}
+    refuse_unknown(CONFIG_KEY, configured, [*ARGUMENTS, "timeout_seconds"])
+    for name, value in configured.items():
+        check_type(f"{CONFIG_KEY}.{name}", value, kinds[name] | None)
     agent, options, environment, sandbox, own = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
     if is_this_machine and agent in AGENTS and environment in ENVIRONMENTS:
         build(agent, options, environment, sandbox, own)
@@ -130,7 +130,7 @@ def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, 
 def _class_and_options(
     kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None
 ) -> tuple[Any, Any]:
-    """A class, and the class of its options by its constructor's annotation; checks the names of `options`."""
+    """A class, and the class of its options by its constructor's annotation; checks names and types of `options`."""
     module, _, class_name = known.get(name, name).rpartition(".")
     if not module:
         raise ValueError(
@@ -154,4 +154,8 @@ def _class_and_options(
     needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
     if missing := [one for one in needed if one not in given]:
         raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")
+    check_options(key, options or {}, taken[0])
+    for option, value in (options or {}).items():
+        if hasattr(fields[option].type, "__dataclass_fields__"):
+            check_options(f"{key}.{option}", value, fields[option].type)
     return found, taken[0]

@@ -1,11 +1,12 @@
 """The options of `rollout.custom.gateway_agent`: the agent, and the treatment of sessions that fail."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+from tree_rl.option_types import check_options, check_type, refuse_unknown
 from tree_rl.rollout.agents.agents_by_name import AGENTS, IN_ENVIRONMENT, TIMEOUT_SECONDS
 from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.gateway.options import GatewayOptions
@@ -65,14 +66,15 @@ def read_gateway_options(
     Raises:
         ValueError: an unknown key, a bad value or no agent; names the key.
     """
-    options = {key: value for key, value in given.items() if value is not None}
-    gateway = {key: value for key, value in dict(options.pop("gateway", {})).items() if value is not None}
+    options = _without_nulls(CONFIG_KEY, given)
     refuse_unknown(CONFIG_KEY, options, [*(field.name for field in fields(GatewayAgentOptions)), "gateway"])
+    gateway = _without_nulls(f"{CONFIG_KEY}.gateway", options.pop("gateway", {}))
+    check_options(CONFIG_KEY, options, GatewayAgentOptions)
     if not options.get("agent"):
         raise ValueError(
             f"{CONFIG_KEY}.agent: expected the class of an agent as package.module.Class, received nothing"
         )
-    refuse_unknown(f"{CONFIG_KEY}.gateway", gateway, [field.name for field in fields(GatewayOptions)])
+    check_options(f"{CONFIG_KEY}.gateway", gateway, GatewayOptions)
     defaults = {
         "max_context_tokens": max_context_tokens,
         "max_turn_tokens": max_turn_tokens,
@@ -85,8 +87,8 @@ def read_branching(given: BranchOptions | Mapping[str, Any] | None) -> BranchOpt
     """Read `gateway_agent.branching`; raises `ValueError` for an unknown key or a bad value, and names it."""
     if given is None or isinstance(given, BranchOptions):
         return given
-    options = {str(key): value for key, value in given.items() if value is not None}
-    refuse_unknown(f"{CONFIG_KEY}.branching", options, [field.name for field in fields(BranchOptions)])
+    options = _without_nulls(f"{CONFIG_KEY}.branching", given)
+    check_options(f"{CONFIG_KEY}.branching", options, BranchOptions)
     if "policy" not in options:
         raise ValueError(f"{CONFIG_KEY}.branching.policy: expected the name of a policy, received nothing")
     return BranchOptions(**options)
@@ -110,8 +112,6 @@ def _can_record(path: str) -> bool:
         return True
 
 
-def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
-    """Raise a `ValueError` for options that do not exist; names the first one and the known ones."""
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ValueError(f"{key}.{unknown[0]}: no such option; known are {', '.join(known)}")
+def _without_nulls(key: str, given: Any) -> dict[str, Any]:
+    check_type(key, given, Mapping)
+    return {str(name): value for name, value in given.items() if value is not None}

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import register
 
-from tree_rl.verl_plugin.agent_loops.agent_loop_options import refuse_unknown
+from tree_rl.option_types import refuse_unknown
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import GatewaySettings, TreeGatewayAgentLoop
 
 CONFIG_KEY = "actor_rollout_ref.rollout.custom.tree_agent"

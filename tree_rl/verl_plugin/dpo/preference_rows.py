@@ -4,7 +4,7 @@ A pair has the columns `chosen` and `rejected`, and `prompt` unless both begin w
 lists of token ids.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,10 @@ def read_preferences(
     """
     read = _Reader(tokenizer, config, vocab_size)
     pairs, prompts, others = list[tuple[Row, Row]](), list[np.ndarray](), []
-    columns_read = (PROMPT, *SIDES, TOOLS, *MASKS.values())
+    columns_read, group_key = (PROMPT, *SIDES, TOOLS, *MASKS.values()), config.get("group_key", None)
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
     for path in paths:
-        table, names = read_parquet(path, (*columns_read, config.get("group_key", None)))
+        table, names = read_parquet(path, (*columns_read, group_key))
         if missing := [side for side in SIDES if side not in names]:
             raise RowFileError(
                 f"{quoted_path(path)}: expected columns {CHOSEN} and {REJECTED}, missing {missing}; it has "
@@ -104,7 +104,7 @@ def read_preferences(
         if max_samples >= 0:
             table = table.slice(0, max_samples - len(pairs))
         columns = {name: _cells(table.column(name), name, path) for name in table.column_names if name in columns_read}
-        others.append(table.drop_columns(list(columns)).to_pandas())
+        others.append(table.drop_columns([name for name in columns if name != group_key]).to_pandas())
         for number in range(table.num_rows):
             try:
                 pair, prompt = read.pair({name: cells[number] for name, cells in columns.items()})
@@ -119,7 +119,7 @@ def read_preferences(
         group_of_pair=conversations_of_rows(prompts, shared_part=1.0),
         dataframe=pd.concat(others, ignore_index=True),
     )
-    by_key = group_rows(rows, config.get("group_key", None))
+    by_key = group_rows(rows, group_key)
     return rows if by_key is None else replace(rows, group_of_pair=by_key)
 
 
@@ -150,7 +150,7 @@ class _Reader:
     def pair(self, cells: Mapping[str, Any]) -> tuple[tuple[Row, Row], np.ndarray]:
         """Both rows, and the prompt, int64 [tokens]."""
         for side in SIDES:
-            if cells[side] is None or len(cells[side]) == 0:
+            if cells[side] is None or (isinstance(cells[side], Sized) and len(cells[side]) == 0):
                 raise RowFileError(f"{side}: expected an answer, received nothing; drop the row")
         kinds = {_kind(cells[name]) for name in SIDES}
         if kinds == {MESSAGES} and _kind(cells.get(PROMPT)) == TEXT:

@@ -1,9 +1,12 @@
 """The options of the embedded rollout engine: `rollout.engine_kwargs.hf`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from tree_rl.option_types import check_options
 from tree_rl.verl_plugin.embedded_rollout.sampling import NO_JSON
+
+KEY = "actor_rollout_ref.rollout.engine_kwargs.hf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,9 +17,8 @@ class HFRolloutOptions:
     """Memory for keys and values of one server, which limits the number of concurrent requests."""
 
     def __post_init__(self) -> None:
-        value: Any = self.kv_cache_bytes
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"rollout.engine_kwargs.hf.kv_cache_bytes={value!r}: expected a positive integer")
+        if self.kv_cache_bytes < 1:
+            raise ValueError(f"{KEY}.kv_cache_bytes={self.kv_cache_bytes}: expected a positive integer")
 
     @classmethod
     def from_rollout(cls, config: Any) -> "HFRolloutOptions":
@@ -27,12 +29,9 @@ class HFRolloutOptions:
                 raise ValueError(f"rollout.{key}={value}: rollout.name=hf runs one process per replica, expected 1")
         if config.enable_rollout_routing_replay:
             raise ValueError("rollout.enable_rollout_routing_replay=True: not supported by rollout.name=hf")
-        agents = (config.custom or {}).get("gateway_agent") or {}
+        agents = (config.get("custom", None) or {}).get("gateway_agent") or {}
         if (agents.get("gateway") or {}).get("json_output") == "enforce":
             raise ValueError(f"gateway.{NO_JSON}")
-        given = dict((config.engine_kwargs or {}).get("hf") or {})
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(given.keys() - known)
-        if unknown:
-            raise ValueError(f"rollout.engine_kwargs.hf.{unknown[0]}: no such option; known are {', '.join(known)}")
+        given = (config.get("engine_kwargs", None) or {}).get("hf") or {}
+        check_options(KEY, given, cls)
         return cls(**given)

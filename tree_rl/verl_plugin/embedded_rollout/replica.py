@@ -67,7 +67,6 @@ class HFServerAdapter(BaseRollout):
         replica_rank: int = -1,
     ) -> None:
         super().__init__(config, model_config, device_mesh)
-        HFRolloutOptions.from_rollout(self.config)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
 

@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from tree_rl.extras import MissingExtraError
 from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.options import as_tree_config
@@ -127,11 +128,11 @@ def check_tree_block(engine: Any, place: str, written: Sequence[str]) -> None:
     """Read the `tree` block of an engine; a CommandLineError names the key that the user wrote."""
     block = None if engine is None else engine.get("tree", None)
     try:
-        as_tree_config(None if block is None else OmegaConf.to_container(block, resolve=True))
+        as_tree_config(OmegaConf.to_container(block, resolve=True) if OmegaConf.is_config(block) else block)
     except ValueError as error:
         message = one_line(error)
         is_short = message.partition("=")[0].partition(":")[0] in written
-        raise CommandLineError(message if is_short else message.replace("tree.", f"{place}.tree.", 1)) from error
+        raise CommandLineError(message if is_short else message.replace("tree", f"{place}.tree", 1)) from error
 
 
 @contextmanager
@@ -139,7 +140,10 @@ def refusals_as_one_line() -> Iterator[None]:
     """If a check refuses the job, end the program with one line on standard error and exit code 2."""
     try:
         yield
-    except (ValueError, TypeError, AssertionError, OSError, OmegaConfBaseException, HydraException) as error:
+    except (
+        *(ValueError, TypeError, AssertionError, OSError, MissingExtraError),
+        *(OmegaConfBaseException, HydraException),
+    ) as error:
         print(f"tree_rl: {one_line(error)}", file=sys.stderr)
         sys.exit(INPUT_ERROR)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig, OmegaConf
 
+from tree_rl.option_types import check_options
 from tree_rl.verl_plugin.dpo.dpo_trainer import TreeDPOTrainer
 from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.launch import sft
@@ -26,7 +27,9 @@ def checked(arguments: Sequence[str]) -> DictConfig:
     """Read and check the config of a command line; exits as `main`."""
     config = sft.checked(arguments, PROGRAM)
     with refusals_as_one_line():
-        PairLoss(**OmegaConf.to_container(config.dpo, resolve=True))
+        options = OmegaConf.to_container(config.dpo, resolve=True) if OmegaConf.is_config(config.dpo) else config.dpo
+        check_options("dpo", options, PairLoss)
+        PairLoss(**options)
         expected = {
             "model.model_type": (TREE_LANGUAGE_MODEL, None),
             "engine.tree.mode": ("auto", "tree"),

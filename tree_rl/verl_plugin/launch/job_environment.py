@@ -36,8 +36,8 @@ def plugin_variables(own: Mapping[str, str]) -> dict[str, str]:
 def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """verl's function, plus the plugin's variables for a tree job; the user's `ray_init.runtime_env` overrides them.
 
-    First completes and checks a job on trees that verl's main runs. Raises a `ValueError` if sessions could reach a Ray
-    without authentication, or if none could start.
+    First completes and checks a job on trees that verl's main runs. Ends the program with one line and exit code 2 if
+    sessions could reach a Ray without authentication, or if none could start.
     """
 
     @functools.wraps(get_runtime_env)
@@ -49,8 +49,11 @@ def forwarding(get_runtime_env: Callable[..., dict[str, Any]]) -> Callable[..., 
             from tree_rl.verl_plugin.launch.train import make_ready_for_main_ppo
 
             make_ready_for_main_ppo(config, HydraConfig.get())
-        refuse_open_ray(config, environ)
-        refuse_unknown_agent(config)
+        from tree_rl.verl_plugin.launch.command_line import refusals_as_one_line
+
+        with refusals_as_one_line():
+            refuse_unknown_agent(config)
+            refuse_open_ray(config, environ)
         runtime_env = get_runtime_env(config)
         if config is not None and asks_for_trees(config):
             runtime_env["env_vars"] |= plugin_variables(environ)

@@ -11,7 +11,7 @@ from tree_rl import __version__
 from tree_rl.verl_plugin.launch.command_line import Program, check_tree_block, read_job, refusals_as_one_line
 from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images
 from tree_rl.verl_plugin.launch.short_forms import expand_sft, written_keys
-from tree_rl.verl_plugin.refusals.job import refuse_engine
+from tree_rl.verl_plugin.refusals.job import refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 from tree_rl.verl_plugin.sft.sft_trainer import train
@@ -39,6 +39,7 @@ def checked(arguments: Sequence[str], program: Program = PROGRAM) -> DictConfig:
         config = job.config
         refuse_if_unsupported(config, "", Of.VALUES, Of.SFT)
         check_tree_block(config.engine, "engine", written_keys(job.given))
+        refuse_ranks(config.engine, "engine", int(os.environ.get("WORLD_SIZE", "1")))
         refuse_engine(config.model, config.engine, key="engine")
         refuse_if_unsupported(config, "", Of.FILES)
         refuse_if_unsupported(config.model, "model", Of.MODEL_FILES)

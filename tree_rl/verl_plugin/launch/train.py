@@ -25,6 +25,7 @@ from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 from tree_rl.verl_plugin.compat import need_critic, need_reference_policy, validate_config
 from tree_rl.verl_plugin.did_you_mean import nearest_key
+from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
 from tree_rl.verl_plugin.launch.command_line import (
     Program,
@@ -174,6 +175,8 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     prepared = copy.deepcopy(config)
     _check_prepared(prepared)
     _check_models(prepared)
+    if config.actor_rollout_ref.rollout.name == "hf":
+        HFRolloutOptions.from_rollout(config.actor_rollout_ref.rollout)
     refuse_rows_with_images(config.data, ("train_files", "val_files"), why=why_no_images(config))
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))

@@ -20,6 +20,7 @@ from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
+from tree_rl.option_types import fits
 from tree_rl.verl_plugin.compat import (
     PrecisionType,
     compute_rollout_correction_and_add_to_batch,
@@ -54,14 +55,9 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def not_a_count(value: Any, _: Any) -> bool:
-    """True for a value that is neither null nor a whole number of at least 1."""
-    return value is not None and not is_count(value)
-
-
 def not_a_rate(value: Any, _: Any) -> bool:
-    """True for a value that is neither null nor a number of at least 0. YAML, unlike Hydra, reads 1e-6 as text."""
-    return value is not None and not (is_number(value) and value >= 0)
+    """True for a value that is no number of at least 0. YAML, unlike Hydra, reads 1e-6 as text."""
+    return not (is_number(value) and value >= 0)
 
 
 def no_share(value: Any, _: Any) -> bool:
@@ -72,6 +68,11 @@ def no_share(value: Any, _: Any) -> bool:
 def none_of(*choices: Any) -> Condition:
     """A condition that holds for any value but the choices."""
     return lambda value, _: value not in choices
+
+
+def of_another_type(kind: Any) -> Condition:
+    """A condition that holds for values without the type of an annotation."""
+    return lambda value, _: not fits(value, kind)
 
 
 def no_choice(choices: Sequence[str]) -> Condition:
@@ -312,7 +313,7 @@ def leaves_ranks(size: Any, sizes: Any) -> Words | None:
 
 def leaves_shards(size: Any, sizes: Any) -> Words | None:
     """A size of shards that does not divide the number of ranks; -1 and sizes that cover all ranks are valid."""
-    return leaves_ranks(size, sizes) if isinstance(size, int) and 0 < size < sizes["ranks"] else None
+    return None if isinstance(size, int) and not 0 <= size < sizes["ranks"] else leaves_ranks(size, sizes)
 
 
 def wait_for_gpus(per_node: Any, cluster: Any) -> Words | None:

@@ -1,12 +1,13 @@
 """The table of refusals, which launcher, trainer and engine check, so that no setting is silently ignored."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
+from tree_rl.option_types import in_words
 from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
 from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
@@ -20,7 +21,9 @@ from tree_rl.verl_plugin.refusals.separate_rollouts import in_separate, is_no_pr
 TRAINER_MODES = {f"tree_{mode}": mode for mode in ("sync", "colocate_async", "separate_async")}
 CHOICES = {
     "actor_rollout_ref.model.model_type": ("tree_language_model", "language_model"),
+    "model.model_type": ("tree_language_model", "language_model"),
     "critic.model.model_type": ("tree_value_model", "value_model"),
+    "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
     **{
         f"{role}.optim.{name}": ("constant", "cosine")
@@ -45,7 +48,6 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
     f"{ROLLOUT}.mode": lambda: ("async",),
     "data.truncation": lambda: ("error", "left", "right", "middle"),
     "global_profiler.tool": lambda: ("nsys", "npu", "torch", "torch_memory", "precision_debugger"),
-    "trainer.resume_mode": lambda: ("auto", "disable", "resume_path"),
     "trainer.device": lambda: ("cpu", "cuda", "npu"),
     "algorithm.adv_estimator": lambda: tuple(map(str, ADV_ESTIMATOR_REGISTRY)),
     "actor_rollout_ref.actor.policy_loss.loss_mode": lambda: tuple(POLICY_LOSS_REGISTRY),
@@ -58,12 +60,16 @@ KNOWN: dict[str, Callable[[], Sequence[str]]] = {
 """Values of a config key in verl 0.9.1. Another plugin may add values, so only probable typing errors are refused."""
 COUNTS = (
     *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length"),
-    *("data.max_length", "data.max_token_len_per_gpu"),
-    *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs", "max_token_len_per_gpu")),
+    *("data.max_token_len_per_gpu", *(f"actor_rollout_ref.actor.ppo_{name}" for name in ("mini_batch_size", "epochs"))),
     *(f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs.n", f"{ROLLOUT}.tensor_model_parallel_size"),
+    *(f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"),
     *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs"),
     *(f"{ROLLOUT}.agent.num_workers", "reward.num_workers"),
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+)
+COUNTS_OR_NULL = (
+    *("trainer.total_training_steps", "data.max_length", "data.gen_batch_size"),
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
 )
 FILES = (
     *("data.train_files", "data.val_files", "data.custom_cls.path"),
@@ -78,6 +84,20 @@ FOLDERS = (
     f"{ROLLOUT}.custom.tree_dump_dir",
 )
 """Folders that a job writes."""
+TYPES: dict[str, Any] = {
+    **dict.fromkeys((*FILES, "critic.model.path"), str | list | None),
+    **dict.fromkeys(FOLDERS, str | None),
+    **dict.fromkeys(("trainer.default_local_dir", "trainer.resume_mode"), str),
+    **dict.fromkeys(("model.path", "actor_rollout_ref.model.path"), str),
+    "data.train_files": str | list,
+    **{f"data.{name}": int for name in ("train_max_samples", "val_max_samples", "dataloader_num_workers")},
+    **dict.fromkeys(("data.num_workers", "trainer.critic_warmup"), int),
+    **dict.fromkeys(("model.lora_rank", "actor_rollout_ref.model.lora_rank"), int),
+    **{f"trainer.max_{name}ckpt_to_keep": int | None for name in ("", "actor_", "critic_")},
+    "data.val_batch_size": int | None,
+    **{f"{ROLLOUT}.custom{name}": Mapping | None for name in ("", ".gateway_agent", ".tree_agent")},
+}
+"""Types of values of which verl would find out later."""
 UNSHARDED = "{model} (tie_word_embeddings={tied}), which verl's FSDP engine cannot shard"
 LEAVE_OUT = "set {place}.exclude_modules='.*(embed_tokens|lm_head)', or load an adapter without it"
 TEXT = "trees run rows of text; drop it, or set model_type=language_model"
@@ -93,12 +113,15 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"write it as ++{ENGINES[0]}.tree.{{name}}", lambda tree, _: tree and {"name": next(iter(tree))}),
         *(Refusal(key, "{key}={value}: no such choice{hint}", "", when.near_miss(known))
           for key, known in KNOWN.items()),
-        *(Refusal(key, COUNT, "", when.not_a_count) for key in COUNTS),
-        Refusal("trainer.total_training_steps", f"{COUNT}, or null", "", when.not_a_count),
+        *(Refusal(key, f"{{key}}={{value}}: expected {in_words(kind)}", "", when.of_another_type(kind))
+          for key, kind in TYPES.items()),
+        *(Refusal(key, COUNT, "", lambda value, _: not when.is_count(value)) for key in COUNTS),
+        *(Refusal(key, f"{COUNT}, or null", "", lambda value, _: value is not None and not when.is_count(value))
+          for key in COUNTS_OR_NULL),
         *(Refusal(f"{ROLLOUT}.{name}", "{key}={value}: expected a number above 0 and at most 1", "", when.no_share)
           for name in ("gpu_memory_utilization", "top_p")),
         *(Refusal(key, "{key}={value}: expected a number of at least 0", "", when.not_a_rate)
-          for key in ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr")),
+          for key in ("actor_rollout_ref.actor.optim.lr", "critic.optim.lr", "optim.lr")),
     ),
     Of.FILES: (
         *(Refusal(key, "{key}={value}: no such file on this machine", "", here.missing_file) for key in FILES),
@@ -110,6 +133,11 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     Of.SFT: (
         *(Refusal(f"trainer.{name}_freq", "{key}={value}: expected a number of steps, after_each_epoch or -1 (never)",
                   "", when.no_interval) for name in ("save", "test")),
+        Refusal("data.pad_mode", "{option}: trees take rows without padding", "set it to no_padding",
+                lambda mode, config: (mode != "no_padding"
+                                      and option(config, "model.model_type") != "language_model")),
+        Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
+                "correct it, or set it to null and trainer.resume_mode=auto", here.no_checkpoint_of_sft),
         Refusal("trainer.test_freq", "{key}={value}, but data.val_files={files}: verl would end at the first test",
                 "set it to -1, or name files", when.tests_nothing),
     ),

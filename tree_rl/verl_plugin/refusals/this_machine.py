@@ -252,17 +252,27 @@ def unwritable_folder(path: Any, _: Any) -> Words | None:
 
 def no_checkpoint(path: Any, config: Any) -> bool:
     """True if a job resumes from a path that names no folder of a checkpoint."""
-    if option(config, "trainer.resume_mode") != "resume_path":
-        return False
-    is_named = isinstance(path, str) and path.rstrip("/").rpartition("global_step_")[2].isdecimal()
-    return not (is_named and Path(path).expanduser().is_dir())
+    asks = option(config, "trainer.resume_mode") == "resume_path"
+    return asks and not _is_checkpoint(Path(str(path)).expanduser())
+
+
+def no_checkpoint_of_sft(path: Any, config: Any) -> bool:
+    """The same for SFT, which also reads a path under `auto`, and `~` as a name."""
+    mode = option(config, "trainer.resume_mode")
+    is_read = mode == "resume_path" or (mode == "auto" and path is not None)
+    return is_read and not _is_checkpoint(Path(str(path)))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch(r"global_step_[1-9]\d*", path.name) is not None and path.is_dir()
 
 
 def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
     """A checkpoint to resume from, of another number of ranks, as the names of the actor's files say."""
     folder = Path(str(option(config, "trainer.resume_from_path"))).expanduser()
     if mode == "auto":
-        root = Path(str(option(config, "trainer.default_local_dir"))).expanduser()
+        # For verl `~` in it is a name.
+        root = Path(str(option(config, "trainer.default_local_dir")))
         tracker = root / "latest_checkpointed_iteration.txt"
         # A kill can leave anything in it, after which the trainer chooses another checkpoint.
         step = tracker.read_bytes()[:16].strip() if tracker.is_file() else b""

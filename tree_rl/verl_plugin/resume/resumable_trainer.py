@@ -168,7 +168,8 @@ class ResumableTrainer(PPOTrainer):
         asked = {key: trainer.get(key, None) for key in (*KEEP_KEYS, REMOVE_KEY)}
         with open_dict(self.config):
             trainer.update({**dict.fromkeys(KEEP_KEYS), REMOVE_KEY: False})
-            of_actor, of_critic = (asked[key] or 0 for key in KEEP_KEYS)
+            # As for verl, a number below 1 keeps all.
+            of_actor, of_critic = (max(asked[key] or 0, 0) for key in KEEP_KEYS)
             yield 1 if asked[REMOVE_KEY] else of_actor and max(of_actor, of_critic)
             trainer.update(asked)
 

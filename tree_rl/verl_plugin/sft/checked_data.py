@@ -81,16 +81,17 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
     if group_key is not None:
         table = getattr(dataset, "dataframe", None)
         if table is None or group_key not in table.columns:
-            known = "no columns" if table is None else quoted_names(list(map(str, table.columns)))
             raise InputError(
-                f"data.group_key={group_key!r}: expected a column of the dataset, which has {known}; name one, or "
-                "set it to null"
+                f"data.group_key={group_key!r}: expected a column of the dataset, which has {_columns(table)}; name "
+                "one, or set it to null"
             )
         absent = table[group_key].isna().to_numpy()
         if absent.any():
             row = int(np.argmax(absent))
             raise RowFileError(f"data.group_key={group_key!r}: row {row}: expected a conversation, received nothing")
-        names = np.array([str(value) for value in table[group_key]], dtype=object)
+        # Texts of arrays leave out the middle of long ones.
+        whole = (value.tolist() if isinstance(value, np.ndarray) else value for value in table[group_key])
+        names = np.array(list(map(str, whole)), dtype=object)
         return np.asarray(pd.factorize(names)[0], dtype=np.int64)
     if isinstance(dataset, TokenRowsDataset):
         return conversations_of_rows([ids for ids, _ in dataset.rows])
@@ -105,9 +106,9 @@ def row_weights(dataset: Any, column: str) -> np.ndarray:
     """
     table = getattr(dataset, "dataframe", None)
     if table is None or column not in table.columns:
-        known = "no columns" if table is None else quoted_names(list(map(str, table.columns)))
         raise InputError(
-            f"engine.tree.custom_weights={column!r}: expected a column of the dataset, which has {known}; name one"
+            f"engine.tree.custom_weights={column!r}: expected a column of the dataset, which has {_columns(table)}; "
+            "name one"
         )
     weights = pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
@@ -118,6 +119,10 @@ def row_weights(dataset: Any, column: str) -> np.ndarray:
             f"{table[column].iloc[row]!r}"
         )
     return weights
+
+
+def _columns(table: pd.DataFrame | None) -> str:
+    return ("" if table is None else quoted_names(list(map(str, table.columns)))) or "no columns"
 
 
 def places_of_rows(dataset: Any, data: DictConfig, key: str) -> Callable[[int], str]:

@@ -26,9 +26,10 @@ def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
     actor, critic = config.actor_rollout_ref.model, config.critic.model
     with open_dict(config):
         config.trainer.v1.trainer_mode = base_trainer_mode
-        # A shell completes a folder's name with a slash, in which verl finds no step.
+        # A shell completes a folder's name with a slash, in which verl finds no step, and leaves `~` behind an equals
+        # sign to the program.
         if isinstance(path := config.trainer.get("resume_from_path", None), str):
-            config.trainer.resume_from_path = path.rstrip("/")
+            config.trainer.resume_from_path = str(Path(path).expanduser())
         for node, model_type in ((actor, TREE_LANGUAGE_MODEL), (critic, TREE_VALUE_MODEL)):
             if node.get("model_type", None) is None:
                 node.model_type = model_type

@@ -28,6 +28,13 @@ COUNTS = (
     *("rollout/generated_tokens", "rollout/replayed_calls", "rollout/unforked_sessions"),
 )
 """Metrics of an update that a step adds up."""
+MEANS = {
+    SCORE: "tree/sessions",
+    "tree/paths_per_session/mean": "tree/sessions",
+    "tree/por": "tree/flat_tokens",
+    "tree/token_bound": "tree/unique_tokens",
+}
+"""Metrics that a step averages over its updates, and the counts that weigh them."""
 
 NORMAL_ERRORS = (
     "normal: below 1e-5 in float32, 0.03 in bf16; "
@@ -167,15 +174,18 @@ def reward_rates(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def totals_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Counts of a step with several updates as sums, and its score with each session counted once.
+    """Counts of a step with several updates as sums, and what the step would have as one update.
 
     verl averages over the updates whatever it does not know by name, weighted by their rows.
     """
-    totals = {name: sum(update[name] for update in updates) for name in COUNTS if all(name in one for one in updates)}
-    if "tree/sessions" in totals and all(SCORE in update for update in updates):
-        totals[SCORE] = sum(one[SCORE] * one["tree/sessions"] for one in updates) / totals["tree/sessions"]
-        totals |= reward_rates(totals)
-    return totals
+    shared = set.intersection(*map(set, updates))
+    totals = {name: sum(update[name] for update in updates) for name in COUNTS if name in shared}
+    for name, count in MEANS.items():
+        if {name, count} <= shared:
+            totals[name] = sum(one[name] * one[count] for one in updates) / totals[count]
+    if "tree/depth" in shared:
+        totals["tree/depth"] = max(update["tree/depth"] for update in updates)
+    return totals | (reward_rates(totals) if SCORE in totals else {})
 
 
 def session_metrics(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
