@@ -6,6 +6,7 @@ transformers also has in a module without torchvision, and the processor of vide
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ class Plain(type(BaseVideoProcessor)):
 
 
 class NoVideos(dict, BaseVideoProcessor, metaclass=Plain):
+    _auto_class = None
+    # vLLM's Qwen3-VL plans its memory by these.
+    size = {"shortest_edge": 64, "longest_edge": 4096}
+    merge_size = 2
+    patch_size = 4
+    temporal_patch_size = 2
+
     @classmethod
     def from_pretrained(cls, *_, **__):
         return cls()
@@ -49,13 +57,17 @@ class NoVideos(dict, BaseVideoProcessor, metaclass=Plain):
     def register_for_auto_class(cls):
         pass
 """
+VISION = {
+    "qwen2_5_vl": {"depth": 1, "window_size": 16, "fullatt_block_indexes": [0]},
+    "qwen3_vl": {"depth": 2, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+}
 TASKS = 2
 """Tasks of a step; their texts are equal, and their screens are not."""
 PIXELS = {"min_pixels": 1024, "max_pixels": 4096}
 """Screens of 256 pixels become images of 16 tokens."""
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, family: str) -> None:
     """The recipe's model with heads that vLLM's attention accepts, logits far from uniform, and no padding.
 
     vLLM may not draw tokens of images and videos, which the trainer's softmax includes. So their logits are low: one
@@ -63,20 +75,33 @@ def save_model(folder: Path) -> None:
     """
     from gui_window.model import build_model, build_processor
     from gui_window.processor import Qwen2_5_VLProcessor
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     processor = build_processor()
-    config = build_model(processor, seed=0).config
-    config.text_config.update(
-        {
-            "vocab_size": len(processor.tokenizer),
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "rope_parameters": config.text_config.rope_parameters | {"mrope_section": [8, 4, 4]},
-            "initializer_range": 0.2,
-        }
+    recipe = build_model(processor, seed=0).config
+    rope = {"mrope_section": [8, 4, 4], **({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
+    own = {
+        "vocab_size": len(processor.tokenizer),
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rope_parameters": recipe.text_config.rope_parameters | rope,
+        "initializer_range": 0.2,
+    }
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+    tokens = {name: getattr(recipe.text_config, f"{name}_token_id") for name in ("eos", "pad", "bos")}
+    places = {name: getattr(recipe, f"{name}_token_id") for name in ("image", "video", "vision_start", "vision_end")}
+    seen = ("hidden_size", "intermediate_size", "num_heads", "patch_size", "out_hidden_size")
+    config = AutoConfig.for_model(
+        family,
+        text_config={name: getattr(recipe.text_config, name) for name in sizes} | _ids(tokens) | own,
+        vision_config={name: getattr(recipe.vision_config, name) for name in seen}
+        | {"initializer_range": 0.2}
+        | VISION[family],
+        tie_word_embeddings=True,
+        dtype="float32",
+        **_ids(places),
     )
-    config.vision_config.initializer_range = 0.2
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
@@ -92,11 +117,19 @@ def save_model(folder: Path) -> None:
     read = json.loads((folder / "processor_config.json").read_text())
     (folder / "processor_config.json").unlink()
     flat = read.pop("image_processor") | read
+    if family == "qwen3_vl":
+        flat = {name: value for name, value in flat.items() if name != "auto_map"} | {
+            "processor_class": "Qwen3VLProcessor"
+        }
     (folder / "preprocessor_config.json").write_text(json.dumps(flat))
     if find_spec("torchvision") is None:
         (folder / "no_videos.py").write_text(NO_VIDEOS)
         videos = {"auto_map": {"AutoVideoProcessor": "no_videos.NoVideos"}}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
+
+
+def _ids(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}_token_id": number for name, number in tokens.items()}
 
 
 def first_clicks(model: Path) -> torch.Tensor:
@@ -114,13 +147,16 @@ def first_clicks(model: Path) -> torch.Tensor:
         return torch.softmax(policy(**inputs).logits[:, -1], dim=-1)
 
 
-def test_vllm_draws_from_the_policy_that_read_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", VISION)
+def test_vllm_draws_from_the_policy_that_read_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     import pandas as pd
 
     monkeypatch.syspath_prepend(str(RECIPES))
     from gui_window.screens import ASKED
 
-    save_model(tmp_path / "model")
+    save_model(tmp_path / "model", family)
     if find_spec("torchvision") is None:
         (tmp_path / "sitecustomize.py").write_text(SMART_RESIZE)
     (tmp_path / "gui_window").symlink_to(RECIPES / "gui_window")

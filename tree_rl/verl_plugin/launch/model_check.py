@@ -101,8 +101,8 @@ def choose_layers(config: DictConfig, role: str) -> str | None:
 def load_before_images(config: DictConfig) -> str | None:
     """Let vLLM read the weights of a model with images when it starts, which verl's `load_format=dummy` spares.
 
-    From 0.30 on vLLM keeps mean and deviation of pixels in buffers. A start without weights fills these with noise, and
-    no weight update replaces it: every image would look other than to the trainer.
+    vLLM 0.30 keeps mean and deviation of pixels in buffers (Qwen2-VL and Qwen2.5-VL). A start without weights fills
+    these with noise, and no weight update replaces it. Other families and versions may have such buffers too.
 
     Returns:
         A note, or None if nothing changed.
@@ -114,7 +114,7 @@ def load_before_images(config: DictConfig) -> str | None:
     if read is None or read.model_type not in IMAGE_READERS:
         return None
     rollout.load_format = "auto"
-    return "actor_rollout_ref.rollout.load_format=auto, as vLLM would normalise images by noise"
+    return "actor_rollout_ref.rollout.load_format=auto, as vLLM may normalise images by noise without weights"
 
 
 def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:
