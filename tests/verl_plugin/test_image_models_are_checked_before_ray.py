@@ -11,7 +11,14 @@ from omegaconf import OmegaConf
 from wrapped_models import wrapped_config
 
 from tree_rl.models import UnsupportedModelError
-from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job, refuse_rows_with_images, why_no_images
+from tree_rl.verl_plugin.launch.model_check import (
+    load_before_images,
+    refuse_model_of_job,
+    refuse_rows_with_images,
+    why_no_images,
+)
+from tree_rl.verl_plugin.refusals.refusal import Of, UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
 
@@ -51,6 +58,36 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, family: str, text: d
 def test_the_named_remedy_is_one(tmp_path: Path) -> None:
     path = saved(tmp_path, "gemma3", attention_dropout=0.1)
     refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
+
+
+@pytest.mark.parametrize(
+    ("family", "rollout", "given", "becomes"),
+    (
+        ("qwen2_5_vl", "vllm", "dummy", "auto"),
+        ("qwen3_vl", "vllm", "dummy", "auto"),
+        ("qwen2_5_vl", "vllm", "safetensors", "safetensors"),
+        ("qwen2_5_vl", "hf", "dummy", "dummy"),
+        ("gemma3", "vllm", "dummy", "dummy"),
+    ),
+)
+def test_vllm_reads_weights_before_images(tmp_path: Path, family: str, rollout: str, given: str, becomes: str) -> None:
+    model = node(saved(tmp_path, family))
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"model": model, "rollout": {"name": rollout, "load_format": given}}}
+    )
+    note = load_before_images(config)
+    assert config.actor_rollout_ref.rollout.load_format == becomes and (note is None) == (given == becomes)
+
+
+def test_options_of_pixels_that_vllm_reads_elsewhere_are_refused() -> None:
+    options = {"data": {"mm_processor_kwargs": {"do_normalize": False}}}
+    config = OmegaConf.create(options | {"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"kwargs\.do_normalize: vLLM reads it in the model's folder alone"
+    ):
+        refuse_if_unsupported(config, "", Of.JOB)
+    config.actor_rollout_ref.rollout.name = "hf"
+    refuse_if_unsupported(config, "", Of.JOB)
 
 
 @pytest.mark.usefixtures("job_of_its_own")

@@ -82,6 +82,10 @@ WRONG: list[tuple[str, tuple[str, ...]]] = [
     ("data.train_max_samples=8", ("data.train_batch_size=1024, but data.train_max_samples=8", "lower it")),
     ("data.gen_batch_size=3072", ("data.gen_batch_size=3072: verl fetches", "data.train_batch_size=1024; choose")),
     (
+        "+data.mm_processor_kwargs.max_pixels=4096",
+        ("data.mm_processor_kwargs.max_pixels: transformers ignores one bound", "kwargs.min_pixels too"),
+    ),
+    (
         f"{ROLLOUT}.log_prob_use_dynamic_bsz=false",
         (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False beside {ACTOR}.use_dynamic_bsz=True", "one value"),
     ),
@@ -247,6 +251,7 @@ def test_a_job_on_the_cpu_is_refused_where_a_cuda_build_of_torch_makes_verl_look
         f"{ACTOR}.{SIZE}=2 {MODEL}.use_remove_padding=true trainer.n_gpus_per_node=2",
         "data.train_batch_size=512 data.gen_batch_size=128 data.train_max_samples=512",
         "data.gen_batch_size=3072 algorithm.filter_groups.enable=true",
+        "+data.mm_processor_kwargs.min_pixels=64 +data.mm_processor_kwargs.max_pixels=4096",
         "reward_model.enable=false reward_model.reward_manager=naive",
         f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=k3+ algorithm.kl_penalty=low_var_kl+",
         f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2",

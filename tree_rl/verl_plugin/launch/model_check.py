@@ -98,6 +98,25 @@ def choose_layers(config: DictConfig, role: str) -> str | None:
     return None if reason is None else f"{role}.model.use_liger=false, as {reason}"
 
 
+def load_before_images(config: DictConfig) -> str | None:
+    """Let vLLM read the weights of a model with images when it starts, which verl's `load_format=dummy` spares.
+
+    vLLM 0.30 keeps mean and deviation of pixels in buffers (Qwen2-VL and Qwen2.5-VL). A start without weights fills
+    these with noise, and no weight update replaces it. Other families and versions may have such buffers too.
+
+    Returns:
+        A note, or None if nothing changed.
+    """
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    if rollout.name != "vllm" or "dummy" not in rollout.load_format:
+        return None
+    read = _read_config(model, "actor_rollout_ref.model")
+    if read is None or read.model_type not in IMAGE_READERS:
+        return None
+    rollout.load_format = "auto"
+    return "actor_rollout_ref.rollout.load_format=auto, as vLLM may normalise images by noise without weights"
+
+
 def _read_config(model: DictConfig, key: str) -> PretrainedConfig | None:
     """The model's config with the user's overrides; None if this machine does not have it."""
     given = str(model.get("hf_config_path", None) or model.path)

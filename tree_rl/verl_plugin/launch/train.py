@@ -38,6 +38,7 @@ from tree_rl.verl_plugin.launch.command_line import (
 )
 from tree_rl.verl_plugin.launch.model_check import (
     choose_layers,
+    load_before_images,
     refuse_model_of_job,
     refuse_rows_with_images,
     why_no_images,
@@ -114,10 +115,11 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
 
 
 def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
-    """Set FSDP2, the class of the `tree` block and `use_liger` in `config` where the user has left them open; return
-    notes for the banner."""
+    """Set FSDP2, the class of the `tree` block, `use_liger` and `load_format` in `config` where the user has left them
+    open; return notes for the banner."""
     roles = ["actor_rollout_ref", *(["critic"] if need_critic(config) else [])]
     notes = [note for role in roles if (note := choose_layers(config, role))]
+    notes += [note] if (note := load_before_images(config)) else []
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
             OmegaConf.update(config, key, "fsdp2")

@@ -373,6 +373,20 @@ def column(name: str) -> Condition:
     return lambda _, data: name in data
 
 
+def bounds_pixels_on_one_side(given: Any, _: Any) -> Words | None:
+    """Smallest or largest number of pixels without the other."""
+    bounds = ("min_pixels", "max_pixels")
+    found = [name for name in bounds if (given or {}).get(name) is not None]
+    return {"bound": found[0], "other": bounds[found[0] == bounds[0]]} if len(found) == 1 else None
+
+
+def normalises_apart_from_vllm(given: Any, config: Any) -> Words | None:
+    """An option of normalising pixels, which vLLM does on the device."""
+    names = ("do_rescale", "do_normalize", "rescale_factor", "image_mean", "image_std")
+    found = [name for name in names if (given or {}).get(name) is not None]
+    return {"name": found[0]} if found and option(config, f"{ROLLOUT}.name") == "vllm" else None
+
+
 OF_IMAGES = ("pixel_values", "image_grid_thw", "images_seqlens")
 """Keys of verl's `multi_modal_inputs` for a row with images, besides type ids."""
 
