@@ -313,12 +313,14 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             sharded: nn.Module = super()._build_fsdp_module(module)
             return sharded
 
-    def get_per_tensor_param(self, *args: Any, **options: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
+    def get_per_tensor_param(
+        self, layered_summon: bool = False, base_sync_done: bool = False, **kwargs: Any
+    ) -> tuple[Iterator[tuple[str, torch.Tensor]], Any]:
         """verl's weights for the rollout, named as in a checkpoint: a tied weight once.
 
         From 0.29 on vLLM refuses a tied weight's second name where adapters wrap the first, and verl waits for ever.
         """
-        weights, adapter = super().get_per_tensor_param(*args, **options)
+        weights, adapter = super().get_per_tensor_param(layered_summon, base_sync_done, **kwargs)
         tied = self._plain_module.all_tied_weights_keys
         return ((name, weight) for name, weight in weights if name not in tied), adapter
 
