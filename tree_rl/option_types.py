@@ -1,6 +1,7 @@
 """Refuses options that their dataclass does not have, or whose values have another type than its fields."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -21,7 +22,7 @@ def check_options(key: str, given: Any, options: type) -> None:
     `key` is their config key.
     """
     check_type(key, given, Mapping)
-    types = {name: field.type for name, field in vars(options)["__dataclass_fields__"].items()}
+    types = {field.name: field.type for field in fields(options)}
     refuse_unknown(key, given, list(types))
     for name, value in given.items():
         check_type(f"{key}.{name}", value, types[name])
@@ -64,7 +65,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def _has_names(kind: type) -> bool:
-    return issubclass(kind, Mapping) or hasattr(kind, "__dataclass_fields__")
+    return issubclass(kind, Mapping) or is_dataclass(kind)
 
 
 def in_words(kind: Any) -> str:

@@ -121,7 +121,8 @@ def too_few_gpus(asked: Any, config: Any) -> Words | None:
 def cpu_on_another_platform(asked: Any, _config: Any) -> Words | None:
     """A job on the CPU where verl's detection chose an accelerator, by torch's build or by VERL_PLATFORM."""
     platform = get_device_name()
-    return {"platform": platform, "torch": torch.__version__} if asked == "cpu" != platform else None
+    differs = asked == "cpu" and platform != "cpu"
+    return {"platform": platform, "torch": torch.__version__} if differs else None
 
 
 def too_few_cpus(asked: Any, config: Any) -> Words | None:
