@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from tree_rl.benchmark.against_packed import packed_updates
 from tree_rl.benchmark.against_packed.profiled_update import time_by_class
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.bench_options import BenchOptions
+from tree_rl.benchmark.comparison import Comparison
 from tree_rl.benchmark.model_config import config_of
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
@@ -145,9 +148,13 @@ def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:
     lines += [f'{{"uid": "far", "input_ids": {[7, tail[0]] * 20}}}' for tail in split]
     data = tmp_path / "recorded.jsonl"
     data.write_text("\n".join(lines))
-    bench("--data", str(data), "--row-tokens", "2", "--por", "0.45", "--repeats", "1", "--out", str(tmp_path))
+    given = ["--data", str(data), "--row-tokens", "2", "--repeats", "1", "--out", str(tmp_path)]
+    bench(*given, "--por", "0.45")
     (row,) = rows_of(tmp_path / "update_tiny_recorded.csv")
     assert (row["rows"], row["flat_tokens"], row["unique_tokens"]) == ("2", "100", "60")
+    bench(*given)
+    rows = rows_of(tmp_path / "update_tiny_recorded.csv")
+    assert sorted(row["unique_tokens"] for row in rows) == ["60", "79"], "each group once, whatever overlaps are drawn"
 
 
 def test_a_recording_makes_batches_that_share_no_group() -> None:
@@ -182,14 +189,14 @@ def test_bfloat16_drives_two_training_runs_no_further_apart_than_packed_rows_fro
 
 
 def test_a_run_that_stops_leaves_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = BenchOptions.batches
+    compare = packed_updates.compare
 
-    def stops(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
-        if por == 0.8:
+    def stops(model: Any, optimizer: Any, batch: Batch, *rest: Any, **more: Any) -> Comparison:
+        if batch.overlap().por > 0.7:
             raise InputError("no more")
-        return draw(options, por, count=count)
+        return compare(model, optimizer, batch, *rest, **more)
 
-    monkeypatch.setattr(BenchOptions, "batches", stops)
+    monkeypatch.setattr(packed_updates, "compare", stops)
     arguments = ["--row-tokens", "64", "--por", "0.5", "--por", "0.8", "--repeats", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*TINY, *arguments])
     assert result.exit_code == 2 and "no more" in result.output and "POR 0.5, 1 of 2" in result.output

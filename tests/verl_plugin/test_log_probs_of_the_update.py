@@ -12,6 +12,7 @@ from engine_harness import Row, build_engine, ppo_batch, save_model
 from equivalence import (
     AGG_MODES,
     FLAGS,
+    LORA,
     LOSS,
     POLICY_LOSSES,
     actor_loss,
@@ -213,6 +214,21 @@ def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
         infer(engine, data)
     ops = ops_of_one_update(engine, loss, monkeypatch, data)
     assert ops.count("F") == 2 * ops.count("B") > 2
+
+
+def test_an_adapter_trains_in_bf16_where_the_reference_pass_comes_first(model_path: Path) -> None:
+    bfloat16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
+    gradients = []
+    for reference_first in (False, True):
+        engine = build_engine(model_path, tree=TREES["whole"], model=LORA, engine=bfloat16)
+        data = ppo_batch(SHAPES["branches"], **FLAGS)
+        if reference_first:
+            with engine.disable_adapter():
+                infer(engine, data)
+        gradients.append(run(engine, data, LOSS)["gradients"])
+    assert all("lora_" in name for name in gradients[0])
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=0)
 
 
 def test_a_trainer_that_does_not_know_the_option_is_refused_where_the_option_is_true(model_path: Path) -> None:

@@ -47,7 +47,7 @@ def run(command: list[str], tmp_path: Path, *, fails: bool = False, **more: str)
     """Run a command, which ends well unless it `fails`; return its log."""
     finished = subprocess.run(
         command,
-        env=os.environ | environment(PYTHONPATH=str(tmp_path), **more),
+        env=os.environ | environment(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", **more),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from engine_jobs import AGREEMENT, LARGE_STEPS, STALE, figures, run
-from vllm_harness import ON_A_CPU
+from vllm_harness import GPU, HERE
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -179,9 +179,12 @@ def test_vllm_draws_from_the_policy_that_read_the_images(
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={tmp_path / 'trees'}",
         f"trainer.default_local_dir={tmp_path / 'out'}",
         "trainer.total_training_steps=2",
+        "trainer.logger=[console]",
+        "trainer.n_gpus_per_node=1",
+        f"machine={'gpu' if GPU else 'cpu'}",
     ]
     recipe = ["--config-path", str(RECIPES / "gui_window"), "--config-name", "gui_window"]
-    command = [sys.executable, "-m", "tree_rl.train", *recipe, *changes, *ON_A_CPU, *LARGE_STEPS]
+    command = [sys.executable, "-m", "tree_rl.train", *recipe, *changes, *HERE, *LARGE_STEPS]
     log = run(command, tmp_path)
 
     differences = figures(log, "training/rollout_probs_diff_max")

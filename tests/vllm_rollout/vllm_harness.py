@@ -1,4 +1,4 @@
-"""vLLM as verl starts it, on a CPU, and the settings of that which the tests share."""
+"""vLLM as verl starts it, and the settings of that which the tests share."""
 
 import os
 import sys
@@ -28,7 +28,23 @@ ON_A_CPU = (
     "actor_rollout_ref.rollout.free_cache_engine=false",
 )
 SLEEPLESS = "+actor_rollout_ref.rollout.enable_sleep_mode=false"
-ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *ON_A_CPU, SLEEPLESS)
+FLOAT32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+ON_A_GPU = (
+    *ON_A_CPU[:-1],
+    "trainer.device=cuda",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
+    f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={FLOAT32}",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "reward.num_workers=1",
+)
+"""In float32, too, so that the same figures agree; vLLM sleeps during updates."""
+GPU = torch.cuda.is_available()
+HERE = ON_A_GPU if GPU else ON_A_CPU
+"""These tests run where vLLM's build does."""
+ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *HERE, *(() if GPU else (SLEEPLESS,)))
 
 
 def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = False) -> Path:
@@ -65,15 +81,19 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = F
 
 
 def environment(**more: str) -> Mapping[str, str]:
-    """What every process of a run with an engine on a CPU needs."""
+    """What every process of a run with an engine needs."""
+    machine = {
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
     return {
         # As in this process, which may have started Ray's parts already.
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Triton multiplies float32 in TF32 by default.
+        **({"TRITON_F32_DEFAULT": "ieee"} if GPU else machine),
         **more,
     }
 

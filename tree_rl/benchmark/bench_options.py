@@ -124,6 +124,18 @@ class BenchOptions:
             )
         return batches
 
+    def batch_of_each_por(self) -> list[tuple[float, Batch]]:
+        """Each overlap with a batch of it; what a recording has nearest to several of them comes once.
+
+        Raises:
+            InputError: as `batches`.
+        """
+        found: dict[object, tuple[float, Batch]] = {}
+        for por in self.pors:
+            (batch,) = self.batches(por, count=1)
+            found.setdefault(por if self.recording is None else frozenset(batch.groups), (por, batch))
+        return list(found.values())
+
     def _drawn(self, por: float, count: int) -> list[Batch]:
         sizes = {"num_rows": self.num_rows, "row_tokens": self.row_tokens, "num_groups": self.num_groups}
         vocab = self.size.shape.vocab

@@ -1,7 +1,7 @@
 """`tree-rl bench --against packed`: time updates of trees and packed rows, or train both and compare their losses."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,9 +104,11 @@ def _times(
         for side, planner in planners.items() if options.trace else ():
             say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
 
-    for number, por in enumerate(options.pors, 1):
-        say(f"POR {por:g}, {number} of {len(options.pors)}")
-        (batch,) = _batches(options, por, count=1)
+    asked = options.batch_of_each_por()
+    for por, batch in asked:
+        _check_size(options, por, [batch])
+    for number, (por, batch) in enumerate(asked, 1):
+        say(f"POR {por:g}, {number} of {len(asked)}")
         before = partial(trace, batch)
         found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)
         found = found.with_all_projected() if options.project_all else found
@@ -118,13 +120,14 @@ def _times(
 def _curves(options: BenchOptions, model: Any, planners: Mapping[str, Planner]) -> Iterator[Columns]:
     # A long recording is seen once; drawn tokens can only be learnt by heart.
     count = CURVE_BATCHES if options.recording is None else options.steps
-    batches = _batches(options, options.pors[0], count=count)
+    batches = options.batches(options.pors[0], count=count)
+    _check_size(options, options.pors[0], batches)
     return deviation_curves(model, batches, planners, steps=options.steps, lr=options.learning_rate)
 
 
-def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
-    """As `BenchOptions.batches`; InputError if a group's tree does not fit into one forward."""
-    batches, max_tokens = options.batches(por, count=count), options.max_tokens or MAX_TOKENS
+def _check_size(options: BenchOptions, por: float, batches: Sequence[Batch]) -> None:
+    """InputError if a group's tree does not fit into one forward."""
+    max_tokens = options.max_tokens or MAX_TOKENS
     groups = ([batch.rows[row] for row in rows] for batch in batches for rows in batch.rows_of_groups())
     largest = max(Forest.from_rows(rows).num_unique for rows in groups)
     if largest > max_tokens:
@@ -132,7 +135,6 @@ def _batches(options: BenchOptions, por: float, *, count: int) -> list[Batch]:
             f"--max-tokens {max_tokens}: expected at least {largest}, the unique tokens of the largest group at POR "
             f"{por:g}; raise it, or take fewer or shorter rows (--num-rows, --row-tokens)"
         )
-    return batches
 
 
 def _check_packed_attention(options: BenchOptions) -> None:

@@ -96,7 +96,7 @@ def refuse_options(options: BenchOptions) -> None:
 
 
 def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Columns]:
-    batches = [options.batches(por, count=1)[0] for por in options.pors]
+    batches = [batch for _, batch in options.batch_of_each_por()]
     thinned = [batch.for_gate() for batch in batches]
     shape, checkpointing = options.size.shape, options.checkpointing
     # The yardstick is measured first and deleted: three engines would not fit.

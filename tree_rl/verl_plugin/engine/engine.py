@@ -326,10 +326,18 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """verl's reference policy inside the actor: another model, so routes and log-probs are not shared with it."""
+        """verl's reference policy inside the actor: another model, so routes and log-probs are not shared with it.
+
+        Trained parameters stay marked as such, which PEFT changes: FSDP2 chooses dtypes of gradients in its first
+        forward, by the parameters that are trained then. Trees may leave the pass for old log-probs out, so that
+        forward can be this one.
+        """
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._is_reference = True
         try:
             with super().disable_adapter():
+                for parameter in trained:
+                    parameter.requires_grad_(True)
                 yield
         finally:
             self._is_reference = False
