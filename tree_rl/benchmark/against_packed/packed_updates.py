@@ -102,7 +102,7 @@ def _times(
 
     def trace(batch: Batch) -> None:
         for side, planner in planners.items() if options.trace else ():
-            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
+            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner))[1]}")
 
     for number, por in enumerate(options.pors, 1):
         say(f"POR {por:g}, {number} of {len(options.pors)}")
