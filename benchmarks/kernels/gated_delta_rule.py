@@ -63,7 +63,8 @@ def contender(name: str, forest: Forest, device: torch.device) -> Contender:
     if impl == FLA:
         return Contender(name=name, tokens_of=tokens_of, run=partial(_fla, _offsets(lengths, device)))
     layout = TreeLayout.from_subtree_end(torch.from_numpy(ends.astype(np.int32))).to(device)
-    return Contender(name=name, tokens_of=tokens_of, run=partial(_ours, layout, impl))
+    run = partial(tree_gated_delta_rule, layout=layout, impl=impl)
+    return Contender(name=name, tokens_of=tokens_of, run=lambda *inputs: run(*inputs)[0])
 
 
 def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> str | None:
@@ -104,10 +105,6 @@ def recurrence(heads: Heads, dtype: torch.dtype, device: torch.device) -> Recurr
         limit_of=lambda name: LIMIT[dtype] * (FLA_SLACK if name.endswith(FLA) else 1),
         runs_rows=True,
     )
-
-
-def _ours(layout: TreeLayout, impl: str, *inputs: torch.Tensor) -> torch.Tensor:
-    return tree_gated_delta_rule(*inputs, layout, impl=impl)[0]
 
 
 def _fla(offsets: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
