@@ -52,13 +52,13 @@ class Recurrence:
     inputs_of: Callable[[int], list[torch.Tensor]]
     """Random leaves of so many tokens."""
     names: tuple[str, ...]
-    """Of the leaves."""
+    """Names of the leaves."""
     like_output: int
     """Index of the leaf with shape and dtype of the output."""
     limit_of: Callable[[str], float]
     """Largest relative error (norm) of a contender's output or gradient against float64."""
     runs_rows: bool
-    """Whether contenders run rows, too: then the CSV has their tokens."""
+    """True if contenders run rows, too: then the CSV has their tokens."""
 
     def gate_error(self, small: Contender, truth: Contender, tokens: int) -> float:
         """Largest relative error of the outputs and all gradients of a small forest against float64.
