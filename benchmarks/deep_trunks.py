@@ -224,7 +224,7 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
             row |= {"failed": type(error).__name__}
         else:
             last, seconds = runs[-1], min(one.times.seconds for one in runs)
-            norm = _gradient_norm(model)
+            norm = float(sum(float(p.grad.float().square().sum()) for p in model.parameters()) ** 0.5)
             first = first or (last.loss, norm)
             row |= {
                 "failed": "",
@@ -247,10 +247,6 @@ def measured(args: argparse.Namespace, device: torch.device) -> Iterator[dict[st
         row["host_peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
         print(row, flush=True)
         yield row
-
-
-def _gradient_norm(model: Any) -> float:
-    return float(sum(float(p.grad.float().square().sum()) for p in model.parameters()) ** 0.5)
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:

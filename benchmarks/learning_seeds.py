@@ -153,8 +153,7 @@ def has_ended(arguments: argparse.Namespace, arm: str, seed: int) -> bool:
 
 def run_folder(arguments: argparse.Namespace, arm: str, seed: int) -> Path:
     """Where a run keeps its files."""
-    folder: Path = arguments.output / f"{arm}_{seed}"
-    return folder
+    return arguments.output / f"{arm}_{seed}"
 
 
 def measured(arguments: argparse.Namespace, runs: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:

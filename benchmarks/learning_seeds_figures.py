@@ -48,15 +48,9 @@ def half_width(values: np.ndarray) -> np.ndarray:
     return T_95[count - 2] * values.std(axis=0, ddof=1) / np.sqrt(count)
 
 
-def smoothed(reward: np.ndarray) -> np.ndarray:
-    """Mean of the last three steps at each step."""
-    return np.array([reward[max(0, end - 3) : end].mean() for end in range(1, len(reward) + 1)])
-
-
 def spent(run: pd.DataFrame, column: str) -> np.ndarray:
     """Position of every step of a run on an axis."""
-    position: np.ndarray = run["step"].to_numpy(float) if column == "step" else run[column].cumsum().to_numpy(float)
-    return position
+    return (run["step"] if column == "step" else run[column].cumsum()).to_numpy(float)
 
 
 def runs_of(table: pd.DataFrame) -> dict[str, dict[int, pd.DataFrame]]:
@@ -83,12 +77,8 @@ def draw(runs: dict[str, dict[int, pd.DataFrame]], path: Path) -> None:
             places = [spent(run, column) for run in by_seed.values()]
             start, end = max(place[0] for place in places), min(place[-1] for place in places)
             grid = np.linspace(start, end, POINTS) if column != "step" else np.arange(start, end + 1)
-            curves = np.array(
-                [
-                    np.interp(grid, place, smoothed(run["reward"].to_numpy()))
-                    for place, run in zip(places, by_seed.values(), strict=True)
-                ]
-            )
+            means = [run["reward"].rolling(3, min_periods=1).mean() for run in by_seed.values()]
+            curves = np.array([np.interp(grid, place, mean) for place, mean in zip(places, means, strict=True)])
             colour, name = LOOKS[arm]
             middle, half = curves.mean(axis=0), half_width(curves)
             panel.plot(grid / scale, middle, color=colour, label=f"{name}, seeds: {len(by_seed)}")

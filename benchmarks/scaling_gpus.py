@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed
@@ -72,7 +71,8 @@ class Updates:
 
     def step(self, cells: Sequence[Batch]) -> UpdateTimes:
         """Old log-probs of all rows, then one optimizer step for each mini-batch."""
-        engine, batches = self.side.engine, [self._received(cell) for cell in cells]
+        engine = self.side.engine
+        batches = [rows_as_received(cell, max_tokens=self.side.budget(cell)) for cell in cells]
         clock = Stopwatch(torch.device(DEVICE))
         with clock.phase(OLD_LOG_PROBS), engine.eval_mode(disable_auto_offload=True):
             log_probs = [engine.infer_batch(data)["model_output"]["log_probs"] for data in batches]
@@ -86,9 +86,6 @@ class Updates:
         """Median of `tree/cost_error` behind the first updates."""
         known = [error for error in self.errors[WARM_UPDATES:] if error is not None]
         return statistics.median(known) if known else None
-
-    def _received(self, cell: Batch) -> Any:
-        return rows_as_received(cell, max_tokens=self.side.budget(cell))
 
 
 def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[list[float], list[UpdateTimes]]:

@@ -82,8 +82,7 @@ def run_name(arm: str, seed: int) -> str:
 
 def rows_folder(arguments: argparse.Namespace, arm: str, seed: int) -> Path:
     """Where a run dumps its rows."""
-    folder: Path = arguments.output / f"{run_name(arm, seed)}_rows"
-    return folder
+    return arguments.output / f"{run_name(arm, seed)}_rows"
 
 
 def first_sessions(arm: str, sessions: int) -> int:

@@ -87,8 +87,7 @@ def session_settings(arguments: argparse.Namespace, por: float) -> dict[str, Any
 
 def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
     """What a run leaves."""
-    folder: Path = arguments.output / f"{arm}_{por:g}"
-    return folder
+    return arguments.output / f"{arm}_{por:g}"
 
 
 def random_model(arguments: argparse.Namespace) -> Path:

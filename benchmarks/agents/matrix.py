@@ -33,7 +33,6 @@ from tree_rl.rollout.agents.agents_by_name import build
 from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
 
 SECONDS = 240
@@ -188,17 +187,11 @@ async def play_cell(client: str, dialect: Dialect, stream: str, python: str, rea
         except (ValueError, ImportError) as error:
             played = Played(is_right=False, version="", note=str(error)[-200:])
         record = await gateway.close_session(session)
-    return _cell(client, dialect.name, stream, played, model, record)
-
-
-def _cell(
-    client: str, dialect: str, stream: str, played: Played, model: ScriptedModel, record: RecordedSession
-) -> Cell:
     wrong = differences(model, record)
     return Cell(
         client=client,
         version=played.version or harness_version(client),
-        dialect=dialect,
+        dialect=dialect.name,
         stream=stream,
         works=played.is_right and not wrong,
         calls=len(record.calls),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -100,6 +100,7 @@ class ScriptedModel:
     """A call is of the script if its prompt holds this."""
     turns: Sequence[str]
     ledger: Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]] = field(default_factory=Counter)
+    """Prompt, ids and log-probs of each generated call."""
     played: int = 0
     prompts: list[int] = field(default_factory=list)
     """Length of each prompt, in characters."""
@@ -119,12 +120,6 @@ class ScriptedModel:
         log_probs = log_probs_of(prompt_ids, ids)
         self.ledger[tuple(prompt_ids), ids, log_probs] += 1
         return Generation(token_ids=ids, log_probs=log_probs, finish_reason="stop")
-
-
-class Ledger(Protocol):
-    """A model that counts what it generated: prompt, ids and log-probs of each call."""
-
-    ledger: Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]
 
 
 def log_probs_of(prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
@@ -171,7 +166,7 @@ class Prefixes:
         return passed
 
 
-def differences(model: Ledger, record: RecordedSession) -> int:
+def differences(model: ScriptedModel, record: RecordedSession) -> int:
     """Calls, tokens and log-probs that differ between the ledger and the record or its rows."""
     recorded = Counter((call.prompt_ids, call.response_ids, call.log_probs or ()) for call in record.calls)
     wrong = ((model.ledger - recorded) + (recorded - model.ledger)).total()

@@ -3,9 +3,11 @@
 Legend: S segments, N unique tokens, B rows.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -94,30 +96,27 @@ def tiny_segments(tokens: int) -> Segments:
     return Segments(parents=parents, lengths=lengths)
 
 
-def recorded(kind: str) -> Callable[[int], Segments]:
+def recorded(kind: str, tokens: int) -> Segments:
     """Recorded airline agents, task after task, until there are about enough tokens.
 
     Args:
         kind: "trial" or "call", what became a row.
+        tokens: unique tokens to reach.
     """
-
-    def build(tokens: int) -> Segments:
-        trees = json.loads(RECORDED.read_text(encoding="utf-8"))[kind]
-        parents: list[int] = []
-        lengths: list[int] = []
-        ends: list[int] = []
-        number = 0
-        while sum(lengths) < tokens:
-            tree, offset = trees[number % len(trees)], len(parents)
-            # The last tree is shrunk to fit.
-            scale = min(1.0, (tokens - sum(lengths)) / sum(tree["lengths"]))
-            parents += [parent + offset if parent >= 0 else -1 for parent in tree["parents"]]
-            lengths += [max(1, round(length * scale)) for length in tree["lengths"]]
-            ends += [end + offset for end in tree["row_ends"]]
-            number += 1
-        return Segments(parents=parents, lengths=lengths, row_ends=ends)
-
-    return build
+    trees = json.loads(RECORDED.read_text(encoding="utf-8"))[kind]
+    parents: list[int] = []
+    lengths: list[int] = []
+    ends: list[int] = []
+    for tree in itertools.cycle(trees):
+        offset, left = len(parents), tokens - sum(lengths)
+        if left <= 0:
+            break
+        # The last tree is shrunk to fit.
+        scale = min(1.0, left / sum(tree["lengths"]))
+        parents += [parent + offset if parent >= 0 else -1 for parent in tree["parents"]]
+        lengths += [max(1, round(length * scale)) for length in tree["lengths"]]
+        ends += [end + offset for end in tree["row_ends"]]
+    return Segments(parents=parents, lengths=lengths, row_ends=ends)
 
 
 SHAPES: dict[str, Callable[[int], Segments]] = {
@@ -127,8 +126,8 @@ SHAPES: dict[str, Callable[[int], Segments]] = {
     "stubs": stubs,
     "binary": binary,
     "tiny": tiny_segments,
-    "recorded trial": recorded("trial"),
-    "recorded call": recorded("call"),
+    "recorded trial": partial(recorded, "trial"),
+    "recorded call": partial(recorded, "call"),
 }
 """Name -> tree of about so many unique tokens."""
 

@@ -9,46 +9,27 @@ Legend: N unique tokens, F tokens of rows laid end to end, H heads, K and V stat
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from forest_shapes import SHAPES
-from kernel_runs import (
-    GateError,
-    Timer,
-    device_and_dtype,
-    parser,
-    passes,
-    printed_reasons,
-    require_exact,
-    spread_columns,
-    time_cells,
-)
+from kernel_runs import device_and_dtype
+from recurrence_runs import Contender, Recurrence, compare, recurrence_parser
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule.api import IMPLEMENTATIONS, unavailable_reason
-from tree_rl.benchmark.provenance import PACKAGES, provenance
-from tree_rl.benchmark.results import Columns, collect_rows
-from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest
 
 FLA = "fla"
-REGISTRY = ("grpo", "stubs", "tiny", "chains", "causal")
-"""16 answers to one prompt; a trunk with stubs; segments of 10 to 100 tokens; rows that share nothing; one row."""
-GATE_TOKENS = 1_000
 LIMIT = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
 """Largest relative error (norm) of an output or a gradient against float64, as in test_recurrences_on_cuda.py."""
 FLA_SLACK = 2
 """fla may be so much further off: its path sums of the gates are float32. A wrong product shows as an error of 1."""
-NAMES = ("q", "k", "v", "g", "beta")
-HEADER = ("shape", "tokens", "contender", "ms fwd", "ms f+b", "range", "of linear", "error")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +48,6 @@ HEADS = {
     "tiny": Heads(key_heads=1, value_heads=2, key_size=16, value_size=16),
 }
 
-Run = Callable[..., torch.Tensor]
-"""(q, k, v, g, beta) of the contender's tokens to outputs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
-    """One way to run the recurrence."""
-
-    name: str
-    tokens_of: np.ndarray
-    """int64, the unique token that each of its tokens computes"""
-    run: Run
-
 
 def contender(name: str, forest: Forest, device: torch.device) -> Contender:
     """A contender of a forest by its name."""
@@ -95,7 +63,8 @@ def contender(name: str, forest: Forest, device: torch.device) -> Contender:
     if impl == FLA:
         return Contender(name=name, tokens_of=tokens_of, run=partial(_fla, _offsets(lengths, device)))
     layout = TreeLayout.from_subtree_end(torch.from_numpy(ends.astype(np.int32))).to(device)
-    return Contender(name=name, tokens_of=tokens_of, run=partial(_ours, layout, impl))
+    run = partial(tree_gated_delta_rule, layout=layout, impl=impl)
+    return Contender(name=name, tokens_of=tokens_of, run=lambda *inputs: run(*inputs)[0])
 
 
 def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: Heads) -> str | None:
@@ -125,80 +94,17 @@ def inputs_of(tokens: int, heads: Heads, dtype: torch.dtype, device: torch.devic
     return [leaf.requires_grad_() for leaf in leaves]
 
 
-def gate_error(
-    small: Contender, truth: Contender, forest: Forest, heads: Heads, dtype: torch.dtype, device: torch.device
-) -> float:
-    """Largest relative error of the outputs and all gradients of a small forest against float64.
-
-    Raises:
-        GateError: it is beyond `LIMIT`, for fla beyond `FLA_SLACK` times that.
-    """
-    leaves = inputs_of(forest.num_unique, heads, dtype, device)
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    weight = torch.randn(len(small.tokens_of), heads.value_heads, heads.value_size, dtype=torch.float64)
-    weight = weight.to(dtype).to(device)
-    index = torch.from_numpy(small.tokens_of).to(device)
-    results = []
-    for inputs, run, is_exact in ((leaves, small.run, False), (exact, truth.run, True)):
-        if is_exact:
-            # The truth runs every unique token once: outputs of a contender that repeats them are gathered from it.
-            out = run(*inputs)[index]
-        else:
-            out = run(*(leaf[index] for leaf in inputs))
-        gradients = torch.autograd.grad((out.double() * weight.double()).sum(), inputs)
-        results.append([out.detach(), *gradients])
-    limit = LIMIT[dtype] * (FLA_SLACK if small.name.endswith(FLA) else 1)
-    return require_exact(small.name, ("out", *NAMES), *results, limit)
-
-
-def measure(
-    shape: str, tokens: int, names: Sequence[str], heads: Heads, timer: Timer, dtype: torch.dtype, device: torch.device
-) -> Iterator[Columns]:
-    """Rows of the CSV of one tree: gate, then forward alone, then forward and backward. Plans are made before."""
-    forest = SHAPES[shape](tokens).forest()
-    small = SHAPES[shape](min(tokens, GATE_TOKENS)).forest()
-    about: Columns = {"shape": shape, "unique_tokens": forest.num_unique, "flat_tokens": forest.num_flat}
-    for name in names:
-        row: Columns = {**about, "contender": name}
-        reason = reason_against(name, device, dtype, heads)
-        if reason is not None:
-            yield row | {"not_run": reason}
-            continue
-        truth = contender("linear chunked" if name.startswith("linear") else "tree chunked", small, device)
-        try:
-            row["gate_error"] = gate_error(contender(name, small, device), truth, small, heads, dtype, device)
-        except (GateError, RuntimeError) as error:
-            # fla refuses its backward on Hopper with some versions of Triton by such an error.
-            yield row | {"not_run": str(error).splitlines()[0]}
-            continue
-        one = contender(name, forest, device)
-        leaves = inputs_of(len(one.tokens_of), heads, dtype, device)
-        gradient = torch.randn(leaves[2].shape, device=device).to(dtype)
-        row["measured_tokens"] = len(one.tokens_of)
-        for what, run in passes(one.run, leaves, gradient).items():
-            row |= spread_columns(what, timer.milliseconds(run))
-        yield row
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> str:
-    """A line per contender that ran; "of linear" is the fastest linear sequence's time over its own."""
-    linear: dict[tuple[object, object], float] = {}
-    ran = [row for row in rows if "total_ms" in row]
-    for row in ran:
-        if row["contender"].startswith("linear"):
-            case = row["shape"], row["unique_tokens"]
-            linear[case] = min(linear.get(case, float("inf")), row["total_ms"])
-    lines = []
-    for row in ran:
-        best = linear.get((row["shape"], row["unique_tokens"]))
-        of_linear = "" if best is None else f"{best / row['total_ms']:.3f}"
-        about = (row["shape"], str(row["unique_tokens"]), row["contender"])
-        lines.append((*about, *time_cells(row), of_linear, f"{row['gate_error']:.1e}"))
-    return format_table(HEADER, lines)
-
-
-def _ours(layout: TreeLayout, impl: str, *inputs: torch.Tensor) -> torch.Tensor:
-    return tree_gated_delta_rule(*inputs, layout, impl=impl)[0]
+def recurrence(heads: Heads, dtype: torch.dtype, device: torch.device) -> Recurrence:
+    """The rule with these heads."""
+    return Recurrence(
+        contender=partial(contender, device=device),
+        reason_against=partial(reason_against, device=device, dtype=dtype, heads=heads),
+        inputs_of=partial(inputs_of, heads=heads, dtype=dtype, device=device),
+        names=("q", "k", "v", "g", "beta"),
+        like_output=2,
+        limit_of=lambda name: LIMIT[dtype] * (FLA_SLACK if name.endswith(FLA) else 1),
+        runs_rows=True,
+    )
 
 
 def _fla(offsets: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
@@ -235,11 +141,7 @@ def _offsets(lengths: Sequence[int], device: torch.device) -> torch.Tensor | Non
 
 def main() -> None:
     """Measure, print a summary, write the CSV after every row."""
-    is_cuda = torch.cuda.is_available()
-    options = parser(__doc__, group_seconds=0.1)
-    options.add_argument("--shapes", nargs="+", choices=SHAPES, default=REGISTRY)
-    options.add_argument("--tokens", nargs="+", type=int, default=[32_768, 65_536] if is_cuda else [1_024])
-    options.add_argument("--heads", choices=HEADS, default="qwen3.5" if is_cuda else "tiny")
+    options = recurrence_parser(__doc__, HEADS, default="qwen3.5")
     options.add_argument(
         "--contenders", nargs="+", help=f"kind (tree, linear, rows) and impl ({IMPLEMENTATIONS} or fla)"
     )
@@ -250,20 +152,9 @@ def main() -> None:
     device, dtype = device_and_dtype(args)
     impl = "triton" if device.type == "cuda" else "chunked"
     names = args.contenders or [f"tree {impl}", f"linear {impl}", "linear fla", f"rows {impl}", "rows fla"]
-    about = provenance(commit=args.commit, packages=(*PACKAGES, "flash-linear-attention", "tilelang"))
-    about |= {"heads": args.heads, "dtype": str(dtype).removeprefix("torch.")}
     if args.force_fla:
         _force_fla()
-    run = partial(
-        measure,
-        names=names,
-        heads=HEADS[args.heads],
-        timer=Timer(device, group_seconds=args.group_seconds),
-        dtype=dtype,
-        device=device,
-    )
-    measured = (row for shape in args.shapes for tokens in args.tokens for row in run(shape, tokens))
-    print(summarise(collect_rows(printed_reasons(measured), about, args.out)))
+    compare(args, recurrence(HEADS[args.heads], dtype, device), names, ("flash-linear-attention", "tilelang"))
 
 
 if __name__ == "__main__":

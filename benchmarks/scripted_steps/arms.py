@@ -56,7 +56,11 @@ class Run:
     def command(self) -> list[str]:
         """Overrides of `verl.trainer.main_ppo`."""
         overrides = [*(self._vllm() if self.gpus else CPU), *self._common()]
-        overrides += self._tree() if self.arm == TREE else self._stock()
+        if self.arm == TREE:
+            groups = len(self.script.groups)
+            overrides += ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={groups}"]
+        else:
+            overrides += self._stock()
         return [*overrides, *self.overrides]
 
     def attention(self) -> str:
@@ -143,9 +147,6 @@ class Run:
             library = "scripted_steps.without_flash_attention_2"
             return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]
         return overrides
-
-    def _tree(self) -> list[str]:
-        return ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={len(self.script.groups)}"]
 
 
 def vllm_settings(model: Path, *, eager: bool) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def step_rows(folder: Path) -> list[dict[str, Any]]:
         for line in path.read_text().splitlines():
             figures = json.loads(line)
             stamps[figures["step"]].append(figures)
-    looks = [json.loads(line) for line in _lines(folder / "gpus.jsonl")]
+    seen = folder / "gpus.jsonl"
+    looks = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
     begins = {step: min(one["started"] for one in of_step if "started" in one) for step, of_step in stamps.items()}
     return [
         _step_row(step, (begins[step], begins[step + 1]), metrics[step], stamps[step], looks)
@@ -101,7 +102,3 @@ def amdahl(stock: Mapping[str, Any], update_ratio: float) -> float:
     """
     share = sum(stock[name] for name in UPDATE) / stock["step_s"]
     return 1 / (1 - share + share / update_ratio)
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []

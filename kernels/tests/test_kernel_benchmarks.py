@@ -35,14 +35,14 @@ forest = SHAPES["stubs"](4_000).forest()
 assert gated.tokens <= 4_000
 assert round(gated.pairs * gated.scale) == attention.pairs_of_rows(forest.row_index.lengths)
 
-forest, heads = SHAPES["grpo"](200).forest(), delta.HEADS["tiny"]
+forest, rule = SHAPES["grpo"](200).forest(), delta.recurrence(delta.HEADS["tiny"], torch.float32, cpu)
 right, truth = (delta.contender(f"tree {impl}", forest, cpu) for impl in ("chunked", "reference"))
 for name in ("tree chunked", "rows chunked"):
     one = delta.contender(name, forest, cpu)
-    assert delta.gate_error(one, truth, forest, heads, torch.float32, cpu) < 1e-5
+    assert rule.gate_error(one, truth, forest.num_unique) < 1e-5
 wrong = dataclasses.replace(right, run=delta.contender("linear chunked", forest, cpu).run)
 try:
-    delta.gate_error(wrong, truth, forest, heads, torch.float32, cpu)
+    rule.gate_error(wrong, truth, forest.num_unique)
 except GateError as error:
     print("refused:", error)
 """

@@ -160,7 +160,7 @@ async def play_all(server: FaultyServer) -> list[tuple[FinishedTask, RecordedSes
             return done, await gateway.close_session(session)
 
         finished = await asyncio.gather(*[play(number) for number in range(SESSIONS)])
-        assert gateway.num_sessions == 0 and server.running == 0
+        assert not gateway._http.sessions() and server.running == 0
     await asyncio.sleep(0.05)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     return finished

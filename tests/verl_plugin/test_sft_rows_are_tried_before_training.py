@@ -16,7 +16,7 @@ from tree_rl.cost.balance.batch import number_groups
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.sft import TreeSFTTrainer
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
-from tree_rl.verl_plugin.sft.sft_trainer import GroupedRows, collate_with_uid
+from tree_rl.verl_plugin.sft.sft_trainer import MarkedRows, collate_with_uid
 
 QWEN = Path(__file__).parents[2] / "examples" / "qwen_chat_template.jinja"
 ALTERNATES = (
@@ -155,7 +155,7 @@ def test_ranks_share_the_rows_and_say_the_same(tmp_path: Path) -> None:
 def test_the_group_key_decides_which_rows_are_a_tree() -> None:
     rows = [{"input_ids": torch.tensor([1, 2, *range(at, at + 8)])} for at in (10, 30, 10, 70)]
     conversation_of_row = np.array([5, 5, 7, 7])
-    grouped = GroupedRows(rows, conversation_of_row)
+    grouped = MarkedRows(rows, group_of_row=conversation_of_row)
 
     def collate(bare: list[dict[str, Any]]) -> dict[str, Any]:
         assert all(row.keys() == {"input_ids"} for row in bare)

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 
@@ -41,17 +41,17 @@ def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float |
 
 @pytest.mark.parametrize("setting", ("auto", True))
 def test_one_optimizer_step_with_the_same_weights_needs_no_pass(setting: Any) -> None:
-    assert choice(setting).serves(Update(optimizer_steps=1))
+    assert choice(setting).serves(1)
     # R3 repeats routes of the rollout, which are there before the update.
     replayed = choice(setting, "actor_rollout_ref.actor.fsdp_config.router_replay.mode=R3")
-    assert replayed.serves(Update(optimizer_steps=1))
-    assert choice(setting, coef=0.0).serves(Update(optimizer_steps=1))
-    assert not choice(False).serves(Update(optimizer_steps=1))
+    assert replayed.serves(1)
+    assert choice(setting, coef=0.0).serves(1)
+    assert not choice(False).serves(1)
 
 
 @pytest.mark.parametrize("override", CONFLICTS)
 def test_what_needs_them_earlier_keeps_the_pass_or_is_refused_by_name(override: str) -> None:
-    assert not choice("auto", override).serves(Update(optimizer_steps=1))
+    assert not choice("auto", override).serves(1)
     with pytest.raises(UnsupportedFeatureError, match=rf"tree\.reuse_log_probs=True, but .*{re.escape(override)}"):
         choice(True, override)
 
@@ -60,21 +60,21 @@ def test_true_is_refused_where_a_batch_takes_several_optimizer_steps() -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"ppo_mini_batch_size=4 cuts the 8 prompts"):
         choice(True, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     with pytest.raises(UnsupportedFeatureError, match="the update takes 2 optimizer steps"):
-        choice(True).serves(Update(optimizer_steps=2))
-    assert not choice("auto").serves(Update(optimizer_steps=2))
+        choice(True).serves(2)
+    assert not choice("auto").serves(2)
 
 
 def test_the_pass_stays_where_nothing_would_be_saved_and_while_only_the_critic_trains() -> None:
-    assert not choice("auto", coef=0.1).serves(Update(optimizer_steps=1))
-    assert choice(True, coef=0.1).serves(Update(optimizer_steps=1))
+    assert not choice("auto", coef=0.1).serves(1)
+    assert choice(True, coef=0.1).serves(1)
     for setting in ("auto", True):
-        assert not choice(setting).serves(Update(optimizer_steps=0))
+        assert not choice(setting).serves(0)
 
 
 def test_the_log_says_each_source_once(caplog: pytest.LogCaptureFixture) -> None:
     chosen = choice("auto")
     for steps in (1, 1, 2, 1, 2):
-        chosen.serves(Update(optimizer_steps=steps))
+        chosen.serves(steps)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("old log-probs")]
     assert len(said) == 2
     assert "the update's forward" in said[0] and "the update takes 2 optimizer steps" in said[1]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_rows, refuse_beside, refuse_unused
+from tree_rl.commands.row_options import GroupBy, RowsOption, Tokenizer, read_file, refuse_beside, refuse_unused
 from tree_rl.cost.model_sizes import known_name
 from tree_rl.extras import require_modules
 from tree_rl.inspection.chat_rows import RowsPer
@@ -108,7 +108,7 @@ def bench_update(
         possible = [one for one in PORS if data is not None or not one or one < 1 - 1 / num_rows]
         options = BenchOptions(
             pors=tuple(por or possible),
-            recording=None if data is None else read_rows(data, tokenizer, rows_per, group_by, None),
+            recording=None if data is None else read_file(data, tokenizer, rows_per, group_by, None).rows,
             rows_name="agents" if data is None else data.stem,
             num_rows=num_rows,
             row_tokens=row_tokens,

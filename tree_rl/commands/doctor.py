@@ -12,24 +12,16 @@ if TYPE_CHECKING:
     from tree_rl.verl_plugin.checks.doctor import Finding
 
 
-class DoctorOption:
-    """Options that only `doctor` has."""
-
-    NoRay = Annotated[bool, typer.Option("--no-ray", help="Skip the check inside a Ray worker.")]
-    Cluster = Annotated[
-        bool, typer.Option("--cluster", help="Compare every node of a running cluster with this process.")
-    ]
-    Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes that the cluster must have.")]
-    Address = Annotated[str | None, typer.Option(help="HOST:PORT of the head. Default: RAY_ADDRESS, or this machine.")]
-    WaitSeconds = Annotated[float, typer.Option(min=0, help="How long to wait for the nodes.")]
-
-
 def check_installation(
-    no_ray: DoctorOption.NoRay = False,
-    cluster: DoctorOption.Cluster = False,
-    nodes: DoctorOption.Nodes = None,
-    address: DoctorOption.Address = None,
-    wait_seconds: DoctorOption.WaitSeconds = 60.0,
+    no_ray: Annotated[bool, typer.Option("--no-ray", help="Skip the check inside a Ray worker.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Compare every node of a running cluster with this process.")
+    ] = False,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes that the cluster must have.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the head. Default: RAY_ADDRESS, or this machine.")
+    ] = None,
+    wait_seconds: Annotated[float, typer.Option(min=0, help="How long to wait for the nodes.")] = 60.0,
 ) -> None:
     """Check versions, plugin, devices, kernels, and one tree against its rows. Exit code 1 if a check fails.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tree_rl.commands.row_options import (
+    MOST_GPUS,
     File,
     GpuOption,
     Gpus,
@@ -33,7 +34,6 @@ from tree_rl.inspection.files.writing import write_whole
 from tree_rl.inspection.model_shape import QWEN2_5_7B, read_model_shape
 from tree_rl.inspection.overlap_by_group import GroupReport, report_groups, total_of
 from tree_rl.inspection.row import any_trains
-from tree_rl.inspection.scale.scale_option import MOST_GPUS
 from tree_rl.inspection.text import format_report
 from tree_rl.inspection.verdict.as_json import inspected
 from tree_rl.inspection.verdict.grouping import regroup

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, Groups, Json, Model, RowsOption, Tokenizer, read_rows, refuse_unused
+from tree_rl.commands.row_options import (
+    MOST_GPUS,
+    GroupBy,
+    Groups,
+    Json,
+    Model,
+    RowsOption,
+    Tokenizer,
+    read_file,
+    refuse_unused,
+)
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.memory.choice import Chooser
 from tree_rl.cost.memory.model import GIB, assumed_memory_model
@@ -16,19 +26,12 @@ from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.scale.gpu_split import GivenSeconds, format_split, propose_split
 from tree_rl.inspection.scale.predict_scale import ScaleSettings, format_scale, predict_scale
-from tree_rl.inspection.scale.scale_option import ScaleOption
 from tree_rl.inspection.text import format_run_plan
 from tree_rl.inspection.verdict.as_json import divided, planned, scaled
 
-File = Annotated[
-    Path | None,
-    typer.Argument(help="Rows, as in `tree-rl inspect`. With --cluster and no --model: a run's metrics.jsonl."),
-]
-MaxTokens = Annotated[
-    int | None, typer.Option(min=1, max=2**31 - 1, help="Most unique tokens of one forward (tree.max_tokens).")
-]
-
-
+MOST_PROMPTS = 1_000_000
+"""Most groups of a predicted step, whose layout takes minutes."""
+MOST_SECONDS = 1e12
 OF_SPLITS = ("server_gpus", "rollout_seconds", "training_seconds", "rows_seconds")
 """Options of `--ranks --cluster` without `--model`."""
 OF_STEPS = ("shards", "mini_batches", "prompts", "gpus_per_node", "tflops", "network", "gpu_memory", "checkpoint")
@@ -37,28 +40,60 @@ OF_STEPS = ("shards", "mini_batches", "prompts", "gpus_per_node", "tflops", "net
 
 def plan_file(
     context: typer.Context,
-    file: File = None,
-    max_tokens: MaxTokens = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Rows, as in `tree-rl inspect`. With --cluster and no --model: a run's metrics.jsonl."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**31 - 1, help="Most unique tokens of one forward (tree.max_tokens).")
+    ] = None,
     tokenizer: Tokenizer = None,
     rows_per: RowsOption = RowsPer.TRIAL,
     group_by: GroupBy = None,
     model: Model = None,
     groups: Groups = 20,
-    ranks: ScaleOption.Ranks = None,
-    sp: ScaleOption.Sharing = 1,
-    shards: ScaleOption.Shards = None,
-    mini_batches: ScaleOption.MiniBatches = 1,
-    prompts: ScaleOption.Prompts = None,
-    cluster: ScaleOption.Sweep = False,
-    gpus_per_node: ScaleOption.NodeGpus = 8,
-    tflops: ScaleOption.TeraFlops = Cluster.flops / 1e12,
-    network: ScaleOption.Network = Cluster.network / 1e9,
-    gpu_memory: ScaleOption.Memory = Cluster.memory / GIB,
-    checkpoint: ScaleOption.Checkpoint = None,
-    server_gpus: ScaleOption.ServerGpus = 1,
-    rollout_seconds: ScaleOption.RolloutSeconds = None,
-    training_seconds: ScaleOption.TrainingSeconds = None,
-    rows_seconds: ScaleOption.RowsSeconds = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_GPUS, help="GPUs: predict a training step, its slowest rank, what helps."),
+    ] = None,
+    sp: Annotated[int, typer.Option(min=1, help="GPUs that share tokens (Ulysses).")] = 1,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that hold one copy of the weights (fsdp_size).")
+    ] = None,
+    mini_batches: Annotated[int, typer.Option(min=1, max=MOST_PROMPTS, help="Optimizer steps of a training step.")] = 1,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_PROMPTS, help="Groups of a step, drawn from FILE. Default: each once."),
+    ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Smaller clusters, too, and what breaks first. Without --model: GPUs for rollout and for training.",
+        ),
+    ] = False,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
+    tflops: Annotated[float, typer.Option(min=1.0, help="Of one GPU in training (docs/scale.md).")] = Cluster.flops
+    / 1e12,
+    network: Annotated[
+        float, typer.Option(min=0.1, help="GB/s that a GPU receives from other nodes.")
+    ] = Cluster.network / 1e9,
+    gpu_memory: Annotated[float, typer.Option(min=1.0, help="GiB of a GPU.")] = Cluster.memory / GIB,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="global_step_N of a run of this model: by the costs that it has measured.")
+    ] = None,
+    server_gpus: Annotated[
+        int, typer.Option(min=1, help="GPUs of one rollout server, with --cluster and no --model.")
+    ] = 1,
+    rollout_seconds: Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's rollouts.")
+    ] = None,
+    training_seconds: Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's training on trees.")
+    ] = None,
+    rows_seconds: Annotated[
+        float | None, typer.Option(min=1e-3, max=MOST_SECONDS, help="GPU-seconds of a step's training on rows.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show how each group of rows in FILE would run: whole or in partitions, and without trees.
@@ -82,7 +117,7 @@ def plan_file(
             raise InputError(
                 "plan: expected FILE and --max-tokens; only --ranks --cluster without --model needs neither"
             )
-        rows = read_rows(file, tokenizer, rows_per, group_by, model)
+        rows = read_file(file, tokenizer, rows_per, group_by, model).rows
         if ranks is not None:
             hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
             settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens, checkpoint)

@@ -15,10 +15,10 @@ from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.writing import require_folder_of
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.recording import Recording
-from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import DATA, read_recording
-from tree_rl.inspection.scale.scale_option import MOST_GPUS
 
+MOST_GPUS = 65_536
+"""Largest cluster of a prediction, which assigns rows to every GPU."""
 WORDS = """
 Words: *rows* are the sequences that a trainer receives. A *group* is the rows of one prompt; only they share prefixes.
 *Flat* tokens are those of all rows; *unique* tokens are those of the group's trees, each prefix once. *POR* (potential
@@ -103,13 +103,6 @@ def read_file(
     """Contents of FILE; raises InputError for mistakes in it, and for token ids beyond the model's vocabulary."""
     vocab_size = None if model is None else read_model_shape(model).vocab
     return read_recording(file, tokenizer=tokenizer, rows_per=rows_per, group_by=group_by, vocab_size=vocab_size)
-
-
-def read_rows(
-    file: Path, tokenizer: Path | None, rows_per: RowsPer, group_by: str | None, model: Path | None
-) -> list[Row]:
-    """Rows of FILE; errors as in `read_file`."""
-    return read_file(file, tokenizer, rows_per, group_by, model).rows
 
 
 def typed_command(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tree_rl.commands.row_options import GroupBy, Model, RowsOption, Tokenizer, read_rows, refuse_beside, require_page
+from tree_rl.commands.row_options import GroupBy, Model, RowsOption, Tokenizer, read_file, refuse_beside, require_page
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files.quoting import quoted_path
 from tree_rl.inspection.files.terminal import one_line_errors, say
@@ -42,7 +42,7 @@ def view_file(
         if html is not None:
             refuse_beside(context, "--html", "port", "no_browser")
             require_page(html, "--html", file)
-        rows = read_recorded_rows(file, lambda path: read_rows(path, tokenizer, rows_per, group_by, model))
+        rows = read_recorded_rows(file, lambda path: read_file(path, tokenizer, rows_per, group_by, model).rows)
         source = quoted_path(Path(*file.parts[-2:]))
         page = write_page(view_data(rows, RoleReader(tokenizer), source=source, max_tokens=max_tokens))
         if html is not None:

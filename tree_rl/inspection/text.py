@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from rich.cells import cell_len
 
 from tree_rl.cost.cost_model import ModelShape
-from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.cost.memory.model import GIB
 from tree_rl.extras import install_command
 from tree_rl.inspection.files.quoting import escaped
@@ -63,7 +62,11 @@ def format_run_plan(plan: RunPlan, *, at_most: int) -> str:
     lines = [format_table(TOTALS, totals)]
     if at_most:
         lines += ["", format_table(RUNS, [_run_cells(group) for group in ordered[:at_most]])]
-        chosen = [_choice_cells(group.name, group.choice) for group in ordered[:at_most] if group.choice is not None]
+        named = [(escaped(group.name, NAME_LENGTH), group.choice) for group in ordered[:at_most] if group.choice]
+        chosen = [
+            (name, f"{choice.peak.device / GIB:.1f}", f"{choice.peak.host / GIB:.1f}", choice.name)
+            for name, choice in named
+        ]
         lines += ["", format_table(CHOICES, chosen), CHOICES_SAY] if chosen else []
     if not all(group.is_optimal for group in plan.partitioned) and find_spec("ortools") is None:
         install = install_command("ortools")
@@ -111,11 +114,6 @@ def _overlap_cells(report: GroupReport, shape: ModelShape) -> tuple[str, ...]:
         f"{sum(report.causes.values()):,}",
         f"{overlap.depth:,}",
     )
-
-
-def _choice_cells(name: str, choice: MemoryChoice) -> tuple[str, ...]:
-    peak = choice.peak
-    return escaped(name, NAME_LENGTH), f"{peak.device / GIB:.1f}", f"{peak.host / GIB:.1f}", choice.name
 
 
 def _total(name: str, num_groups: int, sizes: Sequence[int], max_tokens: int) -> tuple[str, ...]:

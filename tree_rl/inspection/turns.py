@@ -5,6 +5,7 @@ from typing import Any
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.messages.conversation import Chat
 from tree_rl.inspection.messages.template_form import REFUSALS
+from tree_rl.rollout.gateway.tokens.call_format import shared_length
 
 PROBES = ("a0", "z9")
 """Two texts that share neither their first nor their last character."""
@@ -61,15 +62,3 @@ class Turns:
             return self._tokenizer.render(messages, self._tools, ask=ask)
         except REFUSALS:
             return None
-
-
-def shared_length(text: str, whole: str) -> int:
-    """Length of the longest common prefix, by bisection: comparing slices is much faster than a loop."""
-    low, high = 0, min(len(text), len(whole))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if whole.startswith(text[low:middle], low):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -102,7 +102,7 @@ def _times(
 
     def trace(batch: Batch) -> None:
         for side, planner in planners.items() if options.trace else ():
-            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner)).text}")
+            say(f"{side}: {profile_update(model, partial(update, model, optimizer, batch, planner))[1]}")
 
     asked = options.batch_of_each_por()
     for por, batch in asked:

@@ -4,7 +4,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,19 +35,16 @@ CLASSES: tuple[tuple[str, str], ...] = (
 OTHER = "other"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateProfile:
-    """What one update did."""
-
-    waits_in_layers: int
-    """Host calls inside a decoder layer, forward or recomputed, that wait for the device."""
-    text: str
-    """For a terminal: these and other waits, how long the device ran and idled, its time by class of kernels, and its
-    longest kernels."""
+KERNELS_SHOWN = 12
 
 
-def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) -> UpdateProfile:
-    """Profile `run`, one update of the model; the text lists the longest kernels."""
+def profile_update(model: Any, run: Callable[[], object]) -> tuple[int, str]:
+    """Profile `run`, one update of the model.
+
+    Returns:
+        The host's calls inside a decoder layer, forward or recomputed, that wait for the device; and a text of these
+        and other waits, how long the device ran and idled, its time by class of kernels, and its longest kernels.
+    """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     with _marked_layers(model), profile(activities=activities) as profiler:
         run()
@@ -62,9 +58,11 @@ def profile_update(model: Any, run: Callable[[], object], *, kernels: int = 12) 
     head = f"waits inside layers {inside}, elsewhere {len(waits) - inside}; device {length:.3f} s, idle {idle:.1%}"
     ran = [kernel for kernel in profiler.key_averages() if _is_on_device(kernel) and kernel.key != LAYER]
     ran.sort(key=lambda kernel: -kernel.self_device_time_total)
-    lines = [f"  {one.self_device_time_total / 1e3:9.1f} ms {one.count:6d} x  {one.key[:90]}" for one in ran[:kernels]]
+    lines = [
+        f"  {one.self_device_time_total / 1e3:9.1f} ms {one.count:6d} x  {one.key[:90]}" for one in ran[:KERNELS_SHOWN]
+    ]
     classes = time_by_class((one.key, one.self_device_time_total / 1e6, one.count) for one in ran)
-    return UpdateProfile(waits_in_layers=inside, text="\n".join([head, *classes, "longest kernels", *lines]))
+    return inside, "\n".join([head, *classes, "longest kernels", *lines])
 
 
 def class_of(kernel: str) -> str:

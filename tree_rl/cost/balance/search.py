@@ -63,7 +63,8 @@ class Search:
         source = parts.slowest
         best, chosen = parts.highest - self._step, None
         for group in sorted(parts.on_rank[source]):
-            runs = self._runs(parts, source, group)
+            runs = parts.runs(source, group)
+            runs = runs.head(1) if self._only_whole else runs
             here = parts.load_D[source] - runs.saved_k
             for target in _targets(parts, source, group):
                 self.trials -= 1
@@ -103,10 +104,6 @@ class Search:
         parts.move(source, target, *outgoing)
         parts.move(target, source, *incoming)
         return True
-
-    def _runs(self, parts: Parts, rank: int, group: int) -> Runs:
-        runs = parts.runs(rank, group)
-        return runs.head(1) if self._only_whole else runs
 
     def _swappable(self, parts: Parts, rank: int) -> "_Swappable":
         """The runs of a rank that a swap tries, cached until the rank changes."""

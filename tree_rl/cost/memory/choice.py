@@ -137,26 +137,15 @@ class Chooser:
 
     def _savings(self, plan: PartitionPlan | None, tokens: int) -> Iterator[MemorySaving]:
         """Any number of offloaded layers in one forward; all or none in partitions, where relays may be offloaded."""
-        every = self.model.shape.layers
-        layers = (0,) if not self._moves_inputs else range(every + 1) if plan is None else (0, every)
-        relays = (self.offload is True, self.offload is True or self._uses_host) if plan is not None else (False,)
-        sizes = self._tiles(tokens if plan is None else plan.capacity_tokens)
+        model, every = self.model, self.model.shape.layers
+        uses_host = self.offload is not False and model.offloads
+        moves_inputs, runs_tiles = uses_host and model.checkpointing, model.tiles and model.checkpointing
+        layers = (0,) if not moves_inputs else range(every + 1) if plan is None else (0, every)
+        relays = (self.offload is True, self.offload is True or uses_host) if plan is not None else (False,)
+        most = tokens if plan is None else plan.capacity_tokens
+        sizes = (None, *(tile for tile in TILE_TOKENS if runs_tiles and tile < most))
         for tile, offloaded, on_host in product(sizes, layers, dict.fromkeys(relays)):
             yield MemorySaving(offloaded_layers=offloaded, tile_tokens=tile, relays_on_host=on_host)
-
-    def _tiles(self, tokens: int) -> list[int | None]:
-        return [
-            None,
-            *(tile for tile in TILE_TOKENS if self.model.tiles and self.model.checkpointing and tile < tokens),
-        ]
-
-    @property
-    def _moves_inputs(self) -> bool:
-        return self._uses_host and self.model.checkpointing
-
-    @property
-    def _uses_host(self) -> bool:
-        return self.offload is not False and self.model.offloads
 
     def _seconds(self, forest: Forest) -> float:
         return self.model.shape.cost.forest(forest) / OPERATIONS_PER_SECOND

@@ -4,6 +4,7 @@ In a `local` sandbox the agent and everything it starts can connect to the sessi
 repository's directory.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,6 @@ from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import quote
 
 PORT = 8700
 """Port of the gateway inside bubblewrap. The same in every session, so that prompts do not differ."""
@@ -68,7 +68,7 @@ class CommandLineAgent:
         if runs.has_model_port:
             endpoint = replace(endpoint, url=f"http://127.0.0.1:{PORT}{address.path}")
         prompt = "\n\n".join(str(message["content"]) for message in messages)
-        command = self.options.command.replace("{model}", endpoint.model).replace("{prompt}", quote([prompt]))
+        command = self.options.command.replace("{model}", endpoint.model).replace("{prompt}", shlex.quote(prompt))
         own = {name: value.replace("{model}", endpoint.model) for name, value in self.options.variables.items()}
         result = await runs.run_agent(
             command,

@@ -3,6 +3,7 @@
 docs/agents has a page for each.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,7 +11,6 @@ from typing import ClassVar
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions, program_limits
 from tree_rl.rollout.agents.installed_program import InstalledProgram, find_program
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import quote
 
 HOME = "/tmp/home"
 """HOME of a harness: in memory and new in every session, so that its settings do not change the repository."""
@@ -44,12 +44,12 @@ class HarnessAgent(CommandLineAgent):
         given = options or HarnessOptions()
         self._name = given.program or self.program
         self._given = given
-        super().__init__(self._options(quote([self._name]), {}))
+        super().__init__(self._options(shlex.quote(self._name), {}))
 
     def find_program(self) -> InstalledProgram:
         """Find the program on this machine, and use it. Raises `ValueError` if it is not installed."""
         found = find_program(self._name, self.install)
-        self.options = self._options(quote([str(found.path)]), {"PATH": found.search_path})
+        self.options = self._options(shlex.quote(str(found.path)), {"PATH": found.search_path})
         return found
 
     def _options(self, program: str, variables: Mapping[str, str]) -> CommandLineOptions:

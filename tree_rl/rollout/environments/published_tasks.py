@@ -4,12 +4,12 @@ They have the published field names and run in the published container images.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from tree_rl.rollout.environments.swe_task import SweTask, names
-from tree_rl.rollout.sandbox.sandbox import quote
 
 DIRECTORY = "/testbed"
 ACTIVATE = "export PATH=/opt/miniconda3/envs/testbed/bin:$PATH CONDA_DEFAULT_ENV=testbed"
@@ -57,7 +57,7 @@ def from_swe_bench(row: Mapping[str, Any]) -> SweTask:
         pass_to_pass=names(row.get("PASS_TO_PASS") or ()),
         log_format="pytest",
         # One command per file, because it fails for a file that the patch adds.
-        before_tests=f"for f in {quote(files)}; do git checkout -q {quote([row['base_commit']])} -- $f; done",
+        before_tests=f"for f in {shlex.join(files)}; do git checkout -q {shlex.quote(row['base_commit'])} -- $f; done",
         test_patch=row["test_patch"],
     )
 
@@ -95,7 +95,7 @@ def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
         log_format="pytest",
-        before_tests=f"git checkout -q {START_TAG} -- {quote(targets)}",
+        before_tests=f"git checkout -q {START_TAG} -- {shlex.join(targets)}",
     )
 
 

@@ -8,6 +8,7 @@ import base64
 import posixpath
 import re
 import secrets
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
@@ -23,7 +24,7 @@ from tree_rl.rollout.environments.swe_reports import (
     verdicts_of,
 )
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import Sandbox, quote
+from tree_rl.rollout.sandbox.sandbox import Sandbox
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 Run = Callable[[str], Awaitable[CommandResult]]
@@ -61,7 +62,7 @@ async def run_suite(task: SweTask, sandbox: Sandbox, run: Run) -> TestReport:
     runner = f".{secrets.token_hex(8)}.py"
     if task.log_format == "unittest":
         await sandbox.write({runner: Path(__file__).with_name(UNITTEST_RUNNER).read_text(encoding="utf-8")})
-    command = task.test_command.replace("{tests}", quote(planted.targets)).replace("{runner}", runner)
+    command = task.test_command.replace("{tests}", shlex.join(planted.targets)).replace("{runner}", runner)
     result = await run((ADDED_TO_PYTEST if task.log_format == "pytest" else "") + command)
     if result.truncated:
         return report_of(task, (), f"the report was cut after {len(result.output)} characters, before its verdicts")
@@ -110,7 +111,7 @@ async def _read(run: Run, path: str) -> str | None:
     """Read a text file of the sandbox; None if it is missing or large."""
     content = b""
     while len(content) < MAX_TEST_FILE_BYTES:
-        command = f"tail -c +{len(content) + 1} {quote([path])} | head -c {READ_BYTES} | base64"
+        command = f"tail -c +{len(content) + 1} {shlex.quote(path)} | head -c {READ_BYTES} | base64"
         done = await run(command)
         if done.truncated:
             return None

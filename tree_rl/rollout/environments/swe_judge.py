@@ -5,6 +5,7 @@ Nothing that the agent started runs there; its code runs only in tests.
 
 import posixpath
 import secrets
+import shlex
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from tree_rl.rollout.environments.cases import passed_cases, programs_for_child
 from tree_rl.rollout.environments.suite_judge import folders_above_tests, left_out_of_suite, run_suite
 from tree_rl.rollout.environments.swe_reports import REPORT_CHARACTERS, TestReport, is_full_reward, report_of
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, quote
+from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 NEVER_COPIED = {".git", "__pycache__"}
@@ -59,7 +60,7 @@ async def _start(task: SweTask, judge_sandbox: Sandbox) -> Callable[[str], bool]
         if task.image is None:
             return leave_out
         folders = [".", *(f"./{folder}" for folder in sorted(folders_above_tests(task)))]
-        listed = await judge_sandbox.run(f"find {quote(folders)} -maxdepth 1")
+        listed = await judge_sandbox.run(f"find {shlex.join(folders)} -maxdepth 1")
         return leave_out_rule(task, [posixpath.normpath(path) for path in listed.output.splitlines()])
     except SandboxDied as error:
         raise SandboxError(f"the judge's sandbox died before the agent's files came: {error}") from error
@@ -112,9 +113,9 @@ async def _run_cases(task: SweTask, sandbox: Sandbox) -> TestReport:
 
 async def _run_verifier(task: SweTask, sandbox: Sandbox) -> TestReport:
     """Run the task's verifier and read its reward, after deleting reward files of the image or the agent."""
-    await in_repository(task, sandbox, f"rm -rf {quote(task.reward_files)}")
+    await in_repository(task, sandbox, f"rm -rf {shlex.join(task.reward_files)}")
     result = await in_repository(task, sandbox, task.test_command)
-    said = [(await in_repository(task, sandbox, f"head -c 1000 {quote([path])}")) for path in task.reward_files]
+    said = [(await in_repository(task, sandbox, f"head -c 1000 {shlex.quote(path)}")) for path in task.reward_files]
     is_full = not result.timed_out and any(one.exit_code == 0 and is_full_reward(one.output) for one in said)
     return report_of(task, task.fail_to_pass if is_full else (), result.output[-REPORT_CHARACTERS:])
 

@@ -67,11 +67,6 @@ class Gateway:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    @property
-    def num_sessions(self) -> int:
-        """Number of open sessions."""
-        return len(self._http.sessions())
-
     async def start(self) -> None:
         """Listen. Raises `OSError` if the address is taken."""
         family = socket.AF_INET6 if ":" in self.options.host else socket.AF_INET
@@ -147,12 +142,9 @@ class Gateway:
             ran_out_of_calls=lambda: session.is_exhausted,
         )
 
-    async def close_session(self, session: Session, *, grace_s: float = 0.0) -> RecordedSession:
-        """Close a session and return its record. Calls that still run after `grace_s` are cancelled.
-
-        Closing a session again returns the same record.
-        """
-        record = await session.close(grace_s=grace_s)
+    async def close_session(self, session: Session) -> RecordedSession:
+        """Close a session, cancel its calls and return its record; closing it again returns the same record."""
+        record = await session.close()
         self._http.remove(session)
         return record
 

@@ -140,16 +140,10 @@ class Session:
                 task.cancel()
             await asyncio.wait(self._running)
 
-    async def close(self, *, grace_s: float = 0.0) -> RecordedSession:
-        """Refuse new calls, wait up to `grace_s` for running ones, cancel the others, and return the record.
-
-        Closing again returns the same record.
-        """
+    async def close(self) -> RecordedSession:
+        """Refuse new calls, cancel running ones, and return the record; closing again returns the same one."""
         async with self._closing:
             if self._record is None:
-                self._is_open = False
-                if self._running:
-                    await asyncio.wait(self._running, timeout=grace_s)
                 await self.stop()
                 self._record = RecordedSession(
                     calls=tuple(self._recorder.calls),

@@ -1,6 +1,7 @@
 """A sandbox in a folder of this machine, for an event loop."""
 
 import asyncio
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ from tree_rl.rollout.sandbox.errors import SandboxDied, SandboxError
 from tree_rl.rollout.sandbox.model_socket import SOCKET, socket_to
 from tree_rl.rollout.sandbox.processes.bubblewrap import MODEL_PLACE
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox import KEY, Sandbox, SandboxOptions, for_judge, quote
+from tree_rl.rollout.sandbox.sandbox import KEY, Sandbox, SandboxOptions, for_judge
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
 from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
 
@@ -68,7 +69,7 @@ class LocalSandbox:
             return await self._in_thread(partial(folder.run, command, environment=variables, limits=limits))
         await self._in_thread(partial(shutil.copy, PROGRAM, folder.model))
         program, socket = f"{MODEL_PLACE}/{PROGRAM.name}", f"{MODEL_PLACE}/{SOCKET}"
-        command = quote(["python3", "-I", "-B", program, socket, str(port), command])
+        command = shlex.join(["python3", "-I", "-B", program, socket, str(port), command])
         async with socket_to(*gateway, folder.model):
             return await self._in_thread(partial(folder.run, command, environment=variables, limits=limits))
 

@@ -4,7 +4,7 @@
 SWE-ReX reaches.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -109,8 +109,3 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """Stop and delete the sandbox; idempotent, also after a failed start. A cancellation waits for it."""
-
-
-def quote(arguments: Iterable[str]) -> str:
-    """Quote and join the arguments of a shell command."""
-    return " ".join("'" + argument.replace("'", "'\\''") + "'" for argument in arguments)

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import posixpath
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,6 @@ from tree_rl.rollout.sandbox.sandbox import (
     SandboxError,
     SandboxOptions,
     for_judge,
-    quote,
 )
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 from tree_rl.rollout.sandbox.uninterrupted import uninterrupted
@@ -170,7 +170,7 @@ class SweRexSandbox:
         self, command: str, *, variables: Mapping[str, str], gateway: tuple[str, int], port: int, limits: Limits
     ) -> CommandResult:
         """Execute a program that uses the gateway's address, which the container's network must reach."""
-        exports = "".join(f"export {name}={quote([value])}\n" for name, value in variables.items())
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
         return await self._run(exports + command, limits)
 
     async def _run(self, command: str, limits: Limits) -> CommandResult:

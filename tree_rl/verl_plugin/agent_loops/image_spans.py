@@ -39,7 +39,11 @@ def spans_of_images(
     if ends[-1] != len(tokens):
         return []
     of_images = zip(np.split(tokens, ends[:-1]), np.asarray(grids), pixels.split(patches.tolist()), strict=True)
-    return [(int(own[0]), int(own[-1]) + 1, _key(grid, image)) for own, grid, image in of_images]
+    # Keys are above all ids of tokens, and int32 as they are.
+    return [
+        (int(own[0]), int(own[-1]) + 1, FIRST_NUMBER + image_hash(grid, image) % FIRST_NUMBER)
+        for own, grid, image in of_images
+    ]
 
 
 def with_image_keys(token_ids: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
@@ -50,8 +54,3 @@ def with_image_keys(token_ids: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
     for start, stop, key in spans:
         keyed[start:stop] = key
     return keyed
-
-
-def _key(grid: np.ndarray, pixels: Any) -> int:
-    """Above all ids of tokens, and an int32 as they are."""
-    return FIRST_NUMBER + image_hash(grid, pixels) % FIRST_NUMBER

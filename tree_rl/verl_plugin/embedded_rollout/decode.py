@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tree_rl.models.images import reads_images
+from tree_rl.tree.forest.order import shared_prefix
 from tree_rl.verl_plugin.embedded_rollout.prompt_images import ImageFeatures, PromptImages
 from tree_rl.verl_plugin.embedded_rollout.sampling import Sampling, sample
 from tree_rl.verl_plugin.embedded_rollout.slot_cache import SlotCache, num_slots_within
@@ -169,7 +170,7 @@ class DecodeEngine:
             fits = not batch or (
                 padded <= self.max_batched_tokens and padded <= PADDING_FACTOR * (sum(suffixes) + suffix) + 64
             )
-            if fits and not any(_shared_prefix(prompt, other) > cached + 16 for other in prompts):
+            if fits and not any(shared_prefix(prompt, other) > cached + 16 for other in prompts):
                 batch.append(request)
                 suffixes.append(suffix)
                 prompts.append(prompt)
@@ -232,9 +233,3 @@ def _last(request: Request) -> NewTokens:
     if request.images is not None:
         new.position_3Q = request.images.position_behind(len(request.token_ids) - 1)
     return new
-
-
-def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    width = min(len(a), len(b))
-    equal = a[:width] == b[:width]
-    return width if equal.all() else int(equal.argmin())

@@ -100,12 +100,10 @@ class TreeSFTTrainer(SFTTrainer):
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
                 refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
-        engine = self.engine_config
+        engine, weights = self.engine_config, None
         if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
             weights = row_weights(self.train_dataset, engine.tree.custom_weights)
-            self.train_dataset = WeighedRows(self.train_dataset, weights)
-        if self.group_of_row is not None:
-            self.train_dataset = GroupedRows(self.train_dataset, self.group_of_row)
+        self.train_dataset = MarkedRows(self.train_dataset, group_of_row=self.group_of_row, weight_of_row=weights)
 
     def _build_dataloader(self) -> None:
         super()._build_dataloader()
@@ -137,32 +135,25 @@ class TreeSFTTrainer(SFTTrainer):
         return partial(collate_with_uid, self.collate_fn)
 
 
-class WeighedRows(Dataset):
-    """A dataset whose rows also have their weight in the loss."""
+class MarkedRows(Dataset):
+    """A dataset whose rows also have the number of their conversation and their weight in the loss, where given."""
 
-    def __init__(self, rows: Any, weight_of_row: np.ndarray) -> None:
-        self._rows, self._weight_of_row = rows, weight_of_row
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Batch:
-        row = self._rows[index]
-        weight_T = torch.full((len(row["input_ids"]),), self._weight_of_row[index], dtype=torch.float64)
-        return {**row, PATH_WEIGHT_COLUMNS["custom"]: weight_T}
-
-
-class GroupedRows(Dataset):
-    """A dataset whose rows also have the number of their conversation."""
-
-    def __init__(self, rows: Any, group_of_row: np.ndarray) -> None:
-        self._rows, self._group_of_row = rows, group_of_row
+    def __init__(
+        self, rows: Any, *, group_of_row: np.ndarray | None = None, weight_of_row: np.ndarray | None = None
+    ) -> None:
+        self._rows, self._group_of_row, self._weight_of_row = rows, group_of_row, weight_of_row
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Batch:
-        return {**self._rows[index], CONVERSATION: int(self._group_of_row[index])}
+        row = dict(self._rows[index])
+        if self._weight_of_row is not None:
+            length, weight = len(row["input_ids"]), self._weight_of_row[index]
+            row[PATH_WEIGHT_COLUMNS["custom"]] = torch.full((length,), weight, dtype=torch.float64)
+        if self._group_of_row is not None:
+            row[CONVERSATION] = int(self._group_of_row[index])
+        return row
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:

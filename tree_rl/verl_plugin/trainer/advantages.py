@@ -152,8 +152,9 @@ def _branch_by_branch(data: DataProto, sessions: Sessions, estimation: Estimatio
     """Run the estimator once per branch index on one row per session."""
     shape = data.batch["token_level_rewards"].shape
     advantages_BT, returns_BT = torch.zeros(shape), torch.zeros(shape)
-    for branch in range(sessions.most_rows):
-        rows = sessions.rows_of_branch(branch)
+    for branch in range(max(map(len, sessions.rows_of_session), default=0)):
+        # A session with fewer rows takes part with its final one.
+        rows = np.array([own[min(branch, len(own) - 1)] for own in sessions.rows_of_session], dtype=np.int64)
         estimated = estimation.stock(data.select_idxs(rows)).batch
         mine = np.array([branch < len(members) for members in sessions.rows_of_session])
         advantages_BT[rows[mine]] = estimated["advantages"][mine].to(advantages_BT)

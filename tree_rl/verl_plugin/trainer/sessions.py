@@ -53,14 +53,6 @@ class Sessions:
         """int64 [S], the row with each session's outcome."""
         return np.array([rows[-1] for rows in self.rows_of_session], dtype=np.int64)
 
-    @property
-    def most_rows(self) -> int:
-        return max((len(rows) for rows in self.rows_of_session), default=0)
-
-    def rows_of_branch(self, branch: int) -> np.ndarray:
-        """int64 [S], one row per session: its branch of that index, or its final row if it has fewer branches."""
-        return np.array([rows[min(branch, len(rows) - 1)] for rows in self.rows_of_session], dtype=np.int64)
-
 
 def trained_token_weights(
     sessions: Sessions, row_tokens: Sequence[np.ndarray], response_mask_BT: torch.Tensor, response_lengths: np.ndarray

@@ -46,7 +46,7 @@ from tree_rl.verl_plugin.resume.row_names import uid_of_row
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse, Update
+from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.queue_rows import (
     fetch_call_weights,
@@ -203,11 +203,9 @@ class TreeTrainerMixin(ResumableTrainer):
         """Run verl's pass, unless the update will compute the same log-probs."""
         trains = self.config.trainer.critic_warmup <= self.global_steps
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
-        update = Update(
-            optimizer_steps=self._steps[0] * epochs if trains else 0,
-            needs_earlier_weights=self._needs_earlier_weights(),
+        self._reuses_log_probs = self._reuse.serves(
+            self._steps[0] * epochs if trains else 0, needs_earlier_weights=self._needs_earlier_weights()
         )
-        self._reuses_log_probs = self._reuse.serves(update)
         metrics["tree/reused_log_probs"] = float(self._reuses_log_probs)
         if self._reuses_log_probs:
             self._skip_old_log_prob()

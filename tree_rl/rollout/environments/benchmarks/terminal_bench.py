@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from tree_rl.rollout.environments.swe_task import SweTask
-from tree_rl.rollout.sandbox.sandbox import quote
 
 PLACE = ".terminal-bench-tests"
 """Folder in the working directory to which we write the tests before moving them to /tests."""
@@ -75,5 +74,5 @@ def _directory(dockerfile: str) -> str:
 
 def _text(name: str, files: Mapping[str, str], path: str) -> str:
     if not files.get(path):
-        raise ValueError(f"{name}: expected the file {path!r}, received {quote(sorted(files))}")
+        raise ValueError(f"{name}: expected the file {path!r}, received {' '.join(map(repr, sorted(files)))}")
     return files[path]

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -117,9 +116,15 @@ def common_prefix(one: str, other: str) -> str:
 
 
 def shared_length(one: Shared, other: Shared) -> int:
-    """Length of the common prefix."""
-    lengths = range(min(len(one), len(other)) + 1)
-    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length]) - 1
+    """Length of the common prefix, by bisection: comparing slices is much faster than a loop."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _rendered(render: Render, messages: Sequence[ChatMessage], **options: Any) -> str | None:

@@ -21,16 +21,6 @@ ENGINE = ENGINES[0]
 KEY = f"{ENGINE}.tree.reuse_log_probs"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """The properties of one update that decide about the pass."""
-
-    optimizer_steps: int
-    """Number of mini-batches times epochs; 0 while only the critic trains."""
-    needs_earlier_weights: bool = False
-    """True if old log-probs need earlier weights than the update's."""
-
-
 @dataclass(kw_only=True, slots=True)
 class LogProbReuse:
     """The setting of a run, and the decision for each update."""
@@ -63,28 +53,29 @@ class LogProbReuse:
             )
         return cls(setting=setting, conflict=conflict)
 
-    def serves(self, update: Update) -> bool:
+    def serves(self, optimizer_steps: int, *, needs_earlier_weights: bool = False) -> bool:
         """True if the update's log-probs replace the pass; logs each source once.
+
+        Args:
+            optimizer_steps: number of mini-batches times epochs; 0 while only the critic trains.
+            needs_earlier_weights: True if old log-probs need earlier weights than the update's.
 
         Raises:
             UnsupportedFeatureError: `reuse_log_probs=True`, but this update needs the pass.
         """
-        reason = self.conflict or _conflict_of_update(update)
-        if reason is not None and self.setting is True and update.optimizer_steps:
+        reason = self.conflict
+        if reason is None and needs_earlier_weights:
+            reason = "this update takes them from the weights of an earlier one"
+        elif reason is None and optimizer_steps != 1:
+            several = f"the update takes {optimizer_steps} optimizer steps"
+            reason = several if optimizer_steps else "the actor does not train yet (trainer.critic_warmup)"
+        if reason is not None and self.setting is True and optimizer_steps:
             raise UnsupportedFeatureError(f"{KEY}=True, but {reason}; set it to {AUTO}")
         source = "the update's forward" if reason is None else f"a pass before the update: {reason}"
         if source not in self.logged:
             self.logged.add(source)
             logger.warning("old log-probs are those of %s", source)
         return reason is None
-
-
-def _conflict_of_update(update: Update) -> str | None:
-    if update.needs_earlier_weights:
-        return "this update takes them from the weights of an earlier one"
-    if update.optimizer_steps > 1:
-        return f"the update takes {update.optimizer_steps} optimizer steps"
-    return None if update.optimizer_steps else "the actor does not train yet (trainer.critic_warmup)"
 
 
 def _conflict(config: DictConfig) -> str | None:
