@@ -94,6 +94,14 @@ def test_branpo_takes_it_away_from_the_worse_of_two_good_ones() -> None:
     assert [row[-1:] for row in credit] == worked([[0], [1.04564], [-0.85553], [-0.85553]])
 
 
+def test_branpos_trunks_are_those_of_a_tree() -> None:
+    # The first leaves of two trees begin with the same token by chance, which none of their own tree shares.
+    trees = [{"tree": tree} for tree in "aabb"]
+    tree = tree_of([[1, 2, 3], [1, 4], [1, 2, 5], [1, 6]], [1.0, 0.0, 0.0, 0.0], leaves=trees)
+    # Suffixes 1, 0, 0, 0: mean 1/4, deviation 0.5.
+    assert behind_the_prompt(credit_of(branpo, tree)) == worked([[1.5, 1.5], [-0.5], [-0.5, -0.5], [-0.5]])
+
+
 TWO_STEPS = [[CONTEXT, 0, CONTEXT, 1]] * 3
 
 

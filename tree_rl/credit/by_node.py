@@ -144,7 +144,10 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     one_group = np.zeros(len(value_G), dtype=np.int64)
     trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)
     branched_P = np.bincount(tree.tree_P, tree.number_P)[tree.tree_P] > 1
-    number_below_F = tree.on_nodes(tree.number_below())
+    tree_F = tree.on_leaves(tree.tree_P)
+    # Trees may begin with equal tokens: a token that two of them share is still a leaf's own in each.
+    in_tree_PG = tree.number_P[:, None] * (tree.tree_P[:, None] == np.arange(len(value_G)))
+    number_below_F = (tree.passes_VP @ in_tree_PG)[tree.node_F, tree_F]
     own_F = (tree.steps.step_F != CONTEXT) & (number_below_F <= 1)
     leaf_P = np.arange(len(reward_P))
     has_suffix_P = branched_P & np.isin(leaf_P, tree.on_leaves(leaf_P)[own_F])
@@ -159,4 +162,4 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
         if (more | (as_much & shorter_wins)).any():
             suffix_P[leaf] = 0.0
     is_trunk_F = (number_below_F > 1) | ~tree.on_leaves(branched_P)
-    return np.where(is_trunk_F, tree.on_leaves(trunk_G[tree.tree_P]), tree.on_leaves(suffix_P))
+    return np.where(is_trunk_F, trunk_G[tree_F], tree.on_leaves(suffix_P))
