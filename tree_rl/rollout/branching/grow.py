@@ -106,8 +106,10 @@ async def grow(
         for one, result in zip(new, await asyncio.gather(*map(play, new), return_exceptions=True), strict=True):
             if not isinstance(result, BaseException):
                 finished.append(one)
-            else:
-                logger.warning("branch %d is left out", one.number, exc_info=result)
+                continue
+            logger.warning("branch %d is left out", one.number, exc_info=result)
+            if not one.session and one.fault is None:
+                one.fault = f"it did not start: {result}"
 
 
 def _choose(
