@@ -107,9 +107,12 @@ async def grow(
             if not isinstance(result, BaseException):
                 finished.append(one)
                 continue
-            logger.warning("branch %d is left out", one.number, exc_info=result)
+            reason = str(result) or type(result).__name__
             if not one.session and one.fault is None:
-                one.fault = f"it did not start: {result}"
+                one.fault = reason
+            # Sessions that do not repeat themselves are no bug, and every branch of theirs ends up here.
+            is_told = one.fault is not None and one.fault in reason
+            logger.warning("branch %d is left out: %s", one.number, reason, exc_info=None if is_told else result)
 
 
 def _choose(
