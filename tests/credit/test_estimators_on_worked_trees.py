@@ -79,19 +79,27 @@ def two_trunks(outcomes: list[float]) -> CreditTree:
     return tree_of(rows, outcomes, steps=steps)
 
 
-def test_branpo_takes_a_positive_suffix_away_from_the_longer_of_two_equals() -> None:
+def test_branpo_takes_a_positive_first_step_away_from_the_longer_of_two_equals() -> None:
     # Suffixes 1, 1, 0, 1: mean 3/4, deviation 0.5. The second leaf has three steps, its sibling two.
     credit = behind_the_prompt(credit_of(branpo, two_trunks([1.0, 1.0, 0.0, 1.0])))
-    assert [row[-1:] for row in credit] == worked([[0.5], [0], [-1.5], [0.5]])
+    assert [row[1:] for row in credit] == worked([[0.5], [0, 0.5], [-1.5], [0.5]])
     # Trunks 1 and 1/2: +-0.25 / 0.353553.
     assert [row[:1] for row in credit] == worked([[HALF_ROOT], [HALF_ROOT], [-HALF_ROOT], [-HALF_ROOT]])
-    assert credit_of(branpo, two_trunks([1.0, 1.0, 0.0, 1.0]), solved_from=0.75)[1][-1] == pytest.approx(0.5, abs=3e-5)
+    assert credit_of(branpo, two_trunks([1.0, 1.0, 0.0, 1.0]), solved_from=0.75)[1][2] == pytest.approx(0.5, abs=3e-5)
 
 
 def test_branpo_takes_it_away_from_the_worse_of_two_good_ones() -> None:
     # Suffixes 0.8, 1, 0, 0: mean 0.45, deviation 0.525991. The first is above the mean and below its sibling.
     credit = credit_of(branpo, two_trunks([0.8, 1.0, 0.0, 0.0]))
     assert [row[-1:] for row in credit] == worked([[0], [1.04564], [-0.85553], [-0.85553]])
+
+
+def test_branpos_trunks_are_those_of_a_tree() -> None:
+    # The first leaves of two trees begin with the same token by chance, which none of their own tree shares.
+    trees = [{"tree": tree} for tree in "aabb"]
+    tree = tree_of([[1, 2, 3], [1, 4], [1, 2, 5], [1, 6]], [1.0, 0.0, 0.0, 0.0], leaves=trees)
+    # Suffixes 1, 0, 0, 0: mean 1/4, deviation 0.5.
+    assert behind_the_prompt(credit_of(branpo, tree)) == worked([[1.5, 1.5], [-0.5], [-0.5, -0.5], [-0.5]])
 
 
 TWO_STEPS = [[CONTEXT, 0, CONTEXT, 1]] * 3

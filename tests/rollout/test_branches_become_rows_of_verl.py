@@ -146,6 +146,20 @@ def test_a_policy_that_fails_costs_no_session(model_path: Path, monkeypatch: pyt
         assert sorted(queue.rows) == ["u_0_0", "u_1_0"] and queue.tags["u_0_0"]["prompt_branches"] == 0
 
 
+def cuts_behind_the_end(sessions: Any, rng: Any) -> list[Cut]:
+    return [Cut(session=one.session, token=token) for one in sessions for token in (-1, one.tokens)]
+
+
+def test_branches_that_could_not_start_are_counted(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = run_prompt(model_path, monkeypatch, {"policy": f"{__name__}.{cuts_behind_the_end.__name__}"})
+    assert sorted(queue.rows) == ["u_0_0", "u_1_0"] and queue.tags["u_0_0"]["prompt_unforked_sessions"] == 4
+    for token in (-1, 25):
+        assert f"is left out: cut at token {token}: expected a token that session 1 generated, 0 to 24" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

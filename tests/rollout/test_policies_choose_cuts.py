@@ -97,10 +97,10 @@ def test_tail_follows_the_table_of_branpo() -> None:
 
     # All solved: one more last turn each.
     assert places(tail(first((1.0, 3), (1.0, 2)), rng)) == [(0, 20, 1), (1, 10, 1)]
-    # 3 of 4 solved, mean of 3 turns: the long solved one from two turns before its end; a = 3/4, so the others at the
-    # last turn.
-    sessions = first((1.0, 5), (1.0, 2), (1.0, 3), (0.0, 2))
-    assert places(tail(sessions, rng)) == [(0, 30, 5), (1, 10, 2), (2, 20, 2), (3, 10, 2)]
+    # 3 of 4 solved, in a mean of 10/3 turns: the long solved one from two turns before its end; a = 3/4, so the others
+    # at the last turn.
+    sessions = first((1.0, 5), (1.0, 2), (1.0, 3), (0.0, 1))
+    assert places(tail(sessions, rng)) == [(0, 30, 5), (1, 10, 2), (2, 20, 2), (3, 0, 2)]
     # 4 of 5 solved, all as long: only the unsolved.
     assert places(tail(first(*[(1.0, 2)] * 4, (0.0, 2)), rng)) == [(4, 10, 2)]
     # None solved: 1, 2, 3 turns before the end, until a branch is solved.

@@ -194,6 +194,9 @@ def test_path_weights_of_split_groups_count_the_whole_group(queue: LocalQueue, w
 @pytest.mark.parametrize("weighting", ["session", "custom"])
 def test_weights_of_sessions_and_of_ones_own_reach_the_rows(queue: LocalQueue, weighting: str) -> None:
     first = put_rows(queue, [[3, 5], [1]])
+    for key in first.keys:
+        report = queue.rows[key]["extra_fields"]["reward_extra_info"]
+        report["a"] = abs(report["a"])
     queue.rows["uid-0_0_1"]["extra_fields"]["a"] = [0.5] * len(queue.rows["uid-0_0_1"]["response_mask"])
     advantages(weighing_trainer(weighting, custom_weights="a"), first)
     for key in first.keys:
@@ -229,6 +232,10 @@ def test_a_row_without_its_weight_is_named(queue: LocalQueue) -> None:
     for wrong in ("much", [1.0, [2.0]]):
         with pytest.raises(ValueError, match=r"row 1: tree\.custom_weights=a: .*; expected numbers"):
             custom_weights("a", [2, 2], [{"a": 1.0}, {"a": wrong}], [])
+    # Also where the row trains nothing: the divisor of an average over sequences counts it.
+    for bad in (float("nan"), [1.0, -0.5]):
+        with pytest.raises(ValueError, match=r"row 1: .*=a: expected finite .* at least 0, received (nan|-0\.5)"):
+            custom_weights("a", [2, 2], [{"a": 1.0}, {"a": bad}], [])
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

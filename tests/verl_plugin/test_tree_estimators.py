@@ -133,6 +133,21 @@ def test_a_step_without_recorded_calls_is_a_run_that_rows_of_a_session_share() -
     assert tree.steps.leaf_T.tolist() == [0, 0, 0, 1]
 
 
+def test_the_order_of_a_batch_decides_nothing() -> None:
+    # Without recorded calls the first session's rows are one step with two ends; its action is what branch 0 generated.
+    keys, ids = ["u_0_0", "u_0_1", "u_1_0"], [np.array([1, 2, 3]), np.array([1, 2, 4]), np.array([1, 2, 4])]
+    scores = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    found = []
+    for order in ([0, 1, 2], [2, 1, 0]):
+        tensors = {"response_mask": torch.ones(3, 2), "token_level_scores": scores[order]}
+        tensors["token_level_rewards"] = scores[order]
+        data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
+        batch = data, [keys[row] for row in order], [ids[row] for row in order], np.array([2, 2, 2])
+        got = advantages_of("rtmc", *batch, states="observation", prior=0.0).batch["advantages"]
+        found.append(got[np.argsort(order)].tolist())
+    assert found[0] == found[1] == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5]]
+
+
 def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
     def half(tree: Any) -> np.ndarray:
         return np.ones(1)

@@ -126,7 +126,7 @@ def spo(tree: CreditTree, *, by_std: bool = False) -> np.ndarray:
 
 def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -> np.ndarray:
     """Trunk: A = GRPO over the prompt's trees of their mean outcome. Suffix: A = GRPO over all suffixes of the prompt;
-    0 instead of a positive A where the suffix is dispreferred.
+    0 instead of a positive A in the first step of a suffix that is dispreferred.
 
     A trunk is what several leaves of a tree share, a suffix what one leaf has alone; a tree of one leaf is all trunk.
     Source: BranPO, arXiv 2602.03719, `agent_ppo_branch_trainer.py:131-157,712`. Readings: the branch set is all
@@ -134,7 +134,6 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     is dispreferred if another of its tree earned more, or as much in fewer steps where the prompt's mean outcome is
     above `solved_from`; a trunk trains in each of its rows, where the code trains it in one.
     """
-    steps_P = np.bincount(tree.steps.leaf_T, minlength=len(tree.leaves))
     share_P, reward_P = tree.share_P, tree.reward_P
     share_G = np.bincount(tree.tree_P, share_P)
     # Leaves of weight 0 count only in a tree without others.
@@ -144,19 +143,32 @@ def branpo(tree: CreditTree, *, solved_from: float = 0.5, by_std: bool = True) -
     one_group = np.zeros(len(value_G), dtype=np.int64)
     trunk_G = normalise(value_G, one_group, share_X=counts_G, number_X=counts_G, by_std=by_std)
     branched_P = np.bincount(tree.tree_P, tree.number_P)[tree.tree_P] > 1
-    number_below_F = tree.on_nodes(tree.number_below())
-    own_F = (tree.steps.step_F != CONTEXT) & (number_below_F <= 1)
     leaf_P = np.arange(len(reward_P))
-    has_suffix_P = branched_P & np.isin(leaf_P, tree.on_leaves(leaf_P)[own_F])
+    leaf_F, step_F = tree.on_leaves(leaf_P), tree.steps.step_F
+    tree_F = tree.tree_P[leaf_F]
+    # Trees may begin with equal tokens: a token that two of them share is still a leaf's own in each.
+    in_tree_PG = tree.number_P[:, None] * (tree.tree_P[:, None] == np.arange(len(value_G)))
+    number_below_F = (tree.passes_VP @ in_tree_PG)[tree.node_F, tree_F]
+    own_F = (step_F != CONTEXT) & (number_below_F <= 1)
+    has_suffix_P = branched_P & np.isin(leaf_P, leaf_F[own_F])
     # Leaves without a suffix take no part.
     group_P = np.where(has_suffix_P, 0, 1 + leaf_P)
     suffix_P = tree.normalise_leaves(reward_P, group_P, by_std=by_std)
+    loses_P = has_suffix_P & (suffix_P > 0) & _is_dispreferred(tree, solved_from)
+    first_step_P = np.full(len(leaf_P), len(tree.steps))
+    np.minimum.at(first_step_P, leaf_F[own_F], step_F[own_F])
+    suffix_F = np.where(loses_P[leaf_F] & (step_F == first_step_P[leaf_F]), 0.0, suffix_P[leaf_F])
+    is_trunk_F = (number_below_F > 1) | ~branched_P[leaf_F]
+    return np.where(is_trunk_F, trunk_G[tree_F], suffix_F)
+
+
+def _is_dispreferred(tree: CreditTree, solved_from: float) -> np.ndarray:
+    """bool [P], True if another leaf of its tree did better."""
+    steps_P = np.bincount(tree.steps.leaf_T, minlength=len(tree.leaves))
+    share_P, reward_P = tree.share_P, tree.reward_P
     shorter_wins = (share_P * reward_P).sum() > solved_from * share_P.sum()
-    for leaf in np.flatnonzero(has_suffix_P & (suffix_P > 0)):
-        siblings = np.flatnonzero((tree.tree_P == tree.tree_P[leaf]) & (share_P > 0))
-        more = reward_P[siblings] > reward_P[leaf]
-        as_much = (reward_P[siblings] == reward_P[leaf]) & (steps_P[siblings] < steps_P[leaf])
-        if (more | (as_much & shorter_wins)).any():
-            suffix_P[leaf] = 0.0
-    is_trunk_F = (number_below_F > 1) | ~tree.on_leaves(branched_P)
-    return np.where(is_trunk_F, tree.on_leaves(trunk_G[tree.tree_P]), tree.on_leaves(suffix_P))
+    is_rival_PP = (tree.tree_P[:, None] == tree.tree_P) & (share_P > 0)
+    earned_more_PP = reward_P > reward_P[:, None]
+    was_shorter_PP = (reward_P == reward_P[:, None]) & (steps_P < steps_P[:, None])
+    found: np.ndarray = (is_rival_PP & (earned_more_PP | (was_shorter_PP & shorter_wins))).any(axis=1)
+    return found

@@ -125,6 +125,11 @@ def custom_weights(
                 f"row {row}: tree.custom_weights={name}: expected a number, or one for each of {length} response "
                 f"tokens, received {'none' if one is None else weight.shape}"
             )
+        wrong = weight[~(np.isfinite(weight) & (weight >= 0))]
+        if wrong.size:
+            raise ValueError(
+                f"row {row}: tree.custom_weights={name}: expected finite numbers of at least 0, received {wrong[0]}"
+            )
         weights.append(np.broadcast_to(weight, length).copy())
     return weights
 

@@ -106,8 +106,13 @@ async def grow(
         for one, result in zip(new, await asyncio.gather(*map(play, new), return_exceptions=True), strict=True):
             if not isinstance(result, BaseException):
                 finished.append(one)
-            else:
-                logger.warning("branch %d is left out", one.number, exc_info=result)
+                continue
+            reason = str(result) or type(result).__name__
+            if not one.session and one.fault is None:
+                one.fault = reason
+            # Sessions that do not repeat themselves are no bug, and every branch of theirs ends up here.
+            is_told = one.fault is not None and one.fault in reason
+            logger.warning("branch %d is left out: %s", one.number, reason, exc_info=None if is_told else result)
 
 
 def _choose(

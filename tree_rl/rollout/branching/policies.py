@@ -130,7 +130,7 @@ def entropy(
 def tail(sessions: Sequence[SessionNodes], rng: random.Random) -> list[Cut]:
     """Sample the last turns of sessions again, more often the less the prompt is decided, as BranPO does.
 
-    With a the share of solved first sessions, r a session's reward, T its turns and T' their mean:
+    With a the share of solved first sessions, r a session's reward, T its turns and T' the mean turns of the solved:
 
         if                                        branches   turns from the end, round by round
         1/2 < a < 1, r solved, T - T' >= 0.1      5          2
@@ -142,12 +142,14 @@ def tail(sessions: Sequence[SessionNodes], rng: random.Random) -> list[Cut]:
     A later round takes place only if no branch of the session changed whether it is solved, so it needs `rounds` 3. A
     session with fewer turns branches at its first.
 
-    Source: arXiv 2602.03719, its code `agent_branch_engine.py`, which counts the session itself as a branch. It also
-    keeps branches of another length with the same reward; here those end the rounds no sooner.
+    Source: arXiv 2602.03719, its code `agent_branch_engine.py`, which counts the session itself as a branch. Readings:
+    the code samples a session's branches in turn and keeps only the first that changed the reward or, where the session
+    is solved and 1/2 < a < 1, the length; here all run at once and are kept, and a length ends the rounds no sooner.
     """
     first = [one for one in sessions if one.parent is None]
     solved = mean(one.reward >= SOLVED for one in first)
-    mean_turns = mean(one.turns for one in first)
+    turns_of_solved = [one.turns for one in first if one.reward >= SOLVED]
+    mean_turns = mean(turns_of_solved) if turns_of_solved else 0.0
     cuts = []
     for one in first:
         is_solved = one.reward >= SOLVED

@@ -171,7 +171,8 @@ class Fork:
         for index, call, start in _positions(self.parent.calls):
             if start <= self.token < start + len(call.response_ids):
                 return index, call, start
-        raise ValueError(f"cut at token {self.token}: session {self.parent.number} did not generate so many")
+        last, session = sum(len(call.response_ids) for call in self.parent.calls) - 1, self.parent.number
+        raise ValueError(f"cut at token {self.token}: expected a token that session {session} generated, 0 to {last}")
 
 
 def _positions(calls: tuple[ModelCall, ...]) -> Iterator[tuple[int, ModelCall, int]]:

@@ -67,7 +67,8 @@ def credit_trees(
             steps[row] = np.concatenate([context, np.where(trained, given, CONTEXT)])
     trees = []
     for uid in dict.fromkeys(uids):
-        rows = [row for row, one in enumerate(uids) if one == uid]
+        # By session and branch: the layout of the batch decides nothing.
+        rows = [row for members in sessions.rows_of_session for row in members.tolist() if uids[row] == uid]
         members, leaf_of_row = np.unique(sessions.session_of_row[rows], return_inverse=True)
         leaves: list[Leaf] = []
         for session in members.tolist():
