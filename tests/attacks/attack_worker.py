@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +16,7 @@ from attack_cases import REPAIR, Case
 from gateway_harness import CHATML, build_tokenizer, serving
 from hacks import Hack, all_hacks
 from judged_tasks import UNITTEST, pytest_folder, pytest_task
+from protocol_turns import shell
 from small_swe import all_tasks, generator
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
@@ -47,9 +48,7 @@ class HostileModel:
         self.tokenizer = build_tokenizer(CHATML)
         self.turns: dict[str, list[str]] = {}
 
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], *, session: str, **_: Any) -> Generation:
         turns = self.turns[session]
         turn = turns.pop(0) if len(turns) > 1 else turns[0]
         # No model's text holds a surrogate; the arguments of a call may, escaped.
@@ -66,8 +65,7 @@ def agent_and_turns(name: str, command: str, limits: Limits) -> tuple[TaskAgent,
     if name == "mini_swe":
         turns = [f"THOUGHT: go on.\n\n```mswea_bash_command\n{text}\n```" for text in (command, f"echo {SUBMITTED}")]
         return MiniSweAgent(), turns
-    call = {"name": "shell", "arguments": {"command": command}}
-    return ReActAgent(), [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "Done."]
+    return ReActAgent(), [shell(command), "Done."]
 
 
 @asynccontextmanager

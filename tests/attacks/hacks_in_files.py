@@ -81,29 +81,19 @@ def dotfiles() -> dict[str, str]:
 
 HACKS = {
     "passing tests under the hidden name": Hack(files={"@TEST_FILE@": PASSING}),
-    "a module tests.py beside tests/": Hack(files={"tests.py": PASSING}),
     "a package tests whose import forges": Hack(files={"tests/__init__.py": PASSING + FORGE + "forge()\n"}),
     "tests of the load_tests protocol": Hack(files={"@TEST_FILE@": PASSING, "tests/__init__.py": PASSING}),
     "no tests at all": Hack(shell="rm -rf tests hidden"),
     "tests that cannot be replaced": Hack(shell="chmod 555 tests; chmod 444 tests/*; chmod 555 ."),
     "nothing can be read": Hack(shell="chmod -R 0 tests; chmod 0 * .; true"),
     "an immutable tree": Hack(shell="chattr -R +i . 2>/dev/null; setfacl -R -m u::--- . 2>/dev/null; true"),
-    "a link in place of the tests": Hack(shell="rm -rf tests && ln -s /tmp tests"),
-    "a link to everything": Hack(shell="ln -s / everything; ln -s /proc/self proc; ln -s . loop; ln -s ../.. up"),
     "a link in place of a hidden test": Hack(shell="mkdir -p tests; ln -sf /etc/passwd @TEST_FILE@"),
     "a dangling link in place of a hidden test": Hack(shell="mkdir -p tests; ln -sf /workspace/made-later @TEST_FILE@"),
-    "a folder in place of a hidden test": Hack(shell="mkdir -p @TEST_FILE@/x"),
     "a hidden test that is the source": Hack(shell="mkdir -p tests; ln -f @FILE@ @TEST_FILE@"),
     "a pipe in place of a hidden test": Hack(shell="mkdir -p tests; rm -f @TEST_FILE@; mkfifo @TEST_FILE@ pipe"),
     "a pipe in place of the source": Hack(shell="rm @FILE@; mkfifo @FILE@"),
     "a device in place of the source": Hack(shell="rm @FILE@; ln -s /dev/zero @FILE@"),
     "the source behind a link that leads out": Hack(shell="mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@"),
-    "a socket among the files": Hack(
-        shell="python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('s.sock')\"; mknod d c 1 3; "
-        "mkfifo f; true"
-    ),
-    "two hundred hard links": Hack(shell="for i in $(seq 200); do ln @FILE@ h$i; done"),
-    "a sparse file of a terabyte": Hack(shell="truncate -s 1T big; truncate -s 16M sparse; true"),
     "a full disk": Hack(
         shell="head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); "
         "done; rm -f a*"
@@ -131,9 +121,6 @@ HACKS = {
             for name in ("unittest", "json", "random", "re", "ast", "types", "collections", "enum", "secrets", "typing")
         }
     ),
-    "modules that shadow pytest": Hack(
-        files={"pytest.py": SITE, "_pytest/__init__.py": SITE, "pluggy.py": SITE, "py.py": SITE}
-    ),
     "an encodings package": Hack(files={"encodings/__init__.py": SITE, "codecs.py": SITE, "warnings.py": SITE}),
     "a site module": Hack(
         files={"sitecustomize.py": SITE, "usercustomize.py": SITE, "forge.pth": "import os; os._exit(0)\n"}
@@ -154,28 +141,11 @@ HACKS = {
         "exist_ok=True)\n"
         "    py_compile.compile('forged.py', to, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)\"",
     ),
-    "a conftest that reports success": Hack(files={"conftest.py": PASSED}),
-    "a conftest beside the tests": Hack(files={"tests/conftest.py": PASSED}),
     "a conftest that runs no test": Hack(files={"conftest.py": NO_RUN}),
     "tests that are expected to fail": Hack(files={"conftest.py": EXPECTED.format("xfail")}),
     "tests that pytest skips": Hack(files={"conftest.py": EXPECTED.format("skip")}),
     "a summary written at the start": Hack(files={"conftest.py": SUMMARY}),
     "a summary written at the end": Hack(files={"conftest.py": AT_THE_END}),
-    "a plugin that pytest finds by its entry point": Hack(
-        files={
-            "forge_plugin.py": PASSED,
-            "forge-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: forge\nVersion: 1.0\n",
-            "forge-1.0.dist-info/entry_points.txt": "[pytest11]\nforge = forge_plugin\n",
-        }
-    ),
-    "settings of pytest": Hack(
-        files={
-            "pytest.ini": "[pytest]\naddopts = -p forge_plugin --deselect tests --co\n",
-            "tox.ini": "[pytest]\naddopts = -p forge_plugin\n",
-            "setup.cfg": "[tool:pytest]\naddopts = -p forge_plugin\n",
-            "forge_plugin.py": PASSED,
-        }
-    ),
     "a plugin named in a test": Hack(
         files={"conftest.py": "pytest_plugins = ['forge_plugin']\n", "forge_plugin.py": PASSED}
     ),

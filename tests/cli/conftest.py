@@ -1,4 +1,4 @@
-"""A small tokenizer, the real trajectories, and commands that refuse."""
+"""A small tokenizer, the real trajectories, commands that succeed, and commands that refuse."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,18 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def airline_trajectories() -> Path:
     """200 recorded tool-use trajectories: 50 tasks, 4 trials each."""
     return EXAMPLES / "tau_bench_airline" / "trajectories.json"
+
+
+@pytest.fixture
+def printed(tree_rl: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """What a command that succeeds writes to standard output; it writes nothing to standard error."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = tree_rl(*arguments)
+        assert (code, err) == (0, ""), (arguments, err)
+        return out
+
+    return run
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 from tree_rl.inspection.model_shape import read_model_config
 
 Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 Refused = Callable[..., None]
 
 GOOD = '[{"input_ids": [1, 2, 3], "uid": "a"}]'
@@ -85,16 +86,13 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "page overwritten": ("r.parquet", damaged(4), "expected a whole parquet file"),
     "10,000 lists deep": ("r.json", NESTED, "at most 100 deep"),
     "10,000 objects deep": ("r.jsonl", '{"a":' * 10_000 + "1" + "}" * 10_000, "line 1: expected lists and objects"),
-    "brackets never closed": ("r.json", "[" * 1_000_000, "at most 100 deep"),
     "quotes never closed": ("r.json", '["' + '\\"' * 200_000, "not JSON: Unterminated string"),
     "5,000 digits": ("r.json", ids("1" * 5000), "expected integers of at most 4,300 digits"),
     "4,000 digits": ("r.json", ids("1" * 4000), "received an integer of about 3999 digits at 0"),
     "nan id": ("r.json", ids("1, NaN"), "column input_ids: expected a list of integers, received nan at 1"),
-    "infinite id": ("r.json", ids("1e999"), "expected a list of integers, received inf at 0"),
     "key twice": ("r.json", '[{"input_ids": [1], "input_ids": [2]}]', "received input_ids twice"),
     "column twice": ("r.parquet", two_columns_of_one_name(), "received input_ids twice"),
     "nested": ("r.parquet", parquet(input_ids=[[[1]]]), "row 0, column input_ids: expected a list of integers"),
-    "float": ("r.json", ids("1.9"), "received 1.9 at 0"),
     "whole floats": ("r.parquet", parquet(input_ids=[[1.0]]), "drop the nulls and store it as int64"),
     "null": ("r.parquet", parquet(input_ids=[[1], [2, None]]), "row 1, column input_ids: expected a list of integers"),
     "boolean": ("r.json", ids("1, true"), "received True at 1"),
@@ -104,7 +102,6 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "beyond int64 unsigned": ("r.parquet", parquet(input_ids=UNSIGNED), "row 1, column input_ids"),
     "beyond int32": ("r.json", ids("4294967296"), "token 0 is 4294967296"),
     "mask of 7": ("r.json", '[{"input_ids": [1], "loss_mask": [7]}]', "expected a list of 0 and 1, received 7 at 0"),
-    "mask of a half": ("r.json", '[{"input_ids": [1], "loss_mask": [0.5]}]', "received 0.5 at 0"),
     "no group": ("r.json", '[{"input_ids": [1], "uid": null}]', "row 0, column uid: expected the row's group"),
     "group of lists": ("r.json", '[{"input_ids": [1], "uid": [1]}]', "row 0, column uid: expected the row's group"),
     "names that move the cursor": ("r.json", '[{"\\u001b[2J": 1}]', "received \\x1b[2J"),
@@ -280,21 +277,19 @@ def test_a_mistake_in_the_command_line_is_one_line(arguments: tuple[str, ...], m
     refused(message, *arguments)
 
 
-def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, tree_rl: Run) -> None:
+def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, printed: Printed) -> None:
     rows = tmp_path / "rows.json"
     hostile = ["\x1b[31mred\x07\r\n\x00", "\u202eevil", "\ud800", "x" * 100_000, "é 漢"]
     rows.write_text(json.dumps([{"input_ids": [1, 2], "uid": uid} for uid in hostile]))
     picture = tmp_path / "drawing.svg"
     for uid in hostile:
-        code, out, err = tree_rl("inspect", rows, "--draw", "text", "-", "--draw-group", uid)
-        assert (code, err) == (0, "")
+        out = printed("inspect", rows, "--draw", "text", "-", "--draw-group", uid)
         assert all(character.isprintable() or character == "\n" for character in out)
         assert "\\x1b[31mred" in out and "\\u202eevil" in out and "\\ud800" in out and "é 漢" in out
         assert max(map(len, out.splitlines())) < 200
-        assert tree_rl("inspect", rows, "--draw", "svg", picture, "--draw-group", uid)[0] == 0
+        printed("inspect", rows, "--draw", "svg", picture, "--draw-group", uid)
         assert all(character.isprintable() or character == "\n" for character in picture.read_text("utf-8"))
-    code, out, err = tree_rl("plan", rows, "--max-tokens", 100)
-    assert (code, err) == (0, "")
+    out = printed("plan", rows, "--max-tokens", 100)
     assert all(character.isprintable() or character == "\n" for character in out)
 
 

@@ -15,7 +15,7 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion
+from record_files import write
 from tokenizers import Tokenizer
 
 from tree_rl.cost.model_sizes import MODEL_SIZES
@@ -25,7 +25,7 @@ from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row_file import read_recording, read_row_file
 from tree_rl.inspection.verdict.grouping import regroup
 
-Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 Refused = Callable[..., None]
 ASKED = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix it."}]
 ANSWER = {"role": "assistant", "content": "Done."}
@@ -43,12 +43,6 @@ TEMPLATE = """{% if tools %}<|im_start|>tools
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A token for each byte, and control tokens."""
     return write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEMPLATE)
-
-
-def write(path: Path, content: Any) -> Path:
-    lines = content if isinstance(content, list) else [content]
-    path.write_text("\n".join(map(json.dumps, lines)) if path.suffix == ".jsonl" else json.dumps(content))
-    return path
 
 
 def choices(*messages: dict[str, Any]) -> dict[str, Any]:
@@ -129,23 +123,6 @@ def test_what_litellm_logs(tmp_path: Path, tokenizer: Path) -> None:
     assert found.taken[0].tokens == ("messages", "response")
 
 
-def test_what_openais_client_returns(tmp_path: Path, tokenizer: Path) -> None:
-    """The client's own type of an answer, null fields and all."""
-    completion = ChatCompletion.model_validate(
-        {
-            "id": "chatcmpl-1",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "m",
-            "choices": [{"index": 0, "finish_reason": "stop", "logprobs": None, "message": {**ANSWER, **NULLS}}],
-        }
-    )
-    record = {"request": CALLS["openai"][0]["request"], "response": completion.model_dump(mode="json")}
-    found = read_recording(write(tmp_path / "log.jsonl", [record]), tokenizer=tokenizer)
-    expected = read_recording(write(tmp_path / "calls.jsonl", CALLS["openai"][:1]), tokenizer=tokenizer)
-    assert ids_of(found) == ids_of(expected)
-
-
 def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:
     record = {"request": {"messages": ASKED}, "response": choices(ANSWER, {**ANSWER, "content": "No."}), "session": 4}
     found = read_recording(write(tmp_path / "calls.jsonl", [record]), tokenizer=tokenizer)
@@ -222,6 +199,8 @@ def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:
         assert row.trained is not None and row.trained.tolist() == [False] * len(asked) + [True] * len(answered)
     assert [row.group for row in found.rows] == table["prompt"]
     assert found.taken[0].group == "equal prompt" and not found.labels
+    with pytest.raises(InputError, match="text needs --tokenizer"):
+        read_row_file(tmp_path / "completions_00001.parquet")
 
 
 def test_segments_of_areal(tmp_path: Path, tokenizer: Path) -> None:
@@ -299,7 +278,7 @@ def test_damaged_and_hostile_arrays_end_in_one_line(tmp_path: Path, refused: Ref
 
 
 def test_a_hub_id_is_found_in_the_local_cache(
-    tmp_path: Path, tokenizer: Path, tree_rl: Run, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: Path, printed: Printed, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "hub" / "models--Someone--Small-1.5" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -312,16 +291,10 @@ def test_a_hub_id_is_found_in_the_local_cache(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     rows = write(tmp_path / "rows.jsonl", [{"messages": [*ASKED, ANSWER], "uid": "a"}])
     named = ("--tokenizer", "Someone/Small-1.5", "--model", "Someone/Small-1.5")
-    code, out, err = tree_rl("inspect", rows, *named)
-    assert (code, err) == (0, "")
+    out = printed("inspect", rows, *named)
     assert f"tree-rl plan {rows} --tokenizer Someone/Small-1.5 --model Someone/Small-1.5 --max-tokens " in out
     for option, missing in (("--tokenizer", "tokenizer.json tokenizer_config.json"), ("--model", "config.json")):
         given = ("inspect", rows, "--tokenizer", tokenizer, option, "Someone/Else")
         for said in (f"{option} Someone/Else: no such folder", f"download it: hf download Someone/Else {missing}"):
             refused(said, *given)
     refused("Someone/config.json: no such file", "inspect", rows, "--model", "Someone/config.json")
-
-
-def test_a_log_needs_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="chat messages need --tokenizer"):
-        read_row_file(write(tmp_path / "calls.jsonl", CALLS["openai"]))

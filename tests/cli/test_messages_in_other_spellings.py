@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from record_files import write
 from tokenizers import Tokenizer
 
 from tree_rl.cost.model_sizes import MODEL_SIZES
@@ -18,7 +19,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 
-Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
@@ -106,14 +107,6 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def question_first(tmp_path: Path) -> Path:
     return write_byte_tokenizer(tmp_path / "question_first", QUESTION_FIRST)
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
-    else:
-        path.write_text("\n".join(map(json.dumps, records)) if path.suffix == ".jsonl" else json.dumps(records))
-    return path
 
 
 def of(rows: list[Row]) -> list[tuple[list[int], list[int]]]:
@@ -212,12 +205,11 @@ def test_a_conversation_without_a_question_is_refused(tmp_path: Path, question_f
         read_row_file(file, tokenizer=question_first)
 
 
-def test_the_recording_of_the_readme(tmp_path: Path, question_first: Path, tree_rl: Run) -> None:
+def test_the_recording_of_the_readme(tmp_path: Path, question_first: Path, printed: Printed) -> None:
     records = json.loads((EXAMPLES / "tau_bench_airline" / "trajectories.json").read_text())[:3]
     file = write(tmp_path / "f.json", records)
     for command in (("inspect",), ("plan", "--max-tokens", 9000)):
-        code, _, err = tree_rl(*command, file, "--tokenizer", question_first, "--rows", "call")
-        assert (code, err) == (0, "")
+        printed(*command, file, "--tokenizer", question_first, "--rows", "call")
 
 
 def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> None:
@@ -269,34 +261,34 @@ def test_an_unknown_role_is_named(name: str, tmp_path: Path, chatml: Path) -> No
     ids=["no turn", "mask of zeros"],
 )
 def test_a_file_that_trains_nothing_is_promised_nothing(
-    record: dict[str, Any], tmp_path: Path, chatml: Path, tree_rl: Run
+    record: dict[str, Any], tmp_path: Path, chatml: Path, printed: Printed
 ) -> None:
     file = write(tmp_path / "f.json", [record] * 8)
-    verdict = json.loads(tree_rl("inspect", file, "--tokenizer", chatml, "--json")[1])["verdict"]
+    verdict = json.loads(printed("inspect", file, "--tokenizer", chatml, "--json"))["verdict"]
     assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, [1.0, 1.0])
-    out = tree_rl("inspect", file, "--tokenizer", chatml)[1]
+    out = printed("inspect", file, "--tokenizer", chatml)
     assert "Verdict: no token trains" in out and "trees help" not in out
     config = tmp_path / "config.json"
     config.write_text(json.dumps(MODEL_SIZES["tiny"].config()))
-    out = tree_rl("inspect", file, "--tokenizer", chatml, "--model", config)[1]
+    out = printed("inspect", file, "--tokenizer", chatml, "--model", config)
     assert "least memory of a GPU" in out and "update s" not in out
 
 
-def test_equal_rows_are_named(tmp_path: Path, tree_rl: Run) -> None:
+def test_equal_rows_are_named(tmp_path: Path, printed: Printed) -> None:
     records = [{"uid": uid, "input_ids": ids} for uid, ids in (("a", [1, 2]), ("a", [1, 2]), ("b", [1, 2]), ("a", [1]))]
-    out = tree_rl("inspect", write(tmp_path / "f.json", records))[1]
+    out = printed("inspect", write(tmp_path / "f.json", records))
     assert "equal rows  1 of 4 rows repeat another row of their group" in out
-    assert "equal rows" not in tree_rl("inspect", write(tmp_path / "g.json", records[1:]))[1]
+    assert "equal rows" not in printed("inspect", write(tmp_path / "g.json", records[1:]))
 
 
-def test_the_next_line_proposes_the_run_and_not_the_number_of_the_call(tmp_path: Path, tree_rl: Run) -> None:
+def test_the_next_line_proposes_the_run_and_not_the_number_of_the_call(tmp_path: Path, printed: Printed) -> None:
     """Two runs of five calls: a column of five groups is no better than one of two."""
     records = [
         {"run_id": f"run{run}", "call": call, "input_ids": [1, 2, 3, *(10 * run + turn for turn in range(call + 2))]}
         for run in (1, 2)
         for call in range(5)
     ]
-    found = json.loads(tree_rl("inspect", write(tmp_path / "trace_runs.jsonl", records), "--json")[1])
+    found = json.loads(printed("inspect", write(tmp_path / "trace_runs.jsonl", records), "--json"))
     assert [one["column"] for one in found["group_by"]] == ["run_id", "call"]
     assert found["verdict"]["next"].endswith("--group-by run_id")
 

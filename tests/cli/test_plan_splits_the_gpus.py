@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tree_rl.cost.cluster.split import Split, StepLoad, fastest_split, seconds_in_turns
 
-Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 Refused = Callable[..., None]
 
 
@@ -72,12 +72,10 @@ def log_of(folder: Path, *steps: dict[str, float]) -> Path:
     return path
 
 
-def test_a_run_on_trees_tells_both_arms(tree_rl: Run, tmp_path: Path) -> None:
+def test_a_run_on_trees_tells_both_arms(printed: Printed, tmp_path: Path) -> None:
     compiles = {**STEP, **TREES, "timing_s/step": 100.0, "timing_s/gen": 50.0, "perf/throughput": 2.5}
     log = log_of(tmp_path, compiles, {**STEP, **TREES}, {**STEP, **TREES})
-    code, out, err = tree_rl("plan", log, "--ranks", 17, "--cluster", "--json")
-    assert (code, err) == (0, "")
-    said = json.loads(out)
+    said = json.loads(printed("plan", log, "--ranks", 17, "--cluster", "--json"))
     trees, rows = said["trees"], said["rows"]
     # 24 / 12 = 10 / 5 = 2 s, and half a second for weights.
     assert (trees["rollout_gpus"], trees["training_gpus"], trees["seconds"]) == (12, 5, 2.5)
@@ -91,37 +89,31 @@ def test_a_run_on_trees_tells_both_arms(tree_rl: Run, tmp_path: Path) -> None:
     )
 
 
-def test_steps_that_computed_nothing_do_not_tell_of_rows(tree_rl: Run, tmp_path: Path) -> None:
+def test_steps_that_computed_nothing_do_not_tell_of_rows(printed: Printed, tmp_path: Path) -> None:
     log = log_of(tmp_path, *[{**STEP, **TREES, "tree/realised_saving": 1.0}] * 2)
-    code, out, _ = tree_rl("plan", log, "--ranks", 8, "--cluster", "--json")
-    said = json.loads(out)
-    assert code == 0 and said["trees"]["gpu_seconds"] and not said.get("rows")
+    said = json.loads(printed("plan", log, "--ranks", 8, "--cluster", "--json"))
+    assert said["trees"]["gpu_seconds"] and not said.get("rows")
 
 
-def test_given_seconds_replace_measured_ones(tree_rl: Run, tmp_path: Path) -> None:
+def test_given_seconds_replace_measured_ones(printed: Printed, tmp_path: Path) -> None:
     log = log_of(tmp_path, {**STEP, **TREES})
-    code, out, _ = tree_rl(
-        "plan", log, "--ranks", 6, "--cluster", "--rollout-seconds", 50, "--rows-seconds", 250, "--json"
-    )
-    said = json.loads(out)
-    assert code == 0
+    given = ("--rollout-seconds", 50, "--rows-seconds", 250)
+    said = json.loads(printed("plan", log, "--ranks", 6, "--cluster", *given, "--json"))
     assert (said["trees"]["rollout_gpus"], said["trees"]["seconds"]) == (5, 10.5)
     assert (said["rows"]["rollout_gpus"], said["rows"]["seconds"]) == (1, 50.5)
     assert said["notes"][-1] == "Without trees a step takes 4.81 times the GPU-seconds."
 
 
-def test_a_run_of_stock_verl_has_only_rows(tree_rl: Run, tmp_path: Path) -> None:
-    code, out, _ = tree_rl("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster")
-    assert code == 0
+def test_a_run_of_stock_verl_has_only_rows(printed: Printed, tmp_path: Path) -> None:
+    out = printed("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[2:3]] == ["rows"] and lines[3] == ""
     assert lines[2].split()[1:] == ["1", "1", "24.50", "2%", "59%", "49.0", "17.50"]
 
 
-def test_without_a_log_the_options_are_enough(tree_rl: Run) -> None:
+def test_without_a_log_the_options_are_enough(printed: Printed) -> None:
     given = ("--rollout-seconds", 60, "--training-seconds", 20)
-    code, out, _ = tree_rl("plan", "--ranks", 8, "--cluster", *given)
-    assert code == 0
+    out = printed("plan", "--ranks", 8, "--cluster", *given)
     assert out.splitlines()[2].split() == ["trees", "6", "2", "10.00", "0%", "0%", "80.0", "10.00"]
 
 

@@ -13,7 +13,7 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree.report.branching import BranchCause
 
-Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 Recorded = dict[RowsPer, list[Row]]
 
 
@@ -41,9 +41,8 @@ def test_each_sampled_token_is_trained_once_per_trial(recorded: Recorded) -> Non
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
 
 
-def test_command_prints_totals_and_draws(tree_rl: Run, airline_trajectories: Path, qwen_tokenizer: Path) -> None:
+def test_command_prints_totals_and_draws(printed: Printed, airline_trajectories: Path, qwen_tokenizer: Path) -> None:
     given = ("--tokenizer", qwen_tokenizer, "--groups", 2, "--draw", "text", "-", "--draw-group", 3)
-    code, out, err = tree_rl("inspect", airline_trajectories, *given)
-    assert (code, err) == (0, "")
+    out = printed("inspect", airline_trajectories, *given)
     assert "0.240" in out and "48 more groups" in out
     assert "Airline Agent Policy" in out

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
+from record_files import write
 from typer.testing import CliRunner
 
 from tree_rl.cli import app
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.overlap_by_group import forest_of, report_groups
+from tree_rl.inspection.overlap_by_group import report_groups
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
@@ -30,51 +29,31 @@ RESPONSE_MASKS = [[1, 0], [1, 1, 1], [0]]
 ROW_MASKS = [[0] * len(PROMPT) + mask for mask in RESPONSE_MASKS]
 
 
-def write(columns: dict[str, list[Any]], path: Path) -> Path:
-    records = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, records)) + "\n", encoding="utf-8")
-    else:
-        path.write_text(json.dumps(records), encoding="utf-8")
-    return path
+def write_columns(columns: dict[str, list[Any]], path: Path) -> Path:
+    return write(path, [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".json"])
 @pytest.mark.parametrize("columns", [WHOLE, SPLIT, VERL], ids=["input_ids", "prompt_ids", "prompts"])
 def test_every_format_holds_the_same_rows(columns: dict[str, list[Any]], ending: str, tmp_path: Path) -> None:
-    rows = read_row_file(write(columns, tmp_path / f"rows{ending}"))
+    rows = read_row_file(write_columns(columns, tmp_path / f"rows{ending}"))
     assert [row.token_ids.tolist() for row in rows] == WHOLE["input_ids"]
     assert [row.group for row in rows] == WHOLE["uid"]
 
 
-def test_rows_merge_inside_their_group_only(tmp_path: Path) -> None:
-    rows = read_row_file(write(WHOLE, tmp_path / "rows.json"))
-    forest = forest_of(rows)
-    assert (forest.num_trees, forest.num_unique) == (2, (4 + 1 + 1 + 2) + 5)
-    assert [report.overlap.unique_tokens for report in report_groups(rows)] == [8, 5]
-
-
-def test_rows_without_a_group_column_form_one_group(tmp_path: Path) -> None:
-    rows = read_row_file(write({"input_ids": WHOLE["input_ids"]}, tmp_path / "rows.json"))
-    (report,) = report_groups(rows)
-    assert (report.name, report.overlap.unique_tokens) == ("rows", 9)
-
-
 @pytest.mark.parametrize("mask", [ROW_MASKS, RESPONSE_MASKS], ids=["row", "response"])
 def test_a_mask_covers_the_row_or_its_response(mask: list[list[int]], tmp_path: Path) -> None:
-    rows = read_row_file(write({**SPLIT, "response_mask": mask}, tmp_path / "rows.parquet"))
+    rows = read_row_file(write_columns({**SPLIT, "response_mask": mask}, tmp_path / "rows.parquet"))
     assert [np.flatnonzero(row.trained).tolist() for row in rows] == [[4], [4, 5, 6], []]
 
 
 def test_a_response_without_a_mask_counts_as_sampled(tmp_path: Path) -> None:
-    rows = read_row_file(write(SPLIT, tmp_path / "rows.jsonl"))
+    rows = read_row_file(write_columns(SPLIT, tmp_path / "rows.jsonl"))
     assert [int(np.sum(row.trained)) for row in rows] == [2, 3, 1]
 
 
 def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
-    path = str(write(SPLIT, tmp_path / "rows.parquet"))
+    path = str(write_columns(SPLIT, tmp_path / "rows.parquet"))
     inspected = CliRunner().invoke(app, ["inspect", path])
     planned = CliRunner().invoke(app, ["plan", path, "--max-tokens", "8"])
     assert (inspected.exit_code, planned.exit_code) == (0, 0)
@@ -129,7 +108,7 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
         "response_mask": [[*mask, *[0] * (4 - len(mask))] for mask in RESPONSE_MASKS],
         "uid": ["a", "a", "b"],
     }
-    rows = read_row_file(write(padded, tmp_path / "rows.parquet"))
+    rows = read_row_file(write_columns(padded, tmp_path / "rows.parquet"))
     assert [row.token_ids.tolist() for row in rows] == WHOLE["input_ids"]
     assert [np.flatnonzero(row.trained).tolist() for row in rows] == [[4], [4, 5, 6], []]
 
@@ -137,7 +116,7 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
 def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
     (tmp_path / "dumps" / "more").mkdir(parents=True)
     for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT)):
-        write(column, tmp_path / "dumps" / name)
+        write_columns(column, tmp_path / "dumps" / name)
     (tmp_path / "dumps" / "state.json").write_text("{}")
     (tmp_path / "dumps" / "notes.txt").write_text("none of these")
     for path in (tmp_path / "dumps", tmp_path / "dumps" / "**" / "*.*l*"):
@@ -155,17 +134,6 @@ def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict(WHOLE).save_to_disk(str(tmp_path / "saved"))
     assert [row.token_ids.tolist() for row in read_row_file(tmp_path / "saved")] == WHOLE["input_ids"]
-
-
-def test_texts_of_verls_rollout_data_dir(tmp_path: Path, chatml: Path) -> None:
-    texts = {"input": ["Fix it.", "Fix it.", "Say no."], "output": ["Done.", "Dont.", "No."], "score": [1, 0, 0]}
-    file = write({**texts, "step": [1, 1, 1]}, tmp_path / "1.jsonl")
-    rows = read_row_file(file, tokenizer=chatml)
-    forest = forest_of(rows)
-    assert (forest.num_rows, forest.num_trees) == (3, 2)
-    assert all(row.trained is not None and not row.trained[0] and row.trained[-1] for row in rows)
-    with pytest.raises(InputError, match="text needs --tokenizer"):
-        read_row_file(file)
 
 
 MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
+from record_files import write
 
 from tree_rl import __version__
 from tree_rl.cost.cluster.gpus import Gpu
@@ -26,6 +25,7 @@ from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.verdict.judgement import DENSE, EXPERTS, Reached
 
 Run = Callable[..., tuple[int, str, str]]
+Printed = Callable[..., str]
 Refused = Callable[..., None]
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [7, 8, 9]}
@@ -49,21 +49,15 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("\n".join(map(json.dumps, records)))
-    return path
-
-
-def read(result: tuple[int, str, str]) -> dict[str, Any]:
-    code, out, err = result
-    assert (code, err, out.count("\n")) == (0, "", 1), err
+def read(out: str) -> dict[str, Any]:
+    assert out.count("\n") == 1
     found: dict[str, Any] = json.loads(out)
     assert (found["format"], found["tree_rl"]) == (2, __version__)
     return found
 
 
-def test_a_verdict_by_hand(tree_rl: Run, rows: Path) -> None:
-    found = read(tree_rl("inspect", rows, "--json", "--update-share", 0.5))
+def test_a_verdict_by_hand(printed: Printed, rows: Path) -> None:
+    found = read(printed("inspect", rows, "--json", "--update-share", 0.5))
     assert (found["total"]["flat_tokens"], found["total"]["unique_tokens"]) == (FLAT, UNIQUE)
     assert found["total"]["por"] == pytest.approx(1 - UNIQUE / FLAT)
     assert found["taken"] == [{"tokens": ["input_ids"], "loss": None, "padding": None, "group": "uid"}]
@@ -79,31 +73,29 @@ def test_a_verdict_by_hand(tree_rl: Run, rows: Path) -> None:
     assert [group["name"] for group in found["groups"]] == ["a", "b"]
 
 
-def test_the_verdict_ends_the_text(tree_rl: Run, rows: Path) -> None:
-    code, out, err = tree_rl("inspect", rows, "--update-share", "0.5")
-    assert (code, err) == (0, "")
+def test_the_verdict_ends_the_text(printed: Printed, rows: Path) -> None:
+    out = printed("inspect", rows, "--update-share", "0.5")
     table, verdict = out.split("\n\nVerdict: ")
     assert table.startswith("group") and "Warning" not in out
     assert verdict.startswith("trees help. Expected: updates ")
     assert "taken       tokens: input_ids; loss: no mask found" in verdict and "group: uid" in verdict
     assert verdict.splitlines()[-1] == f"  next        tree-rl plan {rows} --max-tokens {LARGEST}"
-    assert "partitioned" not in follow(tree_rl, verdict.splitlines()[-1].removeprefix("  next        "))
+    assert "partitioned" not in follow(printed, verdict.splitlines()[-1].removeprefix("  next        "))
 
 
-def follow(tree_rl: Run, command: str) -> str:
+def follow(printed: Printed, command: str) -> str:
     name, *arguments = shlex.split(command)
     assert name == "tree-rl"
-    code, out, err = tree_rl(*arguments)
-    assert (code, err) == (0, "")
+    out = printed(*arguments)
     return out
 
 
-def test_rows_that_share_nothing_are_not_promised_anything(tree_rl: Run, tmp_path: Path) -> None:
+def test_rows_that_share_nothing_are_not_promised_anything(printed: Printed, tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", [{"uid": "a", "input_ids": [number] * 9} for number in range(5)])
-    verdict = read(tree_rl("inspect", file, "--json"))["verdict"]
+    verdict = read(printed("inspect", file, "--json"))["verdict"]
     assert (verdict["helps"], verdict["update_speed_up"], verdict["step_speed_up"]) == (False, [1.0, 1.0], [1.0, 1.0])
     assert verdict["update_share_needed"] is None
-    assert "Verdict: trees would save little." in tree_rl("inspect", file)[1]
+    assert "Verdict: trees would save little." in printed("inspect", file)
 
 
 def measured(name: str, column: str, kind: str) -> list[float]:
@@ -134,7 +126,7 @@ def test_what_was_reached_is_what_the_benchmarks_hold(kind: str, reached: Reache
         assert share * bound in [pytest.approx(found) for found in reached.speed_up(bound)]
 
 
-def test_calls_of_an_appending_agent_are_judged_as_one_row(tree_rl: Run, tmp_path: Path) -> None:
+def test_calls_of_an_appending_agent_are_judged_as_one_row(printed: Printed, tmp_path: Path) -> None:
     """Two sessions of one prompt: three calls that append, one of which forks; a first call that nobody continues."""
     calls = [[1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 8, 8], [1, 2, 3], [1, 2, 3]]
     trained = [[2], [4], [6], [4], [2], [2]]
@@ -145,7 +137,7 @@ def test_calls_of_an_appending_agent_are_judged_as_one_row(tree_rl: Run, tmp_pat
     file = write(
         tmp_path / "calls.jsonl", [*records, {"uid": "b", "input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}]
     )
-    found = read(tree_rl("inspect", file, "--json"))
+    found = read(printed("inspect", file, "--json"))
     # Of the three equal calls two are continued, by the third call and by the fork.
     assert (found["total"]["rows"], found["merged"]["rows"], found["verdict"]["prefix_rows"]) == (7, 4, 3)
     assert found["merged"]["flat_tokens"] == 7 + 5 + 3 + 4
@@ -153,19 +145,19 @@ def test_calls_of_an_appending_agent_are_judged_as_one_row(tree_rl: Run, tmp_pat
     merged = append_rows(read_row_file(file))
     assert [row.token_ids.tolist() for row in merged] == [calls[0], calls[2], calls[3], [1, 2, 3, 4]]
     assert [np.flatnonzero(row.trained).tolist() for row in merged] == [[2], [2, 4, 6], [2, 4], [1, 2, 3]]
-    out = tree_rl("inspect", file)[1]
+    out = printed("inspect", file)
     assert "3 of 7 rows are plain prefixes of another row of their group" in out
     assert re.search(r"\ntotal +7 .*\nmerged +4 ", out)
     one = write(tmp_path / "one.jsonl", records[1:3])
-    assert "All lines below count the 1 merged row\n" in tree_rl("inspect", one)[1]
+    assert "All lines below count the 1 merged row\n" in printed("inspect", one)
 
 
-def test_the_verdict_is_that_of_the_merged_rows(tree_rl: Run, tmp_path: Path, config: Path) -> None:
+def test_the_verdict_is_that_of_the_merged_rows(printed: Printed, tmp_path: Path, config: Path) -> None:
     sessions = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 9]]
     calls = [ids[:end] for ids in sessions for end in range(2, len(ids) + 1, 2)]
     given = ("--json", "--model", config, "--gpus", 1)
     judged = [
-        read(tree_rl("inspect", write(tmp_path / name, [{"uid": "a", "input_ids": ids} for ids in rows]), *given))
+        read(printed("inspect", write(tmp_path / name, [{"uid": "a", "input_ids": ids} for ids in rows]), *given))
         for name, rows in (("calls.jsonl", calls), ("rows.jsonl", sessions))
     ]
     assert [one["verdict"].pop("prefix_rows") for one in judged] == [5, 0]
@@ -175,45 +167,44 @@ def test_the_verdict_is_that_of_the_merged_rows(tree_rl: Run, tmp_path: Path, co
     assert judged[0]["total"]["por"] > judged[0]["merged"]["por"] == judged[1]["total"]["por"]
 
 
-def test_a_share_of_more_than_the_step_is_not_asked_for(tree_rl: Run, tmp_path: Path) -> None:
+def test_a_share_of_more_than_the_step_is_not_asked_for(printed: Printed, tmp_path: Path) -> None:
     """Updates 1.04 to 1.05 times as fast: whether a step of nothing else gains enough depends on the engine."""
     rows = [{"uid": "a", "input_ids": [*range(10, 17), *[row] * 57]} for row in range(2)]
     file = write(tmp_path / "rows.jsonl", rows)
-    verdict = read(tree_rl("inspect", file, "--json", "--update-share", 1))["verdict"]
+    verdict = read(printed("inspect", file, "--json", "--update-share", 1))["verdict"]
     assert verdict["helps"] and verdict["update_share_needed"] is None
-    out = tree_rl("inspect", file, "--update-share", 1, "--groups", 0)[1]
+    out = printed("inspect", file, "--update-share", 1, "--groups", 0)
     assert "Verdict: trees may help." in out and "(1 more group in the total;" in out
     assert out.splitlines()[2].split()[:2] == ["total", "2"]
     assert "whole step  1.04 to 1.05 times if updates take 100% of a step" in out
 
 
-def test_tables_are_aligned_whatever_their_letters(tree_rl: Run, tmp_path: Path) -> None:
+def test_tables_are_aligned_whatever_their_letters(printed: Printed, tmp_path: Path) -> None:
     rows = [{"uid": uid, "input_ids": [1, 2]} for uid in ("搜索网页", "a" * 8)]
-    lines = tree_rl("inspect", write(tmp_path / "rows.jsonl", rows))[1].splitlines()[2:4]
+    lines = printed("inspect", write(tmp_path / "rows.jsonl", rows)).splitlines()[2:4]
     assert [line.replace("搜索网页", "a" * 8) for line in lines] == [lines[1]] * 2
 
 
-def test_shares_are_a_range_until_a_log_tells_one(tree_rl: Run, rows: Path) -> None:
-    verdict = read(tree_rl("inspect", rows, "--json"))["verdict"]
+def test_shares_are_a_range_until_a_log_tells_one(printed: Printed, rows: Path) -> None:
+    verdict = read(printed("inspect", rows, "--json"))["verdict"]
     least, most = verdict["update_speed_up"]
     assert verdict["update_shares"] == [0.2, 0.4, 0.6]
     assert verdict["step_speed_up"] == pytest.approx([1 / (0.8 + 0.2 / least), 1 / (0.4 + 0.6 / most)])
     said = ", ".join(f"{1 / (1 - share + share / least):.2f}x" for share in (0.2, 0.4, 0.6))
-    assert f"  whole step  {said} if updates take 20%, 40%, 60% of a step (assumed; " in tree_rl("inspect", rows)[1]
+    assert f"  whole step  {said} if updates take 20%, 40%, 60% of a step (assumed; " in printed("inspect", rows)
 
 
-def test_experts_are_judged_by_what_experts_reached(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
+def test_experts_are_judged_by_what_experts_reached(printed: Printed, rows: Path, tmp_path: Path) -> None:
     (tmp_path / "moe.json").write_text(json.dumps(MODEL_SIZES["qwen3-30b-a3b"].config()))
-    found = read(tree_rl("inspect", rows, "--json", "--model", tmp_path / "moe.json"))
+    found = read(printed("inspect", rows, "--json", "--model", tmp_path / "moe.json"))
     assert found["verdict"]["update_speed_up"] == pytest.approx(EXPERTS.speed_up(found["total"]["flop_bound"]))
-    assert (
-        "models with experts, on one H200: 0.69 to 0.87"
-        in tree_rl("inspect", rows, "--model", tmp_path / "moe.json")[1]
+    assert "models with experts, on one H200: 0.69 to 0.87" in printed(
+        "inspect", rows, "--model", tmp_path / "moe.json"
     )
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Path, ending: str) -> None:
+def test_a_missing_group_is_told_and_others_are_tried(printed: Printed, tmp_path: Path, ending: str) -> None:
     records = [
         {
             "input_ids": row["input_ids"],
@@ -225,39 +216,33 @@ def test_a_missing_group_is_told_and_others_are_tried(tree_rl: Run, tmp_path: Pa
         }
         for number, row in enumerate(ROWS)
     ]
-    file = tmp_path / f"rows.{ending}"
-    if ending == "jsonl":
-        write(file, records)
-    else:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
-    found = read(tree_rl("inspect", file, "--json"))
+    file = write(tmp_path / f"rows.{ending}", records)
+    found = read(printed("inspect", file, "--json"))
     assert found["taken"][0]["group"] is None
     # Sessions have hardly a row each, so prompts come first. The two rows of one session share their prompt.
     pairs = [("prompt_name", 2, 1 - UNIQUE / FLAT), ("session", 5, (len(PROMPTS["a"]) + 1) / FLAT)]
     assert [tuple(one.values()) for one in found["group_by"]] == [(*pair[:2], pytest.approx(pair[2])) for pair in pairs]
     assert found["verdict"]["next"] == f"tree-rl inspect {file} --group-by prompt_name"
-    code, out, err = tree_rl("inspect", file)
-    assert (code, err) == (0, "")
+    out = printed("inspect", file)
     assert out.startswith("Warning: no column uid, group, group_id or task_id")
     assert "group: none found, the file is one group" in out
-    again = follow(tree_rl, found["verdict"]["next"])
+    again = follow(printed, found["verdict"]["next"])
     assert "Warning" not in again and f"{1 - UNIQUE / FLAT:.3f}" in again
 
 
-def test_files_of_a_folder_are_regrouped(tree_rl: Run, tmp_path: Path) -> None:
+def test_files_of_a_folder_are_regrouped(printed: Printed, tmp_path: Path) -> None:
     """As folders of trajectories, a file each: by the task they share what their files do not."""
     for number, row in enumerate(ROWS):
         record = {"input_ids": row["input_ids"], "instance": row["uid"], "agent": "x", "file": number}
         write(tmp_path / f"{number}.jsonl", [record])
-    found = read(tree_rl("inspect", tmp_path, "--json"))
+    found = read(printed("inspect", tmp_path, "--json"))
     assert (len(found["groups"]), found["total"]["por"]) == (6, 0)
     assert found["group_by"] == [{"column": "instance", "groups": 2, "por": pytest.approx(1 - UNIQUE / FLAT)}]
-    assert "would save little, if these are the groups" in tree_rl("inspect", tmp_path)[1]
+    assert "would save little, if these are the groups" in printed("inspect", tmp_path)
 
 
-def test_without_candidates_the_warning_says_so(tree_rl: Run, tmp_path: Path) -> None:
-    code, out, _ = tree_rl("inspect", write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2]}, {"input_ids": [1, 3]}]))
-    assert code == 0
+def test_without_candidates_the_warning_says_so(printed: Printed, tmp_path: Path) -> None:
+    out = printed("inspect", write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2]}, {"input_ids": [1, 3]}]))
     assert "No other column has a text or an integer in every row" in out
 
 
@@ -265,7 +250,7 @@ CONSOLE = """(TaskRunner pid=1) step:{step} - actor/loss:0.1 - timing_s/gen:{gen
 timing_s/update_actor:np.float64({update}) - timing_s/step:{total} - timing_per_token_ms/gen:9e9 - perf/x:inf"""
 
 
-def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: Path) -> None:
+def test_timing_is_measured_from_verls_logs(printed: Printed, rows: Path, tmp_path: Path) -> None:
     """Shares 0.9, 0.5 and 0.25: the median, whatever else a log holds."""
     steps = [(1, 2.0, 7.0, 10.0), (2, 1.0, 4.0, 10.0), (3, 0.5, 2.0, 1e1)]
     lines = [CONSOLE.format(step=n, gen=1e-3, old=old, update=update, total=total) for n, old, update, total in steps]
@@ -281,14 +266,14 @@ def test_timing_is_measured_from_verls_logs(tree_rl: Run, rows: Path, tmp_path: 
     for name in ("file.jsonl", "named_by_the_user.txt"):
         (tmp_path / name).write_text("\n".join([*whole, whole[0][:30]]))
     for name in ("console.log", "file.jsonl", "named_by_the_user.txt"):
-        verdict = read(tree_rl("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
+        verdict = read(printed("inspect", rows, "--json", "--timing", tmp_path / name))["verdict"]
         assert verdict["update_shares"] == pytest.approx([0.5])
         assert verdict["update_shares_from"].startswith("median of 3 steps in ")
 
 
-def test_a_share_of_nothing_tells_no_step(tree_rl: Run, rows: Path, config: Path) -> None:
+def test_a_share_of_nothing_tells_no_step(printed: Printed, rows: Path, config: Path) -> None:
     for share in ("0", "1e-320"):
-        found = read(tree_rl("inspect", rows, "--model", config, "--update-share", share, "--gpu-price", 1, "--json"))
+        found = read(printed("inspect", rows, "--model", config, "--update-share", share, "--gpu-price", 1, "--json"))
         (step,) = found["prediction"]["steps"]
         assert step["rows"]["seconds"] is step["trees"]["price"] is None
         assert step["speed_up"] == pytest.approx(1)
@@ -317,21 +302,23 @@ def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, config: Pat
         refused(said, "inspect", rows, *given)
 
 
-def test_a_name_stands_for_a_config(tree_rl: Run, refused: Refused, rows: Path, config: Path, tmp_path: Path) -> None:
+def test_a_name_stands_for_a_config(
+    printed: Printed, refused: Refused, rows: Path, config: Path, tmp_path: Path
+) -> None:
     asked = ("--json", "--gpus", 1)
-    by_file = read(tree_rl("inspect", rows, "--model", config, *asked))
+    by_file = read(printed("inspect", rows, "--model", config, *asked))
     for name in ("8b", "qwen3-8b", "Qwen3-8B"):
-        by_name = read(tree_rl("inspect", rows, "--model", name, *asked))
+        by_name = read(printed("inspect", rows, "--model", name, *asked))
         for told in (by_file, by_name):
             told["verdict"].pop("next", None)
         assert by_name == by_file
-    assert tree_rl("plan", rows, "--model", "8b", "--max-tokens", 8)[0] == 0
-    assert tree_rl("view", rows, "--model", "8b", "--html", tmp_path / "page.html")[0] == 0
+    printed("plan", rows, "--model", "8b", "--max-tokens", 8)
+    printed("view", rows, "--model", "8b", "--html", tmp_path / "page.html")
     refused("one of tiny, 0.6b, 8b, 32b", "inspect", rows, "--model", "9b")
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_masked: bool) -> None:
+def test_an_estimate_by_hand(printed: Printed, tmp_path: Path, config: Path, is_masked: bool) -> None:
     """One GPU: nothing travels. Operations of each row by itself and of each tree, from the formulas of a decoder."""
     prompts = [len(PROMPTS[row["uid"]]) for row in ROWS]
     masks = [
@@ -340,7 +327,7 @@ def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_mask
     ]
     rows = write(tmp_path / "rows.jsonl", [{**row, **mask} for row, mask in zip(ROWS, masks, strict=True)])
     given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
-    found = read(tree_rl("inspect", rows, *given, "--json"))["prediction"]
+    found = read(printed("inspect", rows, *given, "--json"))["prediction"]
     sizes = MODEL_SIZES["8b"].config()
     width, heads, keys = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
     head, layers, vocabulary = sizes["head_dim"], sizes["num_hidden_layers"], sizes["vocab_size"]
@@ -368,8 +355,8 @@ def test_an_estimate_by_hand(tree_rl: Run, tmp_path: Path, config: Path, is_mask
     assert step["speed_up"] == pytest.approx(step["rows"]["seconds"] / step["trees"]["seconds"])
 
 
-def test_the_best_budget_is_the_largest_that_fits(tree_rl: Run, rows: Path, config: Path) -> None:
-    found = read(tree_rl("inspect", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["verdict"][
+def test_the_best_budget_is_the_largest_that_fits(printed: Printed, rows: Path, config: Path) -> None:
+    found = read(printed("inspect", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["verdict"][
         "memory"
     ]
     model = assumed_memory_model(MODEL_SIZES["8b"].shape)
@@ -389,55 +376,53 @@ def test_the_best_budget_is_the_largest_that_fits(tree_rl: Run, rows: Path, conf
     assert found["largest_runs_as"] == "whole"
 
 
-def test_a_tree_beyond_the_gpu_is_cut(tree_rl: Run, tmp_path: Path, config: Path) -> None:
+def test_a_tree_beyond_the_gpu_is_cut(printed: Printed, tmp_path: Path, config: Path) -> None:
     """A long trunk: whole it needs more than partitions, and more than an L40S has."""
     trunk = list(range(1, 60_000))
     file = write(tmp_path / "rows.jsonl", [{"uid": "a", "input_ids": [*trunk, tail]} for tail in (1, 2)])
     given = ("--model", config, "--gpus", 64, "--gpu", "l40s")
-    memory = read(tree_rl("inspect", file, *given, "--json"))["verdict"]["memory"]
+    memory = read(printed("inspect", file, *given, "--json"))["verdict"]["memory"]
     assert memory["max_tokens"] < memory["trees_whole"]["tokens"] == 60_001
     assert memory["trees_least"]["gpu_bytes"] < memory["trees_whole"]["gpu_bytes"]
     assert memory["largest_runs_as"] != "whole"
-    code, out, err = tree_rl("inspect", file, *given)
-    assert (code, err) == (0, "")
+    out = printed("inspect", file, *given)
     assert f"Best max_tokens: {memory['max_tokens']:,} fills 80% of a GPU" in out
     assert "Nothing was measured on l40s" in out
-    follow(tree_rl, out.splitlines()[-1].removeprefix("  next        "))
+    follow(printed, out.splitlines()[-1].removeprefix("  next        "))
 
 
-def test_a_model_too_large_for_the_gpus_is_said_to_be(tree_rl: Run, rows: Path, config: Path) -> None:
-    code, out, err = tree_rl("inspect", rows, "--model", config, "--gpus", 1, "--gpu", "a100")
-    assert (code, err) == (0, "")
+def test_a_model_too_large_for_the_gpus_is_said_to_be(printed: Printed, rows: Path, config: Path) -> None:
+    out = printed("inspect", rows, "--model", config, "--gpus", 1, "--gpu", "a100")
     # 16 bytes for each of 8.19e9 parameters.
     assert "none fits: 122 GiB of 79 are taken before the first token; take more GPUs" in out
     assert out.splitlines()[-1].endswith("--gpus 2")
-    found = read(tree_rl("inspect", rows, "--model", config, "--gpu", "a100", "--json"))["verdict"]
+    found = read(printed("inspect", rows, "--model", config, "--gpu", "a100", "--json"))["verdict"]
     assert found["memory"]["gpus"] == 8 and found["memory"]["max_tokens"] > 1024
     assert found["next"].startswith(f"tree-rl plan {rows} --model {config} --max-tokens ")
 
 
-def test_plans_are_json_too(tree_rl: Run, rows: Path, config: Path) -> None:
-    plan = read(tree_rl("plan", rows, "--max-tokens", 8, "--json"))
+def test_plans_are_json_too(printed: Printed, rows: Path, config: Path) -> None:
+    plan = read(printed("plan", rows, "--max-tokens", 8, "--json"))
     assert [group["unique_tokens"] for group in plan["groups"]] == [LARGEST, UNIQUE - LARGEST]
     assert [group["partitions"] is None for group in plan["groups"]] == [False, True]
-    steps = read(tree_rl("plan", rows, "--max-tokens", 8, "--ranks", 8, "--model", config, "--json"))["steps"]
+    steps = read(printed("plan", rows, "--max-tokens", 8, "--ranks", 8, "--model", config, "--json"))["steps"]
     assert [step["sp"] for step in steps] == [1, 2, 4, 8]
     parts = ("balanced", "waiting", "gathers", "exchanges", "optimizer")
     assert steps[0]["seconds"] == pytest.approx(sum(steps[0][f"{part}_seconds"] for part in parts))
 
 
-def test_hostile_names_stay_inside_json(tree_rl: Run, tmp_path: Path) -> None:
+def test_hostile_names_stay_inside_json(printed: Printed, tmp_path: Path) -> None:
     hostile = ["\x1b[31mred\x07\r\n", "\u202eevil", "\ud800", "</script>"]
     file = write(tmp_path / "rows.jsonl", [{"uid": uid, "input_ids": [1, 2]} for uid in hostile])
-    code, out, _ = tree_rl("inspect", file, "--json")
-    assert code == 0 and out.isascii() and out[:-1].isprintable()
+    out = printed("inspect", file, "--json")
+    assert out.isascii() and out[:-1].isprintable()
     assert [group["name"] for group in json.loads(out)["groups"]] == hostile
 
 
-def test_version_help_and_completion(tree_rl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_help_and_completion(tree_rl: Run, printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tree_rl("--version") == (0, f"tree_rl {__version__}\n", "")
     for command in ("inspect", "plan"):
-        words = tree_rl(command, "--help")[1]
+        words = printed(command, "--help")
         assert all(word in words for word in ("POR", "unique", "bound", "group"))
     monkeypatch.setenv("_TREE_RL_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "tree-rl ins")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import job
+import live_processes
 import pytest
 import torch
 
@@ -182,7 +183,7 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
         status = driver.wait(timeout=120)
         seconds = time.monotonic() - killed
         if cluster is not None:
-            assert wait_until(lambda: not workers_of_job(folder), 90), workers_of_job(folder)
+            live_processes.wait_for(lambda: not workers_of_job(folder), 90)
             cluster.communicate(input="", timeout=60)
         left = job.wait_until_none(folder, 60, besides=job.RAY_AGENTS)
         assert left == [], left
@@ -214,13 +215,6 @@ def workers_of_job(folder: Path) -> list[str]:
     own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
     titles = [process.title for process in job.processes_in(folder)]
     return [title for title in titles if title.startswith("ray::") and not title.startswith(own)]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return met
 
 
 def finish(folder: Path) -> None:

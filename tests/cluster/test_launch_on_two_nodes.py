@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import ray
+from live_processes import wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts/cluster"
@@ -92,7 +92,7 @@ def cluster() -> Iterator[Cluster]:
             DASHBOARD_PORT=str(dashboard_port),
             RAY_TEMP_DIR=str(folder / "ray"),
         )
-        wait_until((folder / "token").exists)
+        wait_for((folder / "token").exists, 300)
         cluster.start("worker", "ray_worker.sh", cluster.head, *START, NODE_IP="127.0.0.2")
         yield cluster
     finally:
@@ -146,7 +146,7 @@ def test_node_with_another_version_is_named_and_nothing_runs(cluster: Cluster) -
     assert "1 failed: node 127.0.0.3" in refused.stderr
     assert f"transformers {FAKE_VERSION} (here " in refused.stdout
     assert not (cluster.folder / "ran").exists()
-    wait_until(lambda: "127.0.0.3" not in alive_nodes(cluster))
+    wait_for(lambda: "127.0.0.3" not in alive_nodes(cluster), 300)
 
 
 def test_sft_starts_a_process_on_both_nodes(cluster: Cluster) -> None:
@@ -166,9 +166,9 @@ def test_sft_starts_a_process_on_both_nodes(cluster: Cluster) -> None:
 def test_signal_stops_a_node_and_leaves_nothing(cluster: Cluster) -> None:
     assert cluster.left_over()
     cluster.stop("worker")
-    wait_until(lambda: "127.0.0.2" not in alive_nodes(cluster))
+    wait_for(lambda: "127.0.0.2" not in alive_nodes(cluster), 300)
     cluster.stop("head")
-    wait_until(lambda: not cluster.left_over())
+    wait_for(lambda: not cluster.left_over(), 300)
 
 
 def alive_nodes(cluster: Cluster) -> str:
@@ -186,10 +186,3 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"still not so after {seconds:.0f} s"
-        time.sleep(0.5)

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.session import RecordedSession
@@ -184,6 +183,13 @@ def replayed_log_probs(model: "Qwen3ForCausalLM", row: Row, temperature: float =
     return [float(scores[start + i - 1, token]) for i, token in enumerate(row.response_ids)]
 
 
+def assert_confirmed(model: "Qwen3ForCausalLM", row: Row) -> None:
+    """The model gives the trained tokens of a row the log-probs that the row has."""
+    again = replayed_log_probs(model, row)
+    for mask, recorded, replayed in zip(row.response_mask, row.response_log_probs, again, strict=True):
+        assert not mask or abs(recorded - replayed) < 1e-4
+
+
 def misspell(tokenizer: PreTrainedTokenizerFast, text: str, seed: int = 0) -> list[int]:
     """Ids of a text that the tokenizer would choose otherwise: some words in pieces."""
     pieces: list[int] = []
@@ -207,23 +213,6 @@ def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
     return tokenizer.decode([token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
-class Agent:
-    """A scripted agent over the OpenAI SDK that keeps a conversation the way real agents do: answers as dumped."""
-
-    def __init__(self, client: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> None:
-        self.client = client
-        self.messages: list[Any] = [dict(message) for message in messages]
-        self.options = {"model": "m", **options}
-
-    async def step(self, *new: Mapping[str, Any]) -> Any:
-        """Append messages, ask, append the answer, return it."""
-        self.messages += [dict(message) for message in new]
-        answer = await self.client.chat.completions.create(messages=self.messages, **self.options)
-        message = answer.choices[0].message
-        self.messages.append(message.model_dump())
-        return message
-
-
 def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
 
@@ -240,16 +229,12 @@ class Talk:
         self._left.push_async_callback(close)
         return client
 
-    def openai_at(self, endpoint: Endpoint, **options: Any) -> openai.AsyncOpenAI:
-        """OpenAI's client of another address."""
-        address = {"base_url": endpoint.openai_url, "api_key": endpoint.token, "max_retries": 0}
-        plain = openai.DefaultAsyncHttpxClient(verify=WITHOUT_TLS)
-        client = openai.AsyncOpenAI(**{**address, "http_client": plain, **options})
-        return self._until_the_end(client, client.close)
-
     @cached_property
     def openai(self) -> openai.AsyncOpenAI:
-        return self.openai_at(self.endpoint)
+        plain = openai.DefaultAsyncHttpxClient(verify=WITHOUT_TLS)
+        address = {"base_url": self.endpoint.openai_url, "api_key": self.endpoint.token, "max_retries": 0}
+        client = openai.AsyncOpenAI(**address, http_client=plain)
+        return self._until_the_end(client, client.close)
 
     @cached_property
     def anthropic(self) -> anthropic.AsyncAnthropic:
@@ -269,9 +254,6 @@ class Talk:
         """An answer of chat completions, to a question or to messages."""
         sent = [user(messages)] if isinstance(messages, str) else messages
         return await self.openai.chat.completions.create(model="m", messages=sent, **options)
-
-    def agent(self, *messages: Mapping[str, Any], **options: Any) -> "Agent":
-        return Agent(self.openai, messages, **options)
 
     async def close(self, *, is_checked: bool = True) -> RecordedSession:
         """The session's record, in which the backend must find what it gave."""
@@ -308,15 +290,7 @@ def trained_edges(rows: Sequence[Row]) -> dict[tuple[tuple[int, ...], int], floa
 
 def check_record(backend: TinyModel, record: RecordedSession) -> None:
     """Every generated token is trained in its own context, nothing else is, and the log-probs are the model's."""
-    generated = generated_edges(record.calls).keys()
-    trained = set()
-    for row in rows_of_calls(record.calls):
-        again = replayed_log_probs(backend.model, row)
-        start = len(row.prompt_ids)
-        for position, (token, mask) in enumerate(zip(row.response_ids, row.response_mask, strict=True)):
-            edge = (row.token_ids[: start + position], token)
-            assert bool(mask) == (edge in generated)
-            if mask:
-                trained.add(edge)
-                assert abs(again[position] - row.response_log_probs[position]) < 1e-4
-    assert trained == generated
+    rows = rows_of_calls(record.calls)
+    assert trained_edges(rows).keys() == generated_edges(record.calls).keys()
+    for row in rows:
+        assert_confirmed(backend.model, row)

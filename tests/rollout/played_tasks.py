@@ -1,8 +1,7 @@
 """Small software tasks played by an agent whose model is scripted."""
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +28,7 @@ class ScriptedModel:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script) -> None:
         self.tokenizer, self.script = tokenizer, script
 
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], *, max_tokens: int, **_: Any) -> Generation:
         ids = self.tokenizer.encode(self.script(self.tokenizer.decode(list(prompt_ids))), add_special_tokens=False)
         ids = [*ids, self.tokenizer.eos_token_id][:max_tokens]
         return Generation(token_ids=tuple(ids), log_probs=(-0.5,) * len(ids), finish_reason="stop")
@@ -85,8 +82,3 @@ def mini_turn(command: str) -> str:
 def task_of(prompt: str) -> SweTask:
     (found,) = [task for task in all_tasks().values() if task.problem_statement in prompt]
     return found
-
-
-def shell_call(command: str) -> str:
-    call = {"name": "shell", "arguments": {"command": command}}
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"

@@ -1,11 +1,11 @@
 """What a scripted model says to the native agent in a task of two files, turn by turn."""
 
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from gateway_harness import TinyModel, talking, trained_text
+from protocol_turns import shell
 from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
@@ -16,14 +16,6 @@ from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
 TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"}
-
-
-def call(name: str, **arguments: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def shell(command: str) -> str:
-    return call("shell", command=command)
 
 
 def thinking(text: str, *rest: str) -> str:

@@ -167,32 +167,40 @@ def test_bad_requests_are_refused_by_field(protocol: str, body: Any, message: st
     assert protocol != "chat" or named in (None, "body") or error["param"] == named
 
 
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+LONG = {"max_tokens": 5, "messages": [user("long " * 9000)]}
+LARGE = {"messages": [user("x" * (10 << 20))]}
+IN_JSON = {"max_tokens": 5, "messages": [QUESTION], "output_config": {"format": {"type": "json_schema", "schema": {}}}}
+
+
 @pytest.mark.parametrize(
-    ("path", "content", "message"),
+    ("path", "sent", "status", "kind", "message"),
     [
-        ("/v1/chat/completions", b"{", "expected JSON"),
-        ("/v1/messages", {"max_tokens": 5, "messages": [user("long " * 9000)]}, "prompt is too long: "),
-        (
-            "/v1/messages",
-            {
-                "max_tokens": 5,
-                "messages": [QUESTION],
-                "output_config": {"format": {"type": "json_schema", "schema": {}}},
-            },
-            "output_config.format.schema: expected text",
-        ),
+        (CHAT, b"{", 400, "invalid_request_error", "expected JSON"),
+        (MESSAGES, LONG, 400, "invalid_request_error", "prompt is too long: "),
+        (MESSAGES, IN_JSON, 400, "invalid_request_error", "output_config.format.schema: expected text"),
+        (CHAT, LARGE, 413, "invalid_request_error", "at most 1048576 bytes"),
+        (MESSAGES, LARGE, 413, "request_too_large", "at most 1048576 bytes"),
     ],
 )
 async def test_a_refused_call_is_counted_and_not_recorded(
-    tiny: SimpleNamespace, path: str, content: Any, message: str
+    tiny: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    sent: Any,
+    status: int,
+    kind: str,
+    message: str,
 ) -> None:
+    """Its client reads the answer, also while it is still sending."""
+    monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.MAX_BODY_BYTES", 1 << 20)
     async with talking(tiny.backend()) as talk:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        body = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
         answer = await talk.http.post(path, content=body)
         record = await talk.close()
     error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error") and message in error["message"]
-    assert record.calls == () and record.refused == {400: 1}
+    assert (answer.status_code, error["type"]) == (status, kind) and message in error["message"]
+    assert record.calls == () and record.refused == {status: 1}
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "request_fields.md"

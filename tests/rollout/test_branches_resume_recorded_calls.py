@@ -3,13 +3,14 @@
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, serving
-from react_scripts import COPY, DONE, by_turn, shell, thinking
+from protocol_turns import shell
+from react_scripts import COPY, DONE, by_turn, thinking
 from sandboxes_here import HERE, needs_bubblewrap
 
 from tree_rl.rollout.agents.in_environment import run_task
@@ -189,9 +190,7 @@ class Model:
         self.asked: list[tuple[tuple[int, ...], int]] = []
         self.failures: list[Any] = []
 
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], *, max_tokens: int, **_: Any) -> Generation:
         self.asked.append((tuple(prompt_ids), max_tokens))
         failure = self.failures.pop() if self.failures else None
         if isinstance(failure, BackendError):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from client_edits import NEW_IDS, chooser, sent_back
 from dictated_answers import Scene, said, user
-from gateway_harness import CHATML, SHELL, build_tokenizer, misspell
+from gateway_harness import SHELL, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
@@ -156,14 +156,6 @@ def test_equal_siblings_go_on_in_branches_of_their_own(
         assert guessed
     else:
         assert guessed == () and all(thought == result for thought, result in pairs)
-
-
-def test_chatml_without_reasoning_keeps_forms_in_one_row() -> None:
-    scene = Scene(build_tokenizer(CHATML))
-    first = scene.answer([user("q")], " so \n")
-    scene.answer([user("q"), ChatMessage(role="assistant", content="so"), user("and")], "it")
-    assert first.content == " so \n" and len(rows_of_calls(scene.recorder.calls)) == 1
-    assert scene.recorder.drift_report().branch_causes == {}
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n\n</think>\n\n", "\n", "I look. "])

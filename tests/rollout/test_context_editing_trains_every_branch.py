@@ -1,14 +1,14 @@
 """Compaction, /clear, cleared results and sub-agents: every branch trains, in as few rows as the requests allow."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import TinyModel, misspell, talking
+from gateway_harness import talking
+from protocol_turns import call, misspelling
 
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -25,10 +25,14 @@ OPENCODE_TOOL = {
 }
 
 
-class ClaudeTalk:
+class HarnessTalk:
+    """A conversation, and fields of its requests."""
+
     def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any], **fields: Any) -> None:
         self.http, self.messages, self.fields = http, list(messages), fields
 
+
+class ClaudeTalk(HarnessTalk):
     @staticmethod
     def says(*texts: str) -> dict[str, Any]:
         blocks = [{"type": "text", "text": text} for text in texts]
@@ -55,10 +59,7 @@ class ClaudeTalk:
         return status
 
 
-class OpenCodeTalk:
-    def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any], **fields: Any) -> None:
-        self.http, self.messages, self.fields = http, list(messages), fields
-
+class OpenCodeTalk(HarnessTalk):
     async def ask(self) -> str:
         """Ask, and append the answer as opencode keeps it. Returns its text."""
         body = {"model": "m", "max_tokens": 300, "tools": [OPENCODE_TOOL], "messages": self.messages, **self.fields}
@@ -152,25 +153,16 @@ ROWS = {claude_compacts: 3, claude_clears: 2, claude_forks: 3, opencode_compacts
 """Kind of editing -> the fewest rows that its requests allow."""
 
 
-def answering(tiny: SimpleNamespace) -> TinyModel:
-    """A model that says the same in other tokens each time, and sums up where it is asked to."""
-    backend = tiny.backend()
-
-    def script(prompt: str) -> list[int]:
-        last = prompt.rsplit("<|im_start|>user", 1)[-1]
-        asks_for_summary = "detailed summary" in last or "summarization agent" in prompt
-        tool = "Bash" if "a Claude agent" in prompt else "bash"
-        call = f"<tool_call>\n{json.dumps({'name': tool, 'arguments': {'command': 'ls'}})}\n</tool_call>"
-        written = "<summary>half done</summary>" if asks_for_summary else call
-        return [*misspell(tiny.tokenizer, written, seed=len(backend.prompts)), tiny.tokenizer.eos_token_id]
-
-    backend.script = script
-    return backend
+def working(prompt: str) -> str:
+    """What the model says: the same each time, but where it is asked to sum up."""
+    if "detailed summary" in prompt.rsplit("<|im_start|>user", 1)[-1] or "summarization agent" in prompt:
+        return "<summary>half done</summary>"
+    return call("Bash" if "a Claude agent" in prompt else "bash", command="ls")
 
 
 @pytest.mark.parametrize("edits", ROWS, ids=lambda edits: edits.__name__)
 async def test_every_branch_trains_in_as_few_rows_as_the_requests_allow(edits: Any, tiny: SimpleNamespace) -> None:
-    async with talking(answering(tiny), max_context_tokens=CONTEXT_TOKENS, max_turn_tokens=300) as talk:
+    async with talking(misspelling(tiny, working), max_context_tokens=CONTEXT_TOKENS, max_turn_tokens=300) as talk:
         await edits(talk.http)
         record = await talk.close()
     compacts = edits in (claude_compacts, opencode_compacts)

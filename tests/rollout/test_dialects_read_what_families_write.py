@@ -79,6 +79,12 @@ def test_nothing_that_a_model_writes_raises(name: str) -> None:
         ("hermes", '<tool_call>{"name": "x", "arguments": [1]}</tool_call>', "no_object"),
         ("hermes", '<tool_call>{"name": 1}</tool_call>', "no_name"),
         ("hermes", '<tool_call>{"name": "x"}', "unclosed"),
+        *(
+            ("hermes", f'<tool_call>{{"name": "x", "arguments": {{"a": {value}}}}}</tool_call>', "no_json")
+            for value in (r'"\ud800"', "9" * 5000, "[" * 300 + "]" * 300, "NaN", "1e999")
+        ),
+        ("hermes", r'<tool_call>{"name": "x", "arguments": {"\udc80": 1}}</tool_call>', "no_json"),
+        ("hermes", r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>', "no_json"),
         ("qwen3_coder", '<tool_call>{"name": "x"}</function></tool_call>', "malformed"),
         ("qwen3_coder", "<tool_call><function=x><parameter=k>1</function></tool_call>", "malformed"),
         ("qwen3_coder", "<tool_call><function=x><parameter=k>1", "unclosed"),

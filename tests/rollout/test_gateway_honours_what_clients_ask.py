@@ -1,21 +1,18 @@
 """What clients ask of an answer's form is honoured, and every row still holds the drawn tokens in their own context.
 
-What they do besides: packed bodies, old HTTP, probes, helpers of SDKs. Each is answered, or refused by name.
+What they do besides: packed bodies, probes, a tool runner. Each is answered, or refused by name.
 """
 
-import asyncio
 import gzip
 import json
 import zlib
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import anthropic
 import openai
 import pytest
 from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
-from pydantic import BaseModel
 
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -151,13 +148,15 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, 
 
 
 async def test_instruct_writes_the_schema_into_the_system_text(tiny: SimpleNamespace) -> None:
-    async with talking(tiny.scripted('{"answer": 5}', "hi"), json_output="instruct") as talk:
+    async with talking(tiny.scripted('{"answer": 5}', "hi", '{"answer": 5}'), json_output="instruct") as talk:
         await talk.ask([{"role": "system", "content": "Be kind."}, *HELLO], response_format=FORMAT)
         await talk.ask("hello", response_format={"type": "text"})
+        await talk.ask("hello", response_format=FORMAT)
         record = await talk.close()
-    first, second = (tiny.tokenizer.decode(call.prompt_ids) for call in record.calls)
+    first, second, third = (tiny.tokenizer.decode(call.prompt_ids) for call in record.calls)
     assert "Be kind.\n\nAnswer with JSON alone" in first and '"required": ["answer"]' in first
     assert "JSON" not in second and record.constrained == 0
+    assert third.startswith("<|im_start|>system\nAnswer with JSON alone")
 
 
 async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNamespace) -> None:
@@ -174,14 +173,6 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [user("hello")], "max_tokens": 3}).encode()
-SHELL_CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "%s"}}\n</tool_call>'
-
-
-class Person(BaseModel):
-    """What the model is asked for."""
-
-    name: str
-    age: int
 
 
 def packed(encoding: str) -> bytes:
@@ -243,58 +234,13 @@ async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:
         assert (await talk.close()).calls == ()
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_old_http_and_bodies_in_pieces_are_answered(tiny: SimpleNamespace, version: str, streamed: bool) -> None:
-    body = json.dumps({"messages": [user("hello")], "stream": streamed}).encode()
-    async with talking(tiny.scripted("hi there")) as talk:
-        address = urlsplit(talk.endpoint.url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        head = f"POST {address.path}{CHAT} HTTP/{version}\r\nAuthorization: bearer {talk.endpoint.token}\r\n"
-        if version == "1.0":
-            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        else:
-            writer.write(f"{head}Host: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-            for start in range(0, len(body), 7):
-                piece = body[start : start + 7]
-                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            writer.write(b"0\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        assert len((await talk.close()).calls) == 1
-    assert answer.startswith(b"HTTP/1.1 200") and b"hi there" in answer
-    assert (b"data: [DONE]" in answer) == streamed
-
-
-async def test_the_sdks_parse_what_the_model_writes(tiny: SimpleNamespace) -> None:
-    written = '{"name": "Ann", "age": 3}'
-    called = f'<tool_call>\n{{"name": "Person", "arguments": {written}}}\n</tool_call>'
-    options: dict[str, Any] = {"model": "m", "messages": [user("hello")]}
-    async with talking(tiny.scripted(*[written] * 4, called), json_output="instruct") as talk:
-        completions, responses = talk.openai.chat.completions, talk.openai.responses
-        whole = await completions.parse(**options, response_format=Person)
-        usage = {"include_usage": True}
-        async with completions.stream(**options, response_format=Person, stream_options=usage) as events:
-            streamed = await events.get_final_completion()
-        response = await responses.parse(model="m", input="hello", text_format=Person)
-        async with responses.stream(model="m", input="hello", text_format=Person) as events:
-            streamed_response = await events.get_final_response()
-        use = await completions.parse(**options, tools=[openai.pydantic_function_tool(Person)])
-        record = await talk.close()
-    parsed = [one.choices[0].message.parsed for one in (whole, streamed)]
-    parsed += [response.output_parsed, streamed_response.output_parsed]
-    parsed += [use.choices[0].message.tool_calls[0].function.parsed_arguments]
-    assert parsed == [Person(name="Ann", age=3)] * 5 and len(record.calls) == 5
-    assert streamed.usage.total_tokens == streamed.usage.prompt_tokens + streamed.usage.completion_tokens
-
-
 async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNamespace) -> None:
     @anthropic.beta_async_tool
     async def shell(command: str) -> str:
         """Run a command."""
         return f"ran {command}"
 
-    async with talking(tiny.scripted(SHELL_CALL % "ls", "done")) as talk:
+    async with talking(tiny.scripted(CALL % "shell", "done")) as talk:
         runner = talk.anthropic.beta.messages.tool_runner(
             model="m", max_tokens=90, tools=[shell], messages=[user("hello")]
         )
@@ -302,21 +248,5 @@ async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNames
         record = await talk.close()
     assert [block.text for block in answer.content] == ["done"]
     (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == f"{SHELL_CALL % 'ls'}<|im_end|>done<|im_end|>"
+    assert trained_text(tiny.tokenizer, row) == f"{CALL % 'shell'}<|im_end|>done<|im_end|>"
     assert dict(record.refused) == {400: 1}
-
-
-async def test_results_of_parallel_calls_come_in_any_order_with_pictures(tiny: SimpleNamespace) -> None:
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-    film = {"type": "video_url", "video_url": {"url": "https://a.b/c.mp4"}}
-    async with talking(tiny.scripted(f"{SHELL_CALL % 'ls'}\n{SHELL_CALL % 'pwd'}", "done")) as talk:
-        message = (await talk.ask("hello", tools=[SHELL], max_completion_tokens=300)).choices[0].message
-        content = [{"type": "text", "text": "a.py"}, picture, film]
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "content": content} for call in reversed(message.tool_calls)
-        ]
-        await talk.ask([user("hello"), message.model_dump(exclude_none=True), *results], tools=[SHELL])
-        record = await talk.close()
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row).endswith("done<|im_end|>")
-    assert dict(record.left_out) == {"image": 1, "video": 1}

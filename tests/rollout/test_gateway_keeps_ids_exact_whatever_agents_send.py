@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,7 @@ TEXTS = st.sampled_from(
     ]
 )
 ARGUMENTS = st.sampled_from(
-    ['{"n": 1}', '{"n":1}', '{"n": true}', '{"n": 1.0}', "{", {"n": 1}, {"n": True}, {"n": 1.0}, {"b": 1, "a": "ü"}]
+    ['{"n": 1}', '{"n":1}', '{"n": true}', '{"n": 1.0}', "{", {"n": 1}, {"n": True}, {"n": 1.0}, {"b": 1, "a": "<&> ü"}]
 )
 CALLS = st.lists(ARGUMENTS, max_size=2).map(
     lambda given: [{"id": "c", "type": "function", "function": {"name": "shell", "arguments": a}} for a in given]
@@ -180,19 +179,6 @@ def test_prompts_are_exact_and_all_that_was_generated_is_trained(
     check()
 
 
-CALL = {"type": "function", "id": "c1", "function": {"name": "shell", "arguments": {"command": "ls '<&>' ü"}}}
-CONVERSATIONS: list[list[dict[str, Any]]] = [
-    [{"role": "user", "content": "hi"}],
-    [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "", "reasoning_content": "r", "tool_calls": [CALL, CALL]},
-        {"role": "tool", "content": "a", "tool_call_id": "c1"},
-        {"role": "tool", "content": "b", "tool_call_id": "c1"},
-        {"role": "assistant", "content": "<think>\nx\n</think>\n\ny"},
-        {"role": "user", "content": "so"},
-    ],
-]
 TEMPLATES = {
     "reasoning": None,
     "chatml": CHATML,
@@ -205,14 +191,14 @@ TEMPLATES = {
 }
 
 
+@cache
+def written_in(name: str) -> Any:
+    """A tokenizer with a template of this name."""
+    return build_tokenizer(TEMPLATES[name])
+
+
 def compiled(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTemplate:
     return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **(options or {})})
-
-
-@cache
-def reasoning_template() -> tuple[Any, ChatTemplate]:
-    tokenizer = build_tokenizer()
-    return tokenizer, compiled(tokenizer)
 
 
 def outcome(render: Callable[[], str]) -> str:
@@ -221,18 +207,6 @@ def outcome(render: Callable[[], str]) -> str:
         return render()
     except (SecurityError, TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("options", [{}, {"enable_thinking": False, "shout": "YES"}])
-def test_text_is_what_transformers_renders(name: str, options: dict[str, Any]) -> None:
-    tokenizer = build_tokenizer(TEMPLATES[name])
-    template = compiled(tokenizer, options)
-    for conversation, tools, is_prompt in product(CONVERSATIONS * 2, (None, [SHELL]), (False, True)):
-        expected = tokenizer.apply_chat_template(
-            conversation, tools=tools, add_generation_prompt=is_prompt, tokenize=False, **options
-        )
-        assert template.render(conversation, tools=tools, is_prompt=is_prompt) == expected
 
 
 @pytest.mark.parametrize(
@@ -272,12 +246,15 @@ def test_a_template_that_drops_texts_is_refused() -> None:
         Renderer(build_tokenizer(CHATML.replace("{{ m.content }}", parts)), {})
 
 
-@given(st.lists(EDITS, max_size=10), st.booleans())
-@settings(max_examples=60)
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False, "shout": "YES"}])
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(edits=st.lists(EDITS, max_size=10), is_prompt=st.booleans())
+@settings(max_examples=20)
 def test_whatever_agents_send_is_written_as_transformers_writes_it(
-    edits: list[tuple[Any, ...]], is_prompt: bool
+    name: str, options: dict[str, Any], edits: list[tuple[Any, ...]], is_prompt: bool
 ) -> None:
-    tokenizer, template = reasoning_template()
+    tokenizer = written_in(name)
+    template = compiled(tokenizer, options)
     conversation, tools = [{"role": "user", "content": "the model answers a question"}], ()
     for edit in edits:
         tools = edit[1] if edit[0] == "offer tools" else tools
@@ -287,7 +264,9 @@ def test_whatever_agents_send_is_written_as_transformers_writes_it(
     offered: Any = list(tools) or None
 
     def expected() -> str:
-        return tokenizer.apply_chat_template(forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt)
+        return tokenizer.apply_chat_template(
+            forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt, **options
+        )
 
     def written() -> str:
         return template.render(forms, tools=offered, is_prompt=is_prompt)

@@ -35,9 +35,9 @@ async def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
     async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
         for number in range(16):
             talk = Talk(gateway, backend, left)
-            agent = talk.agent(user(f"question {number}"), max_tokens=5)
-            await agent.step()
-            await agent.step(user("more"))
+            question = user(f"question {number}")
+            said = (await talk.ask([question], max_tokens=5)).choices[0].message.model_dump()
+            await talk.ask([question, said, user("more")], max_tokens=5)
             records.append(await talk.close())
     return records
 

@@ -193,33 +193,3 @@ async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespa
             assert status == 200 or answer.json()["error"]["message"]
         body = {**INPUT, "previous_response_id": stored}
         assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404
-
-
-async def test_both_protocols_continue_each_others_turns(tiny: SimpleNamespace) -> None:
-    first = f"{THOUGHT}I look.\n{CALL}"
-    tool = {**ANTHROPIC_SHELL, "description": "Run a command."}
-    options = {"model": "m", "max_tokens": 200, "tools": [tool]}
-    async with talking(tiny.backend({"go": first, "files": "Done.", "late": "Bye."})) as talk:
-        async with talk.anthropic.messages.stream(messages=[user("go")], **options) as stream:
-            answer = await stream.get_final_message()
-        use = answer.content[-1]
-        blocks = [block.model_dump() for block in answer.content if block.type != "thinking"]
-        done = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "files"}]}
-        sent: list[Any] = [user("go"), {"role": "assistant", "content": blocks}, {"role": "user", "content": [done]}]
-        answer = await talk.anthropic.messages.create(messages=sent, **options)
-        assert answer.content[0].text == "Done."
-        called = {"name": "shell", "arguments": json.dumps({"command": "ls -l"})}
-        calls = [{"id": use.id, "type": "function", "function": called}]
-        agent = talk.agent(
-            user("go"),
-            {"role": "assistant", "content": "I look.", "tool_calls": calls},
-            {"role": "tool", "tool_call_id": use.id, "content": "files"},
-            {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
-            {"role": "tool", "tool_call_id": use.id, "content": "late"},
-            tools=[SHELL],
-        )
-        await agent.step()
-        record = await talk.close()
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == first + "<|im_end|>Done.<|im_end|>Bye.<|im_end|>"
-    assert tiny.tokenizer.decode(row.token_ids).count("<tool_response>") == 2

@@ -219,12 +219,13 @@ async def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleN
     assert len(record.calls) == 1 and backend.running == 0
 
 
-async def test_tokens_are_counted_and_tools_of_openai_are_left_out_by_name(tiny: SimpleNamespace) -> None:
+async def test_tokens_are_counted_and_what_this_model_lacks_is_left_out_by_name(tiny: SimpleNamespace) -> None:
     tools = [*TOOLS, {"type": "web_search"}, {"type": "tool_search"}]
-    asked = {"model": "m", "input": "hello", "tools": tools, "instructions": "Be brief."}
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+    asked = {"model": "m", "input": [{"role": "user", "content": [picture]}], "tools": tools}
     async with talking(writing(tiny, "Hi.")) as talk:
         count = await talk.openai.responses.input_tokens.count(**asked)
         answer = await talk.openai.responses.create(**asked)
         record = await talk.close()
     assert count.input_tokens == answer.usage.input_tokens
-    assert record.left_out == {"web_search": 1, "tool_search": 1}
+    assert record.left_out == {"image": 1, "web_search": 1, "tool_search": 1}

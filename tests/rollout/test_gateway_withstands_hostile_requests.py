@@ -1,11 +1,11 @@
-"""Hostile requests and hostile turns of the model: an error in words for the agent, and no session is lost."""
+"""Hostile requests: an error in words for the agent, and no session is lost."""
 
 import asyncio
 import json
 from types import SimpleNamespace
 
 import pytest
-from gateway_harness import SHELL, talking, user
+from gateway_harness import talking, user
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 
@@ -76,32 +76,6 @@ async def test_a_request_that_nobody_could_answer_is_refused_and_the_session_goe
             assert (await talk.http.post(PATHS[0], content=body)).status_code == 200, kind
         record = await talk.close()
     assert set(record.refused) == {400} and len(record.calls) >= len(ANSWERED)
-
-
-HOSTILE_TURNS = {
-    "surrogate in arguments": r'{"name": "shell", "arguments": {"command": "echo \ud800"}}',
-    "surrogate in the name": r'{"name": "\ud800", "arguments": {}}',
-    "surrogate in a key": r'{"name": "shell", "arguments": {"\udc80": 1}}',
-    "long integer": f'{{"name": "shell", "arguments": {{"command": {DIGITS}}}}}',
-    "deep": f'{{"name": "shell", "arguments": {{"command": {"[" * 300}{"]" * 300}}}}}',
-    "not a number": '{"name": "shell", "arguments": {"command": NaN}}',
-    "infinite": '{"name": "shell", "arguments": {"command": 1e999}}',
-}
-
-
-@pytest.mark.parametrize(("path", "is_stream"), [(PATHS[0], False), (PATHS[0], True), (PATHS[1], True)])
-async def test_a_tool_call_that_nobody_could_answer_stays_text(
-    tiny: SimpleNamespace, path: str, is_stream: bool
-) -> None:
-    turns = {f"ask {kind}.": f"<tool_call>\n{call}\n</tool_call>" for kind, call in HOSTILE_TURNS.items()}
-    tool = SHELL if path == PATHS[0] else {"name": "shell", "input_schema": {"type": "object"}}
-    options = {"tools": [tool], "max_tokens": 7000, "stream": is_stream}
-    async with talking(tiny.backend(turns), max_context_tokens=8000, max_turn_tokens=7000) as talk:
-        for kind, call in HOSTILE_TURNS.items():
-            answer = await talk.http.post(path, json={"messages": [user(f"ask {kind}.")], **options})
-            assert answer.status_code == 200, (kind, answer.text[:300])
-            assert json.dumps(call)[1:-1][:40] in answer.text and "tool_use" not in answer.text, kind
-        await talk.close()
 
 
 HEAD = "POST {path}/v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-api-key: {key}\r\n"

@@ -158,6 +158,7 @@ def test_a_program_that_sandboxes_cannot_use_is_refused_with_its_remedy(
         ({"agent": "command_line"}, r"agent command_line\.command: expected a value"),
         ({"agent": "command_line", "options": {"max_turns": 3}}, r"command_line\.max_turns: no such option; known are"),
         ({"agent": "claude"}, r"agent='claude': expected one of react, mini_swe, claude_code, .*, command_line, or"),
+        ({"environment": "swe_bensh"}, r"environment='swe_bensh': expected one of swe, .*swe_gym, r2e, terminal_bench"),
         ({"agnet": "react"}, r"agent_options\.agnet: no such option; known are agent, options,"),
         ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
     ],

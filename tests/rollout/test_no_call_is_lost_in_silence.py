@@ -101,9 +101,9 @@ def test_a_call_inside_harmonys_analysis_is_counted() -> None:
 async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNamespace, reasoning: str) -> None:
     answers = {"a.py": "It is done.", "go": f"<think>\nI look.\n{HERMES_CALL}"}
     async with talking(tiny.backend(answers), reasoning=reasoning) as talk:
-        agent = talk.agent({"role": "user", "content": "go"}, tools=[SHELL])
-        message = await agent.step()
-        await agent.step(tool_result(message, "a.py"))
+        message = (await talk.ask("go", tools=[SHELL])).choices[0].message
+        sent = [{"role": "user", "content": "go"}, message.model_dump(), tool_result(message, "a.py")]
+        await talk.ask(sent, tools=[SHELL])
         record = await talk.close()
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
     assert record.drift.unread == {0: "in_reasoning"}

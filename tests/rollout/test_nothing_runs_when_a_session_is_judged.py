@@ -188,9 +188,12 @@ def test_only_the_machine_can_end_a_session_without_a_reward(
     async def act(environment: Any, endpoint: Endpoint) -> Outcome:
         raise error
 
-    done = asyncio.run(run(act))
+    environment = Shell()
+    done = asyncio.run(run(act, environment))
     assert (done.status, done.reward) == (status, reward), done
     assert done.detail.encode()
+    with pytest.raises(SandboxDied, match="gone"):
+        asyncio.run(environment.sandbox.read("closed"))
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,3 @@ def test_a_budget_keeps_the_first_cuts_that_fit() -> None:
 def test_bad_options_are_named(given: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BranchOptions(**given)
-
-
-def test_a_policy_of_ones_own_is_a_function() -> None:
-    own = BranchOptions(policy="tree_rl.rollout.branching.policies.fixed", options={"branches": 2})
-    assert own.choose is fixed

@@ -1,16 +1,15 @@
 """The native agent's switches, each with the exact rows it must leave; log-probs are checked against the model."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from gateway_harness import TinyModel, build_tokenizer
-from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, call, play, shell, thinking
-from sandboxes_here import HERE
+from gateway_harness import TinyModel, build_tokenizer, trained_edges
+from protocol_turns import call, shell
+from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, play, thinking
 
-from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.react import GO_ON, MALFORMED, MAX_RESULT_CHARACTERS, SUMMARISE, ReActOptions
-from tree_rl.rollout.environments import ShellEnvironment, ToolCall
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
 from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S, Session
 from tree_rl.rollout.transcript import rows_of_calls
@@ -123,11 +122,6 @@ async def test_limits_end_it_and_what_it_did_is_scored(tiny: SimpleNamespace) ->
     assert (nothing.status, record.calls) == ("limit", ())
 
 
-async def test_a_turn_without_reasoning_does_not_branch(tiny: SimpleNamespace) -> None:
-    _, _, trained = await play(tiny, by_turn(shell("cat a.txt"), "done"), **as_tree_agent())
-    assert trained == [shell("cat a.txt") + END + "done" + END]
-
-
 async def test_reasoning_opened_by_the_template_is_stripped_with_it(tiny: SimpleNamespace) -> None:
     opens = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
     tokenizer = build_tokenizer(tiny.tokenizer.chat_template + opens)
@@ -140,46 +134,34 @@ async def test_reasoning_opened_by_the_template_is_stripped_with_it(tiny: Simple
     assert "look" not in prompt and shell("cat a.txt") in prompt
 
 
-def branching(first: str, second: str) -> dict[str, str]:
-    """What is said to each result alone, and to both of them."""
-    return {
-        "user\n<tool_response>\nalpha\n</tool_response><|im_end|>\n<|im_start|>assistant\n": first,
-        "user\n<tool_response>\nbeta\n</tool_response><|im_end|>\n<|im_start|>assistant\n": second,
-    }
+def branching(turn: str, first: str, second: str) -> Callable[[str], str]:
+    """A turn that reads both files; then what is said to each result alone, and "both" to both of them."""
+    ending = "user\n<tool_response>\n{}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    answers = {ending.format("alpha"): first, ending.format("beta"): second}
+
+    def script(prompt: str) -> str:
+        if prompt.count("<|im_start|>assistant") == 1:
+            return turn
+        return next((said for end, said in answers.items() if prompt.endswith(end)), "both")
+
+    return script
 
 
 async def test_parallel_branches_are_followed_up_alone_and_joined(tiny: SimpleNamespace) -> None:
     one, other = thinking("a", "first is alpha"), "second is beta"
-    answers = branching(one, other)
-
-    def script(prompt: str) -> str:
-        if prompt.count("<|im_start|>assistant") == 1:
-            return BOTH
-        return next((said for end, said in answers.items() if prompt.endswith(end)), "both")
-
+    script = branching(BOTH, one, other)
     done, record, trained = await play(tiny, script, **as_tree_agent(parallel_tools="branches"))
     assert trained == [BOTH + END + one + END, BOTH + END + other + END, "both" + END]
     joined = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
     assert joined.index("first is alpha") < joined.index("second is beta") and "<think>" not in joined
     assert done.outcome.answer == "both" and [one.turn for one in record.calls] == [0, 1, 1, 1]
-    edges = {
-        tuple(row.prompt_ids + row.response_ids[: place + 1])
-        for row in rows_of_calls(record.calls)
-        for place, is_trained in enumerate(row.response_mask)
-        if is_trained
-    }
-    assert len(edges) == sum(len(call.response_ids) for call in record.calls)
+    assert len(trained_edges(rows_of_calls(record.calls))) == sum(len(call.response_ids) for call in record.calls)
 
 
 async def test_a_branch_that_says_nothing_leaves_the_result(tiny: SimpleNamespace) -> None:
     # The first branch acts instead of answering: its command runs. The second one never ends its reasoning.
-    answers = branching(shell("cp a.txt out.txt"), "<think>" + "on and on " * 60)
-
-    def script(prompt: str) -> str:
-        if prompt.count("<|im_start|>assistant") == 1:
-            return shell("cat a.txt") + "\n" + shell("cat b.txt")
-        return next((said for end, said in answers.items() if prompt.endswith(end)), "both")
-
+    reads = shell("cat a.txt") + "\n" + shell("cat b.txt")
+    script = branching(reads, shell("cp a.txt out.txt"), "<think>" + "on and on " * 60)
     done, record, trained = await play(tiny, script, **as_tree_agent(parallel_tools="branches", max_turn_tokens=120))
     assert (done.outcome.answer, done.reward, len(trained)) == ("both", 1.0, 3)
     joined = tiny.tokenizer.decode(record.calls[-1].prompt_ids)
@@ -216,25 +198,6 @@ async def test_long_results_are_cut_in_the_middle(tiny: SimpleNamespace) -> None
     command = "head -c 4000 /dev/zero | tr '\\0' a; head -c 4000 /dev/zero | tr '\\0' c"
     _, record, _ = await play(tiny, by_turn(shell(command), "ok"), max_context_tokens=9000)
     assert "\n" + "a" * half + "\n[...]\n" + "c" * half + "\n" in tiny.tokenizer.decode(record.calls[1].prompt_ids)
-
-
-async def test_the_environment_is_closed_whatever_happens(
-    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(react, "MAX_RETRIES", 0)
-
-    class Failing(ShellEnvironment):
-        closed = 0
-
-        async def call(self, call: ToolCall) -> str:
-            raise OSError("tool broke")
-
-        async def close(self) -> None:
-            await super().close()
-            Failing.closed += 1
-
-    done, _, _ = await play(tiny, by_turn(shell("true")), environment=Failing(HERE))
-    assert (done.status, done.reward, Failing.closed) == ("agent_failed", 0.0, 1) and "tool broke" in done.detail
 
 
 def test_options_are_checked() -> None:

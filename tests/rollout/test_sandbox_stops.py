@@ -16,7 +16,6 @@ from sandboxes_here import needs_bubblewrap
 from tree_rl.rollout.sandbox.errors import SandboxDied
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.processes.users import CommandUser
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
 
@@ -110,10 +109,6 @@ async def test_a_queued_command_never_starts(tmp_path: Path) -> None:
         assert sum(isinstance(one, SandboxDied) for one in done) >= number - command_threads()._max_workers
         begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[union-attr]
         assert begun <= command_threads()._max_workers
-        with pytest.raises(SandboxDied, match="stopped"):
-            await sandbox.run("true")
-        with pytest.raises(SandboxDied, match="stopped"):
-            await sandbox.write({"a": "b"})
     finally:
         await sandbox.close()
 
@@ -182,9 +177,3 @@ def test_no_two_living_sandboxes_share_a_user(monkeypatch: pytest.MonkeyPatch) -
         assert again._user_id == first[0]._user_id
     for sandbox in first:
         sandbox.close()
-    with pytest.raises(OSError, match="in use"):
-        held = CommandUser(1 << 20)
-        try:
-            CommandUser(1 << 20)
-        finally:
-            held.close()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from gateway_harness import CHATML, build_tokenizer, serving, trained_text
 from live_processes import running
-from played_tasks import shell_call
+from protocol_turns import shell
 from sandboxes_here import HERE
 from transformers import PreTrainedTokenizerFast
 
@@ -83,9 +83,7 @@ class FaultyServer:
         self.hanging = 0
         self.all_hang = asyncio.Event()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], **_: Any) -> Generation:
         prompt = self.tokenizer.decode(list(prompt_ids))
         number, kind = re.findall(r"session (\d+): ([^<\n]+)", prompt)[0]
         self.read[int(number)] = prompt
@@ -117,8 +115,8 @@ class FaultyServer:
     @staticmethod
     def _turns(kind: str) -> list[str]:
         broken = '<tool_call>\n{"name": "shell", "arguments": {"command": \n</tool_call>'
-        first = broken if kind == "invalid json" else shell_call(COMMANDS.get(kind, "true"))
-        return [first, shell_call("touch done"), "Done."]
+        first = broken if kind == "invalid json" else shell(COMMANDS.get(kind, "true"))
+        return [first, shell("touch done"), "Done."]
 
 
 class Environment(SweEnvironment):

@@ -19,6 +19,7 @@ from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
 from tree_rl.rollout.environments.suite_judge import left_out_of_suite
 from tree_rl.rollout.environments.swe_reports import passed_tests, verdicts_of
+from tree_rl.rollout.environments.swe_task import SweTask
 
 FORMATS = ("unittest", "pytest")
 HACKS = Path(__file__).parent / "hacks"
@@ -86,7 +87,7 @@ def in_turn(attacks: Iterable[str]) -> pytest.MarkDecorator:
     )
 
 
-def task_of(log_format: str):
+def task_of(log_format: str) -> SweTask:
     return UNITTEST if log_format == "unittest" else pytest_task()
 
 
@@ -148,28 +149,14 @@ def test_what_shadows_nothing_reaches_the_judge(test: str, present: list[str], p
 RUNNER = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)
 
 
-def verdicts(folder: Path, targets: tuple[str, ...]) -> dict[str, set[str]]:
+def verdicts(folder: Path, files: dict[str, str], targets: Iterable[str]) -> dict[str, set[str]]:
+    """What the runner says with these files in the folder."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
     argv = [sys.executable, "-I", "-B", str(RUNNER), *targets]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
     return verdicts_of(done.stdout, log_format="unittest")
-
-
-def test_sound_code_passes_and_canaries_fail(tmp_path: Path) -> None:
-    folder, sources, targets = tmp_path, UNITTEST.test_files, UNITTEST.test_targets
-    (folder / "tests").mkdir()
-    for path, text in {"durations.py": SOUND, **sources}.items():
-        (folder / path).write_text(text)
-    sound = passed_tests(verdicts(folder, targets))
-    assert sound == {*UNITTEST.fail_to_pass, *UNITTEST.pass_to_pass}
-    for seed in range(6):
-        rng = random.Random(seed)
-        planted = plant(sources, targets=targets, counting=sorted(sound), is_pytest=False, rng=rng)
-        assert len(planted.names) >= 8
-        for path, text in planted.files.items():
-            (folder / path).write_text(text)
-        said = verdicts(folder, planted.targets)
-        assert planted.doubt(said) is None, said
-        assert sound <= passed_tests(said), said
 
 
 MIXED = """\
@@ -192,42 +179,51 @@ class TestParts(Checks, unittest.TestCase):
     def test_large_value(self):
         self.assertEqual(self.parts(3600), [1, 0, 0])
 """
+MIXED_NAMES = ("test_order_of_parts", "test_value_of_nothing", "test_large_value")
+SUITES = {
+    "plain": (UNITTEST.test_files, UNITTEST.test_targets, {*UNITTEST.fail_to_pass, *UNITTEST.pass_to_pass}, 6),
+    "mixed in": (
+        {"tests/test_mixed.py": MIXED},
+        ("tests.test_mixed",),
+        {f"tests.test_mixed.TestParts.{name}" for name in MIXED_NAMES},
+        1,
+    ),
+}
+"""Files, targets, the tests that pass, and with how many seeds to plant."""
 
 
-def test_classes_that_are_mixed_in_take_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "durations.py").write_text(SOUND)
-    (tmp_path / "tests/test_mixed.py").write_text(MIXED)
-    sound = passed_tests(verdicts(tmp_path, ("tests.test_mixed",)))
-    assert len(sound) == 3
-    planted = plant(
-        {"tests/test_mixed.py": MIXED}, targets=["tests.test_mixed"], counting=sorted(sound), is_pytest=False
-    )
-    for path, text in planted.files.items():
-        (tmp_path / path).write_text(text)
-    said = verdicts(tmp_path, planted.targets)
-    assert planted.doubt(said) is None, said
-    assert sound <= passed_tests(said), said
+@pytest.mark.parametrize("suite", SUITES)
+def test_sound_code_passes_and_canaries_fail(suite: str, tmp_path: Path) -> None:
+    files, targets, names, seeds = SUITES[suite]
+    sound = passed_tests(verdicts(tmp_path, {"durations.py": SOUND, **files}, targets))
+    assert sound == names
+    for seed in range(seeds):
+        planted = plant(files, targets=targets, counting=sorted(sound), is_pytest=False, rng=random.Random(seed))
+        assert len(planted.names) >= 8
+        said = verdicts(tmp_path, planted.files, planted.targets)
+        assert planted.doubt(said) is None, said
+        assert sound <= passed_tests(said), said
+
+
+HOURS = "tests/test_hours.py"
+
+
+def of_one_file(text: str, *fail_to_pass: str) -> SweTask:
+    """The repository with one file of tests, and those of them that fail at first."""
+    names = tuple(f"{HOURS}::{name}" for name in fail_to_pass)
+    return replace(pytest_task(), test_files={HOURS: text}, test_targets=(HOURS,), fail_to_pass=names, pass_to_pass=())
 
 
 def test_long_reports_and_test_files_are_read_whole() -> None:
     """Whatever an agent sees of its own commands."""
-    path = "tests/test_many.py"
     text = "import pytest\n\nfrom durations import parse\n\n\n" + "".join(
         f'@pytest.mark.parametrize("name", ["{number}" * 30])\n'
         f'def test_{number}(name):\n    assert parse("1h").seconds == 3600\n\n\n'
         for number in range(100, 150)
     )
-    task = replace(
-        pytest_task(),
-        files={"durations.py": BUGGY, path: text},
-        test_files={},
-        before_tests="",
-        test_targets=(path,),
-        fail_to_pass=tuple(f"{path}::test_{number}[{str(number) * 30}]" for number in range(100, 150)),
-        pass_to_pass=(),
-        test_patch="",
-    )
+    names = [f"test_{number}[{str(number) * 30}]" for number in range(100, 150)]
+    files = {"durations.py": BUGGY, HOURS: text}
+    task = replace(of_one_file("", *names), files=files, test_files={}, before_tests="")
     options = replace(HERE, readable=(pytest_folder(),), limits=replace(HERE.limits, output_bytes=4096))
     reward, report = score_after(task, writing({"durations.py": SOUND}), options=options)
     assert reward == 1.0, report
@@ -235,15 +231,8 @@ def test_long_reports_and_test_files_are_read_whole() -> None:
 
 @pytest.mark.parametrize(("mark", "solved"), [("", 0), ("@pytest.mark.xfail\n", 1)])
 def test_a_failure_that_only_the_code_expects_is_no_repair(mark: str, solved: int) -> None:
-    path = "tests/test_hours.py"
     text = f"import pytest\n\nfrom durations import parse\n\n\n{mark}def test_hours():\n    for text in ['1h']:\n"
-    task = replace(
-        pytest_task(),
-        test_files={path: f"{text}        assert parse(text).seconds == 3600\n"},
-        test_targets=(path,),
-        fail_to_pass=(f"{path}::test_hours",),
-        pass_to_pass=(),
-    )
+    task = of_one_file(f"{text}        assert parse(text).seconds == 3600\n", "test_hours")
     hack = "def parse(text):\n    import pytest\n    pytest.xfail()\n"
     _, report = score_task(task, writing({"durations.py": hack}))
     assert report.fail_to_pass == (solved, 1), report
@@ -267,15 +256,9 @@ class TestHours:
 
 @pytest.mark.parametrize("mark", ["@", "pytestmark = "])
 def test_parametrized_classes_and_files_keep_their_tests(mark: str) -> None:
-    path = "tests/test_hours.py"
     mark += 'pytest.mark.parametrize("text, seconds", [("1h", 3600), ("2h", 7200)])'
-    text = PARAMETRIZED.replace("MARK", mark)
-    task = replace(
-        pytest_task(),
-        test_files={path: text},
-        test_targets=(path,),
-        fail_to_pass=tuple(f"{path}::TestHours::test_{name}[1h-3600]" for name in ("text", "twice")),
-        pass_to_pass=(),
+    task = of_one_file(
+        PARAMETRIZED.replace("MARK", mark), *(f"TestHours::test_{name}[1h-3600]" for name in ("text", "twice"))
     )
     reward, report = score_task(task, writing({"durations.py": SOUND}))
     assert reward == 1.0, report

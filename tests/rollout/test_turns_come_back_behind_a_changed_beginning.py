@@ -234,51 +234,36 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
     assert key_alone(said("b")) == key_alone(said(" b\n"))
 
 
-class Talk:
-    """Own turns of one session, added in order."""
-
-    def __init__(self) -> None:
-        self.turns = OwnTurns()
-        self.calls = 0
-
-    def answer(self, behind: list[ChatMessage], message: ChatMessage, *, agent: str = "main") -> ChatMessage:
-        self.turns.add(self.turns.restore(behind, agent=agent), message, agent=agent, call=self.calls)
-        self.calls += 1
-        return message
-
-    def thoughts(self, messages: list[ChatMessage], *, agent: str = "main") -> list[str | None]:
-        restored = self.turns.restore(messages, agent=agent).messages
-        return [message.reasoning for message in restored if message.role == "assistant"]
+def thinking(thought: str, answer: str) -> str:
+    return f"<think>\n{thought}\n</think>\n\n{answer}"
 
 
-def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found() -> None:
-    talk, asked = Talk(), [user("q")]
-    talk.answer(asked, said("a", "first"))
+def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found(tiny: SimpleNamespace) -> None:
+    scene, asked = Scene(tiny.tokenizer), [user("q")]
+    scene.answer(asked, thinking("first", "a"))
     longer = [*asked, said("a"), user("r")]
-    assert talk.thoughts(longer) == ["first"]
-    talk.answer(asked, said("a", "second"))
-    assert talk.thoughts(longer) == ["second"]
-    assert talk.turns.restore(longer).guessed == [1]
-    assert talk.thoughts([*asked, said("a", "first")]) == ["first"]
-    assert talk.turns.restore([*asked, said("a", "first")]).guessed == []
-    assert talk.thoughts([*asked, said("a", "third")]) == ["third"]
+    assert thoughts(scene.prompt(*longer).restored.messages) == ["first"]
+    scene.answer(asked, thinking("second", "a"))
+    found = scene.prompt(*longer).restored
+    assert (thoughts(found.messages), found.guessed) == (["second"], [1])
+    for thought in ("first", "third"):
+        sent = scene.prompt(*asked, said("a", thought)).restored
+        assert (thoughts(sent.messages), sent.guessed) == ([thought], [])
 
 
-def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it() -> None:
-    talk, asked = Talk(), [user("q")]
+def test_an_answer_that_the_agent_made_up_first_is_found_once_the_model_gives_it(tiny: SimpleNamespace) -> None:
+    scene, asked = Scene(tiny.tokenizer), [user("q")]
     longer = [*asked, said("a"), user("r")]
-    assert talk.turns.restore(longer).messages == tuple(longer)
-    talk.answer(asked, said("a", "why"))
-    assert talk.thoughts(longer) == ["why"]
+    assert scene.prompt(*longer).restored.messages == tuple(longer)
+    scene.answer(asked, thinking("why", "a"))
+    assert thoughts(scene.prompt(*longer).restored.messages) == ["why"]
 
 
-def test_siblings_are_told_apart_by_what_they_led_to() -> None:
-    talk, asked = Talk(), [user("q")]
-    talk.answer(asked, said("a", "first"))
-    second = talk.answer([*asked, said("a", "first"), user("r")], said("left", "on the left"))
-    talk.answer(asked, said("a", "other"))
-    talk.answer([*asked, said("a", "other"), user("r")], said("right", "on the right"))
-    sent = [*asked, said("a"), user("r"), said("left"), user("s")]
-    assert talk.thoughts(sent) == ["first", second.reasoning]
-    assert talk.thoughts([*sent[:3], said("right"), user("s")]) == ["other", "on the right"]
-    assert talk.turns.restore(sent).guessed == []
+def test_siblings_are_told_apart_by_what_they_led_to(tiny: SimpleNamespace) -> None:
+    scene, asked = Scene(tiny.tokenizer), [user("q")]
+    for thought, way in (("first", "left"), ("other", "right")):
+        answer = scene.answer(asked, thinking(thought, "a"))
+        scene.answer([*asked, answer, user("r")], thinking(f"on the {way}", way))
+    for way, expected in (("left", ["first", "on the left"]), ("right", ["other", "on the right"])):
+        found = scene.prompt(*asked, said("a"), user("r"), said(way), user("s")).restored
+        assert (thoughts(found.messages), found.guessed) == (expected, [])
