@@ -6,9 +6,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed
 import torch.multiprocessing
 
 IMPORTED_ONCE = (
@@ -34,3 +36,31 @@ def start_ranks(main: Callable[..., None], world: int, *arguments: Any) -> None:
     # One server serves all tests of this process: whichever starts it, it imports what the others have imported too.
     multiprocessing.set_forkserver_preload([name for name in IMPORTED_ONCE if name in sys.modules])
     torch.multiprocessing.start_processes(main, args=(world, *arguments), nprocs=world, start_method=method)
+
+
+def run_ranks(
+    main: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo", seconds: float = 280.0
+) -> None:
+    """Run `main(rank, *arguments)` in one process per rank and wait; a rank's error is raised here.
+
+    The ranks are a process group; where one fails, the others wait for it so many seconds.
+    """
+    start_ranks(_run_rank, world, main, arguments, backend, seconds, free_port())
+
+
+def _run_rank(
+    rank: int,
+    world: int,
+    main: Callable[..., None],
+    arguments: tuple[Any, ...],
+    backend: str,
+    seconds: float,
+    port: int,
+) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
+    main(rank, *arguments)
+    torch.distributed.destroy_process_group()

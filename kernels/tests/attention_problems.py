@@ -4,10 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from tree_kernels import TreeLayout, tree_attention
 
 Tensors = dict[str, torch.Tensor]
+EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4, "lse": True}
+"""Options together."""
+ANY_OPTIONS = st.fixed_dictionaries(
+    {
+        "past": st.integers(0, 40),
+        "window": st.one_of(st.none(), st.integers(1, 40)),
+        "softcap": st.one_of(st.none(), st.just(1.0)),
+        "sinks": st.booleans(),
+    }
+)
 
 
 def problem(

@@ -33,17 +33,19 @@ def delta_leaves(
     key_size: int = 8,
     value_size: int = 6,
     decay: tuple[float, float] = (0.001, 2.0),
+    repeats_keys: bool = False,
     seed: int = 0,
 ) -> Leaves:
     """float64 inputs of the gated delta rule; -g is drawn log-uniformly between the two decays, keys and queries have
-    unit length."""
+    unit length. All keys are equal if they are to repeat."""
     draw = torch.Generator().manual_seed(1000 * size + seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=draw)
     uniform = partial(torch.rand, dtype=torch.float64, generator=draw)
     low, high = decay
+    q, k = (torch.nn.functional.normalize(normal(size, groups, key_size), dim=-1) for _ in range(2))
     return {
-        "q": torch.nn.functional.normalize(normal(size, groups, key_size), dim=-1),
-        "k": torch.nn.functional.normalize(normal(size, groups, key_size), dim=-1),
+        "q": q,
+        "k": k[:1].expand_as(k).contiguous() if repeats_keys else k,
         "v": normal(size, heads, value_size),
         "g": -low * (high / low) ** uniform(size, heads),
         "beta": uniform(size, heads),

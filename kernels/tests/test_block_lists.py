@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, random_trie, subtree_end_of
+from tree_shapes import SHAPES, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import KEY_PADDING, BlockLists, block_lists, key_depths, key_ends
@@ -57,19 +57,15 @@ def check(layout: TreeLayout, query_block: int, key_block: int, window: int | No
 
 @settings(max_examples=40, deadline=None, database=None)
 @given(
-    size=st.integers(1, 90),
-    seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
-    roots=st.integers(1, 4),
+    parent=tries(90),
     past=st.integers(0, 40),
     blocks=st.tuples(st.sampled_from([1, 2, 4, 8, 32]), st.sampled_from([1, 2, 8, 16, 64])),
     window=st.one_of(st.none(), st.integers(1, 50)),
 )
 def test_lists_of_random_forests_are_those_of_the_dense_mask(
-    size: int, seed: int, branching: float, roots: int, past: int, blocks: tuple[int, int], window: int | None
+    parent: list[int], past: int, blocks: tuple[int, int], window: int | None
 ) -> None:
-    end = subtree_end_of(random_trie(size, seed, branching=branching, roots=roots))
-    check(TreeLayout.from_subtree_end(end, past_length=past), *blocks, window)
+    check(TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past), *blocks, window)
 
 
 @pytest.mark.parametrize(("size", "past"), [(0, 1), (1, 64), (63, 0), (64, 77), (129, 64), (400, 77)])

@@ -92,18 +92,6 @@ def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     assert isinstance(rows.row_temperature, torch.Tensor) and rows.row_temperature[:, 0].tolist() == [1.0, 1.0, 2.0]
 
 
-def test_a_tied_weight_collects_both_gradients() -> None:
-    data = problem(30)
-    tokens = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
-    weight = data["weight"]
-    gradients = []
-    for impl in ("chunked", "reference"):
-        hidden = torch.tanh(weight[tokens])
-        log_prob, _, _ = edge_log_probs(hidden, weight, data["source"], data["target"], impl=impl, chunk_rows=3)
-        gradients.append(torch.autograd.grad(log_prob.sum(), weight)[0])
-    assert_close(*gradients)
-
-
 def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient() -> None:
     logits = torch.randn(4, 9, dtype=torch.float64)
     logits[:, 3] = float("-inf")

@@ -197,18 +197,6 @@ def test_only_what_needs_a_gradient_gets_one() -> None:
         assert_close([gradient], [expected[index].double()], torch.float32)
 
 
-def test_rows_found_beforehand_give_the_same_values() -> None:
-    data = problem(30, 50, torch.float32)
-    rows = rows_of_edges(data["source"].cpu(), data["target"].cpu(), data["temperature"].cpu())
-    got = edge_log_probs_of_rows(data["hidden"], data["weight"], rows.to(DEVICE), entropy=True, impl="triton")
-    edges = data["source"], data["target"]
-    expected = edge_log_probs(
-        data["hidden"], data["weight"], *edges, temperature=data["temperature"], entropy=True, impl="triton"
-    )
-    assert torch.equal(got.log_prob, expected.log_prob)
-    assert got.entropy is not None and expected.entropy is not None and torch.equal(got.entropy, expected.entropy)
-
-
 class _Largest(TorchDispatchMode):
     """Records the largest tensors that ops return."""
 

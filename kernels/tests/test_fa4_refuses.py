@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tree_kernels import UnsupportedImplementation, chosen_implementation, tree_attention, unavailable_reason
+from tree_kernels import chosen_implementation, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import ENTRY, VERSIONS, fa4_unavailable_reason, package_reason
 from tree_kernels.tree_attention.fa4.precompile import PrecompileError, precompile
 
@@ -122,12 +122,6 @@ def test_auto_goes_elsewhere_for_options_it_lacks(options: dict[str, Any], monke
     assert chosen_implementation(**arguments) == "fa4"
     assert chosen_implementation(**(arguments | {"head_size": 192, "value_size": 128})) == "fa4"
     assert chosen_implementation(**(arguments | options)) != "fa4"
-
-
-def test_a_call_by_name_on_a_cpu_is_refused_not_replaced() -> None:
-    q = torch.randn(4, 2, 64, dtype=torch.bfloat16)
-    with pytest.raises(UnsupportedImplementation, match='impl="fa4" cannot run here: flash-attn-4 needs a CUDA device'):
-        tree_attention(q, q, q, torch.tensor([4, 4, 4, 4]), impl="fa4")
 
 
 def test_importing_the_kernels_imports_neither_the_package_nor_its_compiler() -> None:

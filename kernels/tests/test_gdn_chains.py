@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, random_trie, subtree_end_of
+from tree_shapes import SHAPES, subtree_end_of, tries
 
 from tree_kernels.parents import segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
@@ -75,19 +75,10 @@ def walk(plan: ChainPlan, parent: list[int], tile: int, state: frozenset[int], s
 
 
 @settings(max_examples=40, deadline=None, database=None)
-@given(
-    size=st.integers(1, 70),
-    seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
-    roots=st.integers(1, 4),
-    most=st.integers(1, 12),
-    data=st.data(),
-)
-def test_chains_of_random_forests(
-    size: int, seed: int, branching: float, roots: int, most: int, data: st.DataObject
-) -> None:
-    wanted = data.draw(st.lists(st.integers(0, size - 1), max_size=4))
-    check(random_trie(size, seed, branching=branching, roots=roots), most, tuple(wanted))
+@given(parent=tries(70), most=st.integers(1, 12), data=st.data())
+def test_chains_of_random_forests(parent: list[int], most: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.integers(0, len(parent) - 1), max_size=4))
+    check(parent, most, tuple(wanted))
 
 
 @pytest.mark.parametrize("size", [1, 129])

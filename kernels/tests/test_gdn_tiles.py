@@ -2,8 +2,7 @@
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from tree_shapes import SHAPES, random_trie, subtree_end_of
+from tree_shapes import SHAPES, subtree_end_of, tries
 
 from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
@@ -11,14 +10,9 @@ from tree_kernels.tree_layout import TreeLayout
 
 
 @settings(max_examples=40, deadline=None, database=None)
-@given(
-    size=st.integers(0, 90),
-    seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
-    roots=st.integers(1, 4),
-)
-def test_parents_and_segments_follow_from_subtree_ends(size: int, seed: int, branching: float, roots: int) -> None:
-    parent = random_trie(size, seed, branching=branching, roots=roots)
+@given(parent=tries(90, least=0))
+def test_parents_and_segments_follow_from_subtree_ends(parent: list[int]) -> None:
+    size = len(parent)
     end = subtree_end_of(parent).numpy()
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     assert parents_of(layout).tolist() == parent and parents_of(layout) is parents_of(layout)

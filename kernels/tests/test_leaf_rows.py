@@ -3,8 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from tree_shapes import SHAPES, paths_of, random_trie, rows, subtree_end_of
+from tree_shapes import SHAPES, paths_of, rows, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths, leaf_rows
@@ -35,9 +34,9 @@ def test_rows_hold_whole_paths_and_ask_for_what_is_new(shape: str, size: int) ->
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60), st.integers(0, 10**6), st.floats(0, 0.9), st.integers(1, 4))
-def test_rows_of_any_forest(size: int, seed: int, branching: float, roots: int) -> None:
-    check(random_trie(size, seed, branching=branching, roots=roots))
+@given(tries(60))
+def test_rows_of_any_forest(parent: list[int]) -> None:
+    check(parent)
 
 
 def test_limits_count_keys_and_queries() -> None:

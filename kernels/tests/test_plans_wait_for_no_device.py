@@ -29,11 +29,6 @@ def test_what_the_host_knows_is_not_read_back() -> None:
     assert {plan.token.device.type, plan.wanted_slot.device.type, lists.input.device.type} == {"meta"}
 
 
-def test_a_layout_that_moves_keeps_the_hosts_vector() -> None:
-    moved = TreeLayout.from_subtree_end(torch.from_numpy(SUBTREE_END)).to("meta")
-    np.testing.assert_array_equal(moved.subtree_end_on_host(), SUBTREE_END)
-
-
 def test_what_only_the_device_knows_is_read_back() -> None:
     with pytest.raises(NotImplementedError):
         device_plan(on_meta(on_host=None), 4, ())

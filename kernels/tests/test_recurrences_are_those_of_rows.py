@@ -18,7 +18,7 @@ from recurrences import (
     layout_of,
     relative_error,
 )
-from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
+from tree_shapes import SHAPES, chain, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 
@@ -96,8 +96,7 @@ def test_rows_of_one_token_without_a_common_root(recurrence: Recurrence) -> None
 def test_rows_that_repeat_one_token_stay_exact() -> None:
     # Equal keys: the products of a tile are as far from orthogonal as they can be.
     parent = fork(80, [60, 20])
-    leaves = DELTA_RULE.leaves_of(len(parent))
-    leaves["k"] = leaves["k"][:1].expand_as(leaves["k"])
+    leaves = DELTA_RULE.leaves_of(len(parent), repeats_keys=True)
     leaves["g"], leaves["beta"] = torch.full_like(leaves["g"], -1e-3), torch.full_like(leaves["beta"], 0.7)
     rounded = [leaf.float().requires_grad_() for leaf in list(leaves.values())[:5]]
     exact = [leaf.detach().double().requires_grad_() for leaf in rounded]
@@ -112,17 +111,15 @@ def test_rows_that_repeat_one_token_stay_exact() -> None:
 @settings(max_examples=30, deadline=None, database=None)
 @given(
     recurrence=st.sampled_from(list(RECURRENCES.values())),
-    size=st.integers(1, 40),
+    parent=tries(40),
     seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.05, 0.3, 0.7]),
-    roots=st.integers(1, 3),
     tile_tokens=st.integers(1, 50),
     states=st.data(),
 )
 def test_random_tries_in_tiles_of_any_size(
-    recurrence: Recurrence, size: int, seed: int, branching: float, roots: int, tile_tokens: int, states: st.DataObject
+    recurrence: Recurrence, parent: list[int], seed: int, tile_tokens: int, states: st.DataObject
 ) -> None:
-    layout = layout_of(random_trie(size, seed, branching=branching, roots=roots))
+    layout, size = layout_of(parent), len(parent)
     wanted = tuple(states.draw(st.lists(st.integers(0, size - 1), max_size=3, unique=True)))
     inputs = [leaf.requires_grad_() for leaf in recurrence.leaves_of(size, seed=seed).values()]
     expected = recurrence.run(*inputs[:5], layout, initial_state=inputs[5], return_states_at=wanted, impl="reference")

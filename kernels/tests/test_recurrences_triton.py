@@ -1,6 +1,7 @@
 """The Triton kernels of the recurrences, interpreted on a CPU and compiled on CUDA, against float64."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from tree_kernels import UnsupportedImplementation, tree_gated_delta_rule, tree_state_space
 from tree_kernels.tree_gated_delta_rule import api
-from tree_kernels.tree_gated_delta_rule.triton_kernels import sizes
+from tree_kernels.tree_gated_delta_rule.triton_kernels import problem, sizes
 from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
 from tree_kernels.tree_state_space import api as state_space_api
 from tree_kernels.tree_state_space.triton_kernels.autograd import triton_state_space
@@ -81,6 +82,17 @@ def test_forests_in_small_tiles(name: str, shape: str, size: int, dtype: torch.d
 @pytest.mark.parametrize("name", KERNELS)
 def test_tiles_that_several_chains_leave_in_several_places(name: str) -> None:
     check(name, chains_from_one_tile(), torch.float32, states_at=(7, 15), **SMALL)
+
+
+@pytest.mark.parametrize(("dtype", "block_rows", "repeats"), [(torch.float32, 8, False), (torch.float16, 16, True)])
+def test_tiles_are_inverted_by_blocks_of_rows(
+    dtype: torch.dtype, block_rows: int, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As half precision at the sizes of models has it; equal keys ask most of an inverse."""
+    usual = problem.launches_for
+    monkeypatch.setattr(problem, "launches_for", lambda *how: replace(usual(*how), inverse_block_rows=block_rows))
+    sizes = SMALL | {"repeats_keys": repeats, "decay": (1e-3, 1e-2) if repeats else (1e-3, 2.0)}
+    check("gated_delta_rule", chains_from_one_tile(), dtype, states_at=(7, 15), **sizes)
 
 
 def test_two_value_heads_share_a_key_head_of_another_size() -> None:

@@ -65,9 +65,10 @@ def test_a_vector_of_ends_serves_as_layout() -> None:
     assert torch.equal(by_layout, by_vector)
 
 
-def test_flex_on_a_cpu_is_refused_not_replaced() -> None:
-    with pytest.raises(UnsupportedImplementation, match='impl="flex" cannot run here: FlexAttention needs a CUDA'):
-        call(impl="flex")
+@pytest.mark.parametrize(("impl", "named"), [("flex", "FlexAttention"), ("fa4", "flash-attn-4")])
+def test_what_needs_a_gpu_is_refused_on_a_cpu_not_replaced(impl: str, named: str) -> None:
+    with pytest.raises(UnsupportedImplementation, match=f'impl="{impl}" cannot run here: {named} needs a CUDA device'):
+        call(impl=impl)
 
 
 def test_auto_says_what_it_picks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrences import Leaves, check_against_rows, fork
-from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
+from tree_shapes import SHAPES, chain, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
@@ -117,21 +117,15 @@ def test_triton_refuses_float64_by_name() -> None:
 
 
 @settings(max_examples=30, deadline=None, database=None)
-@given(size=st.integers(1, 30), seed=st.integers(0, 10**6), roots=st.integers(1, 3), taps=st.integers(1, 5))
-def test_random_tries(size: int, seed: int, roots: int, taps: int) -> None:
-    check(random_trie(size, seed, branching=0.4, roots=roots), taps=taps, contexts_at=(size // 2,))
+@given(parent=tries(30), taps=st.integers(1, 5))
+def test_random_tries(parent: list[int], taps: int) -> None:
+    check(parent, taps=taps, contexts_at=(len(parent) // 2,))
 
 
 @settings(max_examples=40, deadline=None, database=None)
-@given(
-    size=st.integers(1, 60),
-    seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.0, 0.05, 0.3, 0.7]),
-    roots=st.integers(1, 4),
-    taps=st.integers(1, 6),
-)
-def test_windows_and_their_readers(size: int, seed: int, branching: float, roots: int, taps: int) -> None:
-    parent = random_trie(size, seed, branching=branching, roots=roots)
+@given(parent=tries(60), taps=st.integers(1, 6))
+def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
+    size = len(parent)
     windows = host_windows(np.array(parent, dtype=np.int32), taps)
     for token, inputs in enumerate(windows.input_NK.tolist()):
         path = [*range(taps - 1)]

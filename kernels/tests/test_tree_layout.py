@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
+from tree_shapes import SHAPES, chain, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
 
@@ -27,9 +27,9 @@ def test_position_is_depth(shape: str, size: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 10**6), st.data())
-def test_only_nested_subtrees_are_accepted(size: int, seed: int, data: st.DataObject) -> None:
-    end = subtree_end_of(random_trie(size, seed, branching=0.4))
+@given(tries(40), st.data())
+def test_only_nested_subtrees_are_accepted(parent: list[int], data: st.DataObject) -> None:
+    end, size = subtree_end_of(parent), len(parent)
     token = data.draw(st.integers(0, size - 1))
     end[token] = data.draw(st.integers(token + 1, size))
     spans = [(start, int(stop)) for start, stop in enumerate(end)]

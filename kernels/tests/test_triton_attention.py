@@ -1,4 +1,7 @@
-"""The Triton kernels, in the interpreter, equal the float64 reference, gradients included; in poisoned memory."""
+"""The Triton kernels, in the interpreter, equal the float64 reference in tiles of any size, and in float16.
+
+test_tree_attention_is_row_attention.py holds them against rows alone in every shape, with every option.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,10 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import by, in_float64, outputs_and_gradients, problem, relative_error
+from attention_problems import (
+    ANY_OPTIONS,
+    EVERYTHING,
+    by,
+    in_float64,
+    outputs_and_gradients,
+    problem,
+    relative_error,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, random_trie, subtree_end_of
+from tree_shapes import SHAPES, subtree_end_of, tries
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -24,7 +35,6 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_o
 
 # Relative error: a few roundings of 24 and of 11 bits.
 ERROR = {torch.float32: 1e-6, torch.float16: 1e-3}
-EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4, "lse": True}
 
 
 def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
@@ -68,22 +78,9 @@ def check(
         assert relative_error(got, wanted[name]) < ERROR[dtype], name
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"), [*((shape, 65) for shape in SHAPES), *(("forest", size) for size in (1, 64, 129))]
-)
-def test_every_shape_and_size(shape: str, size: int) -> None:
-    check(SHAPES[shape](size))
-
-
 @pytest.mark.parametrize(("shape", "size"), [("trunk_and_stubs", 65), ("forest", 33)])
 def test_everything_at_once(shape: str, size: int) -> None:
-    check(SHAPES[shape](size), **EVERYTHING)
     check(SHAPES[shape](size), tiles=same_tiles(64, 16, packed=True), heads=(4, 2), **EVERYTHING)
-
-
-@pytest.mark.parametrize(("past", "window"), [(1, None), (64, 1), (77, 33), (64, None)])
-def test_every_past_and_window(past: int, window: int | None) -> None:
-    check(SHAPES["random_trie"](70), past=past, window=window)
 
 
 @pytest.mark.parametrize(("heads", "packed"), [*(((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True))])
@@ -91,24 +88,11 @@ def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
     check(SHAPES["random_trie"](40), heads=heads, past=5, tiles=same_tiles(32, 32, packed=packed))
 
 
-@pytest.mark.parametrize("head_size", [8, 80, 256])
-def test_every_head_size(head_size: int) -> None:
-    check(SHAPES["bushy_trie"](33), head_size=head_size, past=3)
-
-
 @pytest.mark.parametrize(("head_size", "value_size"), [(48, 16), (16, 40)])
-def test_values_of_another_size_than_keys(head_size: int, value_size: int) -> None:
-    sizes: dict[str, Any] = {"head_size": head_size, "value_size": value_size}
-    check(SHAPES["bushy_trie"](33), past=3, **sizes)
+def test_gradients_of_keys_and_values_by_a_kernel_each(head_size: int, value_size: int) -> None:
     two_kernels = replace(same_tiles(16, 16), key_gradients=same_tiles(16, 16).key_gradients * 2)
-    check(SHAPES["forest"](33), heads=(4, 2), tiles=two_kernels, **sizes, **EVERYTHING)
-
-
-@pytest.mark.parametrize(
-    "option", [{"softcap": 0.7}, {"sinks": True}, {"scale": 0.25}, {"scale": -0.25}, {"lse": True}, {"window": 7}]
-)
-def test_every_option_alone(option: dict[str, Any]) -> None:
-    check(SHAPES["forest"](66), **option)
+    sizes: dict[str, Any] = {"head_size": head_size, "value_size": value_size, "heads": (4, 2)}
+    check(SHAPES["forest"](33), tiles=two_kernels, **sizes, **EVERYTHING)
 
 
 @pytest.mark.parametrize(("tile", "packed"), [*(((16, 64), True), ((64, 16), False), ((128, 64), True))])
@@ -131,31 +115,9 @@ def test_float16(option: dict[str, Any]) -> None:
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True)
-@given(
-    size=st.integers(1, 50),
-    seed=st.integers(0, 10**6),
-    branching=st.sampled_from([0.05, 0.3, 0.7]),
-    roots=st.integers(1, 4),
-    past=st.integers(0, 40),
-    window=st.one_of(st.none(), st.integers(1, 40)),
-    softcap=st.one_of(st.none(), st.just(1.0)),
-    sinks=st.booleans(),
-    tile=st.sampled_from([(16, 16), (32, 16), (16, 32)]),
-)
-def test_random_tries(
-    size: int,
-    seed: int,
-    branching: float,
-    roots: int,
-    past: int,
-    window: int | None,
-    softcap: float | None,
-    sinks: bool,
-    tile: tuple[int, int],
-) -> None:
-    parent = random_trie(size, seed, branching=branching, roots=roots)
-    tiles = same_tiles(*tile, packed=True)
-    check(parent, past=past, window=window, softcap=softcap, sinks=sinks, lse=True, tiles=tiles)
+@given(parent=tries(50), options=ANY_OPTIONS, tile=st.sampled_from([(16, 16), (32, 16), (16, 32)]))
+def test_random_tries(parent: list[int], options: dict[str, Any], tile: tuple[int, int]) -> None:
+    check(parent, lse=True, tiles=same_tiles(*tile, packed=True), **options)
 
 
 def test_strides_of_tokens_and_heads_are_free() -> None:

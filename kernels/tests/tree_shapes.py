@@ -3,6 +3,7 @@
 import random
 
 import torch
+from hypothesis import strategies as st
 
 
 def subtree_end_of(parent: list[int]) -> torch.Tensor:
@@ -78,6 +79,14 @@ def random_trie(size: int, seed: int, *, branching: float = 0.1, roots: int = 1)
         parent.append(path[-1] if path else -1)
         path.append(token)
     return parent
+
+
+@st.composite
+def tries(draw: st.DrawFn, most: int, *, least: int = 1) -> list[int]:
+    """Random forests of up to four trees, from chains to bushes."""
+    size, seed = draw(st.integers(least, most)), draw(st.integers(0, 10**6))
+    branching, roots = draw(st.sampled_from([0.0, 0.05, 0.3, 0.7])), draw(st.integers(1, 4))
+    return random_trie(size, seed, branching=branching, roots=roots)
 
 
 def paths_of(parent: list[int]) -> list[list[int]]:

@@ -65,8 +65,3 @@ def test_synthetic_agents_have_the_overlap_asked_for(por: float) -> None:
     assert branch_points == 0 or branch_points > 8
     thinned = batch.for_gate().overlap()
     assert thinned.flat_tokens == 4_288 and thinned.por == pytest.approx(por, abs=0.02)
-
-
-def test_overlap_beyond_the_number_of_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"below 0\.750 with 4 rows"):
-        agent_batch(por=0.8, num_rows=4, row_tokens=100, num_groups=1, trained_share=0.3, vocab=512)

@@ -7,7 +7,7 @@ from tree_kernels import UnsupportedImplementation
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.against_packed.packed_rows import pack_rows
 from tree_rl.benchmark.against_packed.random_model import build_model
-from tree_rl.benchmark.against_packed.update import log_probs, packed_planner, tree_planner
+from tree_rl.benchmark.against_packed.update import log_probs, packed_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.training.rows_alone import branch_log_probs
@@ -37,18 +37,6 @@ def test_packed_log_probs_are_those_of_the_plain_model_on_rows_alone(name: str, 
         torch.testing.assert_close(got[wanted], alone[wanted], rtol=0, atol=2e-5)
         assert project_all or not got[~wanted].any()
     assert sorted(seen) == list(range(12))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_both_sides_ask_for_the_same_log_probs(name: str) -> None:
-    batch = small_batch()
-    model = build_model(MODEL_SIZES[name], device=CPU, dtype=torch.float32)
-    sums = []
-    for planner in (tree_planner(500, CPU), packed_planner(500, CPU)):
-        with torch.no_grad():
-            parts = [(log_probs(model, forward) * forward.advantages()).sum() for forward in planner(batch)]
-        sums.append(float(sum(parts)))
-    assert sums[0] == pytest.approx(sums[1], rel=1e-5) and sums[0] != 0
 
 
 def test_an_implementation_that_cannot_run_says_why() -> None:

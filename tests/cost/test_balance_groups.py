@@ -1,4 +1,5 @@
-"""Groups in one mini-batch and, unless splitting is faster, on one rank; balanced by cost."""
+"""Groups in one mini-batch and, unless splitting is faster, on one rank; what a rank computes, and how even that is, is
+proven in test_groups_split_over_ranks.py."""
 
 import time
 from unittest import mock
@@ -10,12 +11,8 @@ from hypothesis import strategies as st
 
 from tree_rl.cost import CostModel
 from tree_rl.cost.balance import GroupPaths, batch
-from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
-from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups
 from tree_rl.tree import Forest
-
-SHAPE = ModelShape(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
-
 
 COST = CostModel(per_token=1.0, per_pair=0.0)
 
@@ -95,42 +92,6 @@ def test_a_group_beyond_the_mean_splits() -> None:
     assert layout.split_groups == 1
     assert layout.repeated_tokens == 10 * (sum((layout.order.reshape(3, -1) < 8).any(axis=1)) - 1)
     assert layout.imbalance < 1.05
-
-
-def branching_groups(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """24 groups of 1 to 8 rows with trunks and branches of very different lengths."""
-    generator = np.random.default_rng(seed)
-    group_of_row, rows = [], []
-    for group in range(24):
-        trunk = generator.integers(0, 50, int(generator.lognormal(4, 1.2)) + 1)
-        for _ in range(generator.integers(1, 9)):
-            rows.append(np.concatenate([trunk, generator.integers(0, 50, int(generator.lognormal(3, 1)) + 1)]))
-            group_of_row.append(group)
-    return np.array(group_of_row), rows
-
-
-def test_a_group_costs_what_the_cost_model_says() -> None:
-    group_of_row, rows = branching_groups(0)
-    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
-    forests = [Forest.from_rows([rows[row] for row in np.flatnonzero(group_of_row == group)]) for group in range(24)]
-    np.testing.assert_allclose([one.whole for one in paths], [SHAPE.cost.forest(one) for one in forests], rtol=1e-12)
-    lengths = np.array([1, 100, 3000])
-    single = paths_of_groups(np.arange(3), [np.arange(length) for length in lengths], SHAPE.cost)
-    np.testing.assert_allclose([one.whole for one in single], SHAPE.cost.rows(lengths))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_costs_of_forests_even_out_and_the_layout_is_the_same_each_time(seed: int) -> None:
-    group_of_row, rows = branching_groups(seed)
-    paths = paths_of_groups(group_of_row, rows, SHAPE.cost)
-    cost = np.array([one.whole for one in paths])
-    layout = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
-    again = lay_out_groups(group_of_row, paths, num_ranks=4, num_cells=1)
-    assert np.array_equal(layout.order, again.order)
-    # The costliest rank of a greedy placement: at most the even share and three quarters of one group.
-    assert layout.load_DC.max() <= cost.sum() / 4 + cost.max() * 3 / 4
-    by_count = np.array([part.sum() for part in np.split(cost, 4)])
-    assert layout.load_DC.max() <= by_count.max()
 
 
 def test_a_group_without_rows_is_refused() -> None:

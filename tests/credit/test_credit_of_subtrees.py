@@ -41,12 +41,6 @@ def test_three_subtrees_of_different_size() -> None:
     assert credit == [[0, sixth, -1.0], [0, sixth, 0.5], [0, sixth, 0.5], [0, 0.5], [0, -0.75]]
 
 
-def test_forks_inside_a_session_keep_its_credit() -> None:
-    # Session 0 strips its reasoning (two rows); session 1 is one row. RLOO: +1 and -1 everywhere.
-    rows = [[1, 70, 2], [1, 2, 9, 71, 3], [1, 4, 4]]
-    assert credit_of_tokens(rows, [0, 0, 1], [1.0, 0.0]) == [[0, 1, 1], [0, 1, 1, 1, 1], [0, -1, -1]]
-
-
 def test_a_fork_inside_one_session_below_a_token_that_two_sessions_share() -> None:
     # Token 2 is shared by both sessions; session 0 goes on in two rows, session 1 in one; session 2 went elsewhere.
     rows = [[1, 2, 3, 8], [1, 2, 3, 9], [1, 2, 4], [1, 5]]
@@ -62,10 +56,6 @@ def test_a_sub_agent_with_a_prompt_of_its_own_has_its_sessions_credit() -> None:
 def test_a_session_that_ends_where_another_goes_on() -> None:
     credit = credit_of_tokens([[1, 2], [1, 2, 3]], [0, 1], [1.0, 0.0])
     assert credit == [[0, 0], [0, 0, -1]]
-
-
-def test_a_session_alone_has_its_outcome() -> None:
-    assert credit_of_tokens([[1, 2], [1, 3]], [0, 0], [0.7]) == [[0.7, 0.7], [0.7, 0.7]]
 
 
 @settings(max_examples=60, deadline=None)

@@ -120,14 +120,6 @@ def test_gigpo_adds_the_comparison_of_steps_from_one_state() -> None:
     assert [by_mean[1], by_mean[3]] == pytest.approx([0.83333, 0.91667], abs=1e-5)
 
 
-def test_gigpo_reads_states_off_the_observations() -> None:
-    # The second steps of the first and the last leaf follow observation 7.
-    reported = [{"states": ["s", "a"]}, {"states": ["s", "b"]}, {"states": ["s", "a"]}]
-    rows, outcomes = [[1, 2, 7, 3], [1, 4, 8, 3], [1, 5, 7, 6]], [1.0, 0.0, 0.0]
-    expected = credit_of(gigpo, tree_of(rows, outcomes, steps=TWO_STEPS, leaves=reported))
-    assert credit_of(gigpo, tree_of(rows, outcomes, steps=TWO_STEPS), states="observation") == expected
-
-
 def test_calls_that_fork_behind_equal_tokens_are_whole_steps_from_one_state() -> None:
     # The first session asks twice at its start: both answers begin with 7, as the other session's does.
     rows, leaf_of_row = [[1, 7, 2], [1, 7, 3, 9, 4], [1, 7, 5, 9, 4]], [0, 0, 1]
@@ -222,13 +214,6 @@ def test_leaves_without_weight_count_by_their_number_where_there_are_no_others()
     leaves = [{"weight": 0.0}, {"weight": 0.0, "multiplicity": 3}]
     # V(root) = 1/4.
     assert credit_of(spo, tree_of([[1, 2], [1, 3]], [1.0, 0.0], leaves=leaves)) == worked([[0, 0.75], [0, -0.25]])
-
-
-def test_rtmc_counts_a_rollout_once_in_a_state() -> None:
-    steps = [[CONTEXT, 0, CONTEXT, 1], [CONTEXT, 0]]
-    tree = tree_of([[1, 2, 9, 3], [1, 2]], [1.0, 0.0], steps=steps, leaves=[{"states": ["s", "s"]}, {"states": ["s"]}])
-    # V(s) = 1/2 of two rollouts, Q(s, 2) = 1/2, Q(s, 3) = 1.
-    assert credit_of(rtmc, tree, prior=0.0, gamma=1.0) == worked([[0, 0, 0, 0.5], [0, 0]])
 
 
 def test_branpos_leaves_without_a_suffix_take_no_part() -> None:

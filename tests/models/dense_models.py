@@ -1,5 +1,7 @@
 """Tiny dense models of every family, and some rows of a tree for them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from hybrid_models import float64_throughout
@@ -22,6 +24,7 @@ from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
 
+Rows = Sequence[Sequence[int] | np.ndarray]
 SIZES = sizes(attention_dropout=0.0, initializer_range=0.3)
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
@@ -58,9 +61,9 @@ def some_rows() -> list[np.ndarray]:
     return [*rows, draw.integers(1, VOCAB, 5), rows[0]]
 
 
-def assert_reads_trees(model: torch.nn.Module, *, has_head: bool = False) -> None:
+def assert_reads_trees(model: torch.nn.Module, rows: Rows | None = None, *, has_head: bool = False) -> None:
     """Log-probs and gradients of a forest are those of its rows run alone, before the model read trees."""
-    rows = some_rows()
+    rows = some_rows() if rows is None else rows
     with float64_throughout():
         expected = branch_log_probs(model, rows)
         weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))

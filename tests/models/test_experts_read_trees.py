@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hybrid_models import float64_throughout
+from dense_models import assert_reads_trees
 from moe_models import (
     BIASED,
     EXPERTS,
@@ -18,7 +18,7 @@ from moe_models import (
 from tiny_sizes import BRANCHING
 from transformers import OlmoeConfig, PhimoeConfig, PretrainedConfig, Qwen2MoeConfig
 
-from tree_rl.models import check_model, use_tree_attention
+from tree_rl.models import use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
@@ -49,13 +49,7 @@ WITH_EXPERTS = [family for family in ALL if family != "youtu"]
     ),
 )
 def test_forest_equals_rows_alone(family: str, shape: str) -> None:
-    model, rows = build(ALL[family], dtype=torch.float64), BRANCHING[shape]
-    with float64_throughout():
-        expected = gradients(model, weighted(branch_log_probs(model, rows)))
-        check_model(model)
-        use_tree_attention(model)
-        got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert_equal_gradients(got, expected, 1e-10)
+    assert_reads_trees(build(ALL[family], dtype=torch.float64), BRANCHING[shape])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from dense_models import assert_reads_trees
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
 from peft import LoraConfig, get_peft_model
 from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, gradients, stock_rows_in_float64, tree
@@ -30,10 +31,7 @@ from tree_rl.tree.forest import Forest
     ],
 )
 def test_forest_in_float64_equals_rows_alone(family: str, prefix: int) -> None:
-    with float64_throughout():
-        got = tree(family, prefix, torch.float64)
-    assert got[0].dtype == torch.float64
-    assert_same(got, stock_rows_in_float64(family, prefix), 1e-10)
+    assert_reads_trees(build(CONFIGS[family], torch.float64), rows_with_prefix(prefix))
 
 
 @pytest.mark.parametrize(

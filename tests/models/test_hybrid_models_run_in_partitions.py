@@ -1,4 +1,5 @@
-"""Models with recurrent layers in partitions of any size: states cross cuts, gradients are those of the rows."""
+"""Models with recurrent layers, or with latent attention, in partitions of any size: states, and keys and values of two
+sizes, cross cuts; gradients are those of the rows."""
 
 from typing import Any
 
@@ -7,11 +8,13 @@ import torch
 from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from latent_models import latent_configs
 from recurrent_gradients import CONFIGS, assert_partitions_equal_rows, assert_same_gradients, partitioned, row_gradients
 from transformers import Qwen3NextConfig
 
 from tree_rl.models import use_tree_attention
 
+LATENT = latent_configs(initializer_range=0.1)
 ROWS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=12), min_size=1, max_size=5)
 TWO_LAYERS = Qwen3NextConfig(
     **{
@@ -40,6 +43,15 @@ def test_every_budget_in_float64(family: str, capacity: int) -> None:
 )
 def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
     assert_partitions_equal_rows(CONFIGS[family], rows_with_prefix(30), capacity, checkpointing=True, offload=True)
+
+
+@pytest.mark.parametrize("capacity", (3, 16, 10_000))
+@pytest.mark.parametrize("family", LATENT)
+def test_every_budget_of_latent_attention(family: str, capacity: int) -> None:
+    checkpointing, offload = capacity == 3, capacity == 16
+    assert_partitions_equal_rows(
+        LATENT[family], rows_with_prefix(20), capacity, checkpointing=checkpointing, offload=offload
+    )
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def build(config: PretrainedConfig) -> Any:
 def test_a_config_that_tells_it_is_refused_before_anything_runs(family: str) -> None:
     config, reason = TOLD[family]
     with pytest.raises(UnsupportedModelError, match=reason):
-        check_model(build(config))
+        use_tree_attention(build(config))
 
 
 def bias(tokens: int) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Models with recurrent layers or experts whose tokens are scattered over ranks train as on one rank that has all rows;
 routers count, charge, record and replay as there."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from moe_models import REPLAYABLE, build, random_routes
+from rank_processes import run_ranks
 from recurrent_models import RECURRENT
 
 from tree_rl.models.routers.merge_routes import NATIVE
@@ -28,10 +28,8 @@ from sharing_ranks import (
     assert_no_failures,
     averaged,
     groups_of,
-    join,
     note_failures,
     prepare,
-    spawn,
 )
 
 CONFIGS = {**hybrid_models.HYBRIDS, **RECURRENT}
@@ -204,17 +202,11 @@ def check_load(got: Outcome, share: dist.ProcessGroup, expected: tuple[Any, ...]
     assert {costs[rank] for rank in dist.get_process_group_ranks(share)} == {cost}
 
 
-def rank_main(rank: int, world: int, out: str, port: int, cases: dict[int, list[Case]], on_gpus: bool) -> None:
+def rank_main(rank: int, out: Path, cases: dict[int, list[Case]], on_gpus: bool) -> None:
     """Run all cases and write what failed."""
-    if on_gpus:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        torch.cuda.set_device(rank)
-        dist.init_process_group("nccl", rank=rank, world_size=world)
-    else:
-        join(rank, world, port)
-    expected = torch.load(f"{out}/expected.pt")
+    expected = torch.load(out / "expected.pt")
     device = f"cuda:{rank}" if on_gpus else "cpu"
-    shares = {size: groups_of(rank, world, size) for size in cases}
+    shares = {size: groups_of(rank, size) for size in cases}
     checks = (
         (f"{n}:{case}", partial(check, case, rank // n, shares[n], expected[n, str(case)], device))
         for n, each in cases.items()
@@ -228,7 +220,7 @@ def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_g
         (size, str(case)): asdict(run(case, range(len(case.shapes)), None)) for size in cases for case in cases[size]
     }
     torch.save(expected, out / "expected.pt")
-    spawn(rank_main, world, out, cases, on_gpus)
+    run_ranks(rank_main, world, out, cases, on_gpus, backend="nccl" if on_gpus else "gloo", seconds=60.0)
     assert_no_failures(out, world)
 
 

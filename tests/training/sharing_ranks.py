@@ -1,12 +1,9 @@
 """Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
 
 import json
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
-from rank_processes import free_port, start_ranks
 from tiny_sizes import BRANCHING, ROPE, sizes, tokens
 from torch.distributed.fsdp import fully_shard
 from transformers import (
@@ -215,25 +211,15 @@ def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
     assert_equal_gradients(averaged(model), expected)
 
 
-def join(rank: int, world: int, port: int) -> None:
-    """Become one rank of a gloo group."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    # A rank that fails within a case leaves the others waiting.
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-
-
-def note_failures(out: str, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
-    """Run named checks and write which failed; leave the group."""
+def note_failures(out: Path, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
+    """Run named checks and write which failed."""
     failures = {}
     for name, check_one in checks:
         try:
             check_one()
         except AssertionError:
             failures[name] = traceback.format_exc()
-    Path(f"{out}/failures_{rank}.json").write_text(json.dumps(failures))
-    dist.destroy_process_group()
+    (out / f"failures_{rank}.json").write_text(json.dumps(failures))
 
 
 def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
@@ -245,20 +231,15 @@ def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
     assert not own, "\n".join(own)
 
 
-def groups_of(rank: int, world: int, size: int) -> dist.ProcessGroup:
+def groups_of(rank: int, size: int) -> dist.ProcessGroup:
     """The ranks that share tokens with this one, so many of them."""
+    world = dist.get_world_size()
     return [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)][rank // size]
 
 
-def rank_main(rank: int, world: int, out: str, port: int, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
+def rank_main(rank: int, out: Path, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
     """Run cases, by the number of ranks that share tokens, and write what failed."""
-    join(rank, world, port)
-    shares = {size: groups_of(rank, world, size) for size, _ in deals}
+    shares = {size: groups_of(rank, size) for size, _ in deals}
     cases = [(size, case) for size, cases in deals for case in cases]
     checks = ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)
     note_failures(out, rank, checks)
-
-
-def spawn(main: Callable[..., None], world: int, out: Path, *args: Any) -> None:
-    """Start one process per rank and wait; a rank's error is raised here."""
-    start_ranks(main, world, str(out), free_port(), *args)

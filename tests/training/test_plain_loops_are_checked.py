@@ -9,9 +9,7 @@ import torch
 from equal_gradients import assert_equal_gradients
 from measured_models import KINDS, build, hostile_rows
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.self_check import TreeMismatchError
@@ -49,13 +47,6 @@ def test_mode_flat_is_refused_instead_of_training_trees() -> None:
     for call in (lambda: step.run(Rows.of(hostile_rows()), mean), lambda: step.infer(Rows.of(hostile_rows()))):
         with pytest.raises(ValueError, match=r"tree\.mode=flat needs a trainer that runs rows without a tree"):
             call()
-
-
-def test_a_model_that_trees_cannot_run_is_refused_where_it_is_prepared() -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    config = LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, rope_parameters=rope)
-    with pytest.raises(UnsupportedModelError, match="rope_type=dynamic depends on the longest row"):
-        use_tree_attention(AutoModelForCausalLM.from_config(config))
 
 
 def test_a_wrapper_in_which_partitions_would_hang_is_refused() -> None:

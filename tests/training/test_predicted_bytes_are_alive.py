@@ -15,7 +15,7 @@ import torch.distributed as dist
 from larger_models import BF16, CPU, F32, build, rows_of
 from live_bytes import peak_bytes
 from measured_models import measured_step
-from sharing_ranks import join, spawn
+from rank_processes import run_ranks
 
 from tree_rl.cost.memory.model import MemorySaving, Peak
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
@@ -70,23 +70,21 @@ def test_predicted_bytes_are_alive(
     assert predicted.host == pytest.approx(host, rel=0.1)
 
 
-def rank_main(rank: int, world: int, out: str, port: int) -> None:
+def rank_main(rank: int, out: Path) -> None:
     """Predicted over alive bytes of each case."""
-    join(rank, world, port)
-    share = dist.new_group(list(range(world)))
+    share = dist.new_group([0, 1])
     ratios = []
     for shape, max_tokens in SHARED:
         model: Any = build("dense", checkpointing=True, dtype=F32)
         options = TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False)
         step = TreeStep(model, options, context=StepContext.of(model, sequence_parallel=share))
-        alive, predicted = alive_and_predicted(step, model, shape, ranks=world)
+        alive, predicted = alive_and_predicted(step, model, shape, ranks=2)
         ratios.append(predicted.device / alive)
-    Path(f"{out}/ratios_{rank}.json").write_text(json.dumps(ratios))
-    dist.destroy_process_group()
+    (out / f"ratios_{rank}.json").write_text(json.dumps(ratios))
 
 
 def test_predicted_bytes_of_shared_tokens_are_alive(tmp_path: Path) -> None:
-    spawn(rank_main, 2, tmp_path)
+    run_ranks(rank_main, 2, tmp_path)
     for rank in range(2):
         ratios = json.loads((tmp_path / f"ratios_{rank}.json").read_text())
         assert ratios == [pytest.approx(1, rel=0.1)] * len(SHARED)

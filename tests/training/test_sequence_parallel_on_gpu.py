@@ -1,7 +1,6 @@
 """GPUs that share a forest's tokens over NCCL: as exact as one GPU, and one that runs out of memory rejoins."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from failing_memory import fail_once
-from sharing_ranks import SIZES, averaged, prepare, spawn
+from rank_processes import run_ranks
+from sharing_ranks import SIZES, averaged, prepare
 from tiny_sizes import VOCAB
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -45,13 +45,10 @@ def gradient(dtype: torch.dtype, share: Any, max_tokens: int | None, *, fails: b
     return torch.cat([g.float().flatten().cpu() for g in averaged(model).values()])
 
 
-def rank_main(rank: int, world: int, out: str, port: int) -> None:
+def rank_main(rank: int, out: Path) -> None:
     """Errors against one GPU in float32, relative to the gradient's norm."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=world)
     budget.GRANULARITY = 64
-    share = dist.new_group(list(range(world)))
+    share = dist.new_group(list(range(dist.get_world_size())))
     errors = {}
     for max_tokens in BUDGETS:
         exact = gradient(torch.float32, None, max_tokens)
@@ -62,8 +59,7 @@ def rank_main(rank: int, world: int, out: str, port: int) -> None:
             "failed_float32": gradient(torch.float32, share, max_tokens, fails=rank == 1),
         }.items():
             errors[f"{name}_{max_tokens}"] = float((found - exact).norm() / exact.norm())
-    Path(f"{out}/errors_{rank}.json").write_text(json.dumps(errors))
-    dist.destroy_process_group()
+    (out / f"errors_{rank}.json").write_text(json.dumps(errors))
 
 
 @pytest.fixture(scope="module", params=(2, 4), ids="{} GPUs".format)
@@ -71,7 +67,7 @@ def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if torch.cuda.device_count() < request.param:
         pytest.skip(f"needs {request.param} CUDA devices")
     out = tmp_path_factory.mktemp("gpus")
-    spawn(rank_main, request.param, out)
+    run_ranks(rank_main, request.param, out, backend="nccl")
     found: dict[str, float] = json.loads((out / "errors_0.json").read_text())
     return found
 

@@ -84,16 +84,3 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     assert memory.bytes_of(step.learner.budget.tokens) <= first.device / 2
     smaller = step.learner.budget.predicted(result.micro_batches)
     assert smaller is not None and smaller.device < first.device
-
-
-def test_a_smaller_budget_never_predicts_more() -> None:
-    model = build("dense")
-    memory = memory_of(model)
-    peaks = []
-    for share in SHARES:
-        step = step_of(model, memory, max_tokens=tokens_for(memory, share))
-        _, result = trained(step, model)
-        peak = step.learner.budget.predicted(result.micro_batches)
-        assert peak is not None
-        peaks.append(peak.device)
-    assert peaks == sorted(peaks, reverse=True)

@@ -1,24 +1,20 @@
-"""The predicted blocks of attention are those of the dense mask, block by block."""
+"""The predicted blocks of attention are those that the kernels visit."""
 
 import numpy as np
 import pytest
+import torch
 
+from tree_kernels import TreeLayout
+from tree_kernels.tree_attention.block_lists import block_lists
 from tree_rl.tree import Forest
 from tree_rl.tree.attention_blocks import BLOCK, AttentionBlocks, count_attention_blocks
 
 
-def blocks_of_the_dense_mask(subtree_end: np.ndarray, past_length: int) -> AttentionBlocks:
-    """The definition: token i sees token j iff j <= i < subtree_end[j], and the whole past."""
-    num_tokens = len(subtree_end)
-    query, key = np.arange(num_tokens)[:, None], np.arange(num_tokens)
-    visible = np.concatenate(
-        [np.ones((num_tokens, past_length), dtype=bool), (key <= query) & (query < subtree_end)], axis=1
-    )
-    padding = [(0, -size % BLOCK) for size in visible.shape]
-    padded = np.pad(visible, padding)
-    tiles = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
-    full = int(tiles.all((1, 3)).sum())
-    return AttentionBlocks(full=full, partial=int(tiles.any((1, 3)).sum()) - full)
+def blocks_of_the_kernels(subtree_end: np.ndarray, past_length: int) -> AttentionBlocks:
+    """As the kernels list them, which kernels/tests holds against the dense mask."""
+    layout = TreeLayout.from_subtree_end(torch.from_numpy(subtree_end), past_length=past_length)
+    lists = block_lists(layout, query_block=BLOCK, key_block=BLOCK, by="query")
+    return AttentionBlocks(full=int(lists.full_count.sum()), partial=int(lists.partial_count.sum()))
 
 
 def random_forest(seed: int, num_rows: int) -> Forest:
@@ -34,16 +30,16 @@ def random_forest(seed: int, num_rows: int) -> Forest:
 
 @pytest.mark.parametrize("past_length", [0, 1, 128, 200])
 @pytest.mark.parametrize("seed", range(8))
-def test_blocks_of_random_forests_are_those_of_the_dense_mask(seed: int, past_length: int) -> None:
+def test_blocks_of_random_forests_are_those_of_the_kernels(seed: int, past_length: int) -> None:
     end = random_forest(seed, num_rows=1 + 2 * seed).subtree_end
-    assert count_attention_blocks(end, past_length=past_length) == blocks_of_the_dense_mask(end, past_length)
+    assert count_attention_blocks(end, past_length=past_length) == blocks_of_the_kernels(end, past_length)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 1000])
 def test_a_chain_is_masked_on_its_diagonal_alone(length: int) -> None:
     counts = count_attention_blocks(np.full(length, length))
     blocks = -(-length // BLOCK)
-    assert counts == blocks_of_the_dense_mask(np.full(length, length), 0)
+    assert counts == blocks_of_the_kernels(np.full(length, length), 0)
     # The last row of blocks is padded where the length is no multiple.
     assert counts.partial == (blocks if length % BLOCK == 0 else 2 * blocks - 1)
 

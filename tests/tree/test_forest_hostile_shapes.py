@@ -33,15 +33,6 @@ def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
     assert sorted(segments.path_count) == sorted([1] * 10_000 + list(range(2, 10_001)))
 
 
-def test_one_path_of_twenty_thousand_segments():
-    lengths = np.arange(1, 20_001)
-    shared = np.append(0, lengths[:-1])
-    segments, _ = lay_out(RowOrder(rows=np.arange(20_000), shared=shared, lengths=lengths))
-    assert segments.parent.tolist() == list(range(-1, 19_999))
-    assert segments.path_count.tolist() == list(range(20_000, 0, -1))
-    assert segments.depth.tolist() == list(range(20_000))
-
-
 def test_row_keys_and_token_keys_never_merge():
     assert Forest.from_rows([[1], [1]], merge_key=[0, np.array([0])]).num_trees == 2
 

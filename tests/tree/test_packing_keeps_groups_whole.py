@@ -52,11 +52,6 @@ def test_a_group_beyond_the_budget_is_refused_by_its_first_row():
     assert len(pack_groups(forest, [[0], [2, 1]], max_tokens=11)) == 2
 
 
-def test_no_rows_need_no_micro_batch():
-    assert pack_groups(Forest.from_rows([]), [], max_tokens=10) == ()
-    assert pack_groups(Forest.from_rows([]), [[]], max_tokens=10) == ()
-
-
 def test_a_budget_holds_a_token():
     with pytest.raises(ValueError, match="max_tokens: expected at least 1"):
         pack_groups(Forest.from_rows([[1]]), [[0]], max_tokens=0)

@@ -1,7 +1,6 @@
 """Weights of rows and tokens against the paper's sums over paths and over unique tokens (section Derivation)."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,12 +65,6 @@ def test_any_path_weights_add_up_on_shared_tokens(rows, seed):
     total = in_total(forest, per_token(forest, weight_of_row))
     for token in range(forest.num_unique):
         np.testing.assert_allclose(total[token], weight_of_row[forest.rows_through(token)].sum(), atol=1e-12)
-
-
-def test_wrong_arguments_are_named():
-    forest = Forest.from_rows([[1, 2], [1]])
-    with pytest.raises(ValueError, match="one entry per row token"):
-        once_per_token_weights(forest, Forest.from_rows([[1], [1, 2]]).row_index)
 
 
 def test_no_rows_have_no_weights():

@@ -37,8 +37,8 @@ from equivalence import (
     critic_loss,
     run,
 )
-from rank_engines import empty_batch, join
-from rank_processes import free_port, start_ranks
+from rank_engines import empty_batch
+from rank_processes import run_ranks
 from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
 from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid
@@ -250,11 +250,9 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
     return found
 
 
-def rank_main(rank: int, world: int, folder: str, port: int) -> None:
-    join(rank, world, port)
-    setups = torch.load(Path(folder) / "setups.pt", weights_only=False)
-    torch.save(train_share(setups, Path(folder)), Path(folder) / f"rank_{rank}.pt")
-    torch.distributed.destroy_process_group()
+def rank_main(rank: int, folder: Path) -> None:
+    setups = torch.load(folder / "setups.pt", weights_only=False)
+    torch.save(train_share(setups, folder), folder / f"rank_{rank}.pt")
 
 
 def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[tuple[bool, str]]:
@@ -265,7 +263,7 @@ def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[t
         of_ranks = [train_share(setups, folder)]
     else:
         torch.save(list(setups), folder / "setups.pt")
-        start_ranks(rank_main, ranks, str(folder), free_port())
+        run_ranks(rank_main, ranks, folder, seconds=1800.0)
         of_ranks = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(ranks)]
     for index, setup in enumerate(setups):
         engine, train = setup.reference(folder)

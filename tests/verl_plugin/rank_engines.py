@@ -1,19 +1,14 @@
 """Several ranks of tree engines in processes of their own, and one rank of stock verl that they are held against."""
 
 import json
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch
 from equivalence import ALONE, LOSS, run
 from hostile_rows import SHAPES, row, tokens
-from rank_processes import free_port, start_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
@@ -47,18 +42,6 @@ def share_of(deal: str, rank: int, **flags: Any) -> TensorDict:
     total = sum(map(len, DEALS[deal]))
     settings = {"calculate_entropy": True, "global_batch_size": total, **flags}
     return ppo_batch(share, seed=rank, **settings) if share else empty_batch()
-
-
-def join(rank: int, world: int, port: int) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
-
-
-def spawn(main: Callable[..., None], world: int, out: Path) -> None:
-    """Start one process per rank and wait; a rank's error is raised here."""
-    start_ranks(main, world, str(out / "model"), str(out), free_port())
 
 
 def as_one_rank(model: Path, parts: list[TensorDict]) -> tuple[float, dict[str, torch.Tensor]]:

@@ -44,18 +44,6 @@ def test_identical_branches_change_no_advantage(name: str, kl_in_reward: bool) -
         torch.testing.assert_close(got[mask], want[row_of_single][mask], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus_baseline", "gpg"])
-def test_stock_verl_counts_branches(name: str) -> None:
-    """The law above is not idle: verl's own path breaks it."""
-    data, keys, *_ = make_batch(COPIES)
-    stock = compute_advantage_for_multi_trajectories(
-        data, keys, name, gamma=0.97, lam=0.9, num_repeat=3, config=settings(name).algorithm
-    ).batch["advantages"]
-    ours, _ = estimate(name, make_batch(COPIES))
-    mask = data.batch["response_mask"].bool()
-    assert not torch.allclose(stock[mask], ours[mask], atol=1e-3)
-
-
 def test_branched_grpo_is_verl_multi_trajectory_grpo() -> None:
     ours, _ = estimate("grpo", make_batch(COPIES))
     data, keys, *_ = make_batch(COPIES)

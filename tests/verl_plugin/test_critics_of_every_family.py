@@ -12,20 +12,18 @@ from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import ALONE, assert_equal_runs, critic_loss, everywhere, infer, run
 from hostile_rows import SHAPES
 from latent_models import latent_configs
-from tiny_families import RECURRENT, save_hybrid, wrapped_apart
-from tiny_sizes import DELTA_NET, sizes
+from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
+from tiny_sizes import sizes
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Gemma4TextConfig,
     GraniteConfig,
-    Lfm2Config,
     OlmoeConfig,
     PretrainedConfig,
     Qwen3ForTokenClassification,
 )
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.models.value_head import prepare_value_config
@@ -35,17 +33,15 @@ SIZES: dict[str, Any] = sizes(
     vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, initializer_range=0.1, head_dim=None
 )
 HEADS = {"head_dim": 8}
-LAYERS = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 FAMILIES: dict[str, PretrainedConfig] = {
     "granite": GraniteConfig(**SIZES, residual_multiplier=0.5),
     "gemma4": Gemma4TextConfig(
         **SIZES, **HEADS, global_head_dim=8, vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8
     ),
-    "lfm2": Lfm2Config(**SIZES, **LAYERS),
-    "qwen3.5": Qwen3_5TextConfig(**SIZES, **HEADS, **DELTA_NET, layer_types=["linear_attention", "full_attention"]),
+    "qwen3.5": GATED_DELTA_NET["qwen3_5"],
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     **latent_configs(vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.1),
-    **{family: RECURRENT[family] for family in ("nemotron_h", "falcon_h1", "zamba2")},
+    **{family: RECURRENT[family] for family in ("lfm2", "nemotron_h", "falcon_h1", "zamba2")},
 }
 DEFAULT = ("gemma4", "lfm2", "qwen3.5")
 PARAMS = [pytest.param(family, marks=() if family in DEFAULT else pytest.mark.slow) for family in FAMILIES]
@@ -99,7 +95,7 @@ def test_it_stands_on_a_model_that_also_reads_images(tmp_path: Path, family: str
 def test_a_class_that_transformers_has_is_left_alone(tmp_path: Path) -> None:
     save_model(tmp_path, AutoConfig.for_model("qwen3", **SIZES), value=True)
     engine = critic(tmp_path, TreeConfig(mode="tree"))
-    assert isinstance(engine._plain_module, Qwen3ForTokenClassification)
+    assert isinstance(engine.module, Qwen3ForTokenClassification)
 
 
 def test_a_type_without_a_base_model_names_it_and_the_remedy() -> None:

@@ -1,8 +1,6 @@
 """On a GPU: float32 equals rows alone, and bf16 is no further from float32 than stock bf16 is."""
 
 import gc
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed
-import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import (
     ALONE,
@@ -28,6 +24,7 @@ from equivalence import (
     without_pass,
 )
 from hostile_rows import Row, row
+from rank_processes import run_ranks
 
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
@@ -184,15 +181,11 @@ def test_out_of_memory_repeats_the_step_with_a_smaller_budget(model_path: Path, 
     assert gradient_error(got, expected) < 1e-5
 
 
-def starving_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def starving_main(rank: int, model: Path, out: Path) -> None:
     """The same update with memory for all, and with too little on rank 1."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.cuda.set_device(rank)
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world)
     rows = [row for seed in range(12) for row in agent_rows(seed + 100 * rank)]
     data = ppo_batch(rows, calculate_entropy=True, global_batch_size=2 * len(rows))
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", self_check=False))
+    engine = build_engine(model, tree=TreeConfig(mode="tree", self_check=False))
     expected = run(engine, data, LOSS)
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.empty_cache()
@@ -202,16 +195,12 @@ def starving_main(rank: int, world: int, model: str, out: str, port: int) -> Non
     got = run(engine, data, LOSS)
     assert engine.step.out_of_memory == 1
     assert gradient_error(got, expected) < 1e-5
-    Path(f"{out}/survived_{rank}").write_text(
-        f"{peak / 2**20:.0f} MiB, then {engine.step.learner.budget.tokens} tokens"
-    )
-    torch.distributed.destroy_process_group()
+    (out / f"survived_{rank}").write_text(f"{peak / 2**20:.0f} MiB, then {engine.step.learner.budget.tokens} tokens")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_gpus_repeat_a_step_together_when_one_runs_out_of_memory(model_path: Path, tmp_path: Path) -> None:
-    port = 21000 + os.getpid() % 20000
-    torch.multiprocessing.spawn(starving_main, args=(2, str(model_path), str(tmp_path), port), nprocs=2, join=True)
+    run_ranks(starving_main, 2, model_path, tmp_path, backend="cpu:gloo,cuda:nccl")
     for rank in (0, 1):
         print(rank, (tmp_path / f"survived_{rank}").read_text())
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed
 from engine_harness import build_engine
 from equivalence import LOSS, assert_equal_gradients, run
-from rank_engines import DEALS, join, share_of, spawn
+from rank_engines import DEALS, share_of
+from rank_processes import run_ranks
 
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.training.memory.host_slab import host_slab
@@ -19,10 +20,9 @@ from tree_rl.verl_plugin.engine.build import moments_to_come
 from tree_rl.verl_plugin.options import TreeConfig
 
 
-def measured_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def measured_main(rank: int, model: Path, out: Path) -> None:
     """Each deal without a way to save memory, with each and with all."""
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree"), model={"enable_gradient_checkpointing": True})
+    engine = build_engine(model, tree=TreeConfig(mode="tree"), model={"enable_gradient_checkpointing": True})
     plan_of = Planner.plan
 
     def gradients(deal: str, **saving: int) -> dict[str, torch.Tensor]:
@@ -46,7 +46,6 @@ def measured_main(rank: int, world: int, model: str, out: str, port: int) -> Non
         for parameter, gradient in plain.items():
             assert torch.equal(gradient, offloaded[parameter]), (deal, budget, parameter)
         assert_equal_gradients(plain, gradients(deal, tile_tokens=1, offloaded_layers=1))
-    torch.distributed.destroy_process_group()
 
 
 def test_gradients_and_moments_on_the_host_take_no_device_memory() -> None:
@@ -57,5 +56,4 @@ def test_gradients_and_moments_on_the_host_take_no_device_memory() -> None:
 
 
 def test_ranks_that_save_memory_train_as_before(model_path: Path, tmp_path: Path) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(measured_main, 2, tmp_path)
+    run_ranks(measured_main, 2, model_path, tmp_path)

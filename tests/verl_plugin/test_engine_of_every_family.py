@@ -6,31 +6,16 @@ runs one row a micro-batch.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_harness import build_engine, save_model
-from equivalence import ALONE, LOSS, alone, assert_equal_gradients, assert_trains_as, run
-from hostile_rows import SHAPES, whole_batch
-from rank_engines import join, spawn
-from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
+from equivalence import ALONE, LOSS, assert_equal_gradients, run
+from hostile_rows import whole_batch
+from rank_processes import run_ranks
+from tiny_families import ATTENTION, CONFIGS, GATED_DELTA_NET, RECURRENT, assert_trains, save_hybrid
 
 from tree_rl.verl_plugin.options import TreeConfig
-
-
-def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa", **model: Any) -> None:
-    """Whole, and cut to a few tokens with recomputed layers, as stock verl on rows alone."""
-    stock = build_engine(path, tree=None, attention=attention, engine=wrapped_apart(path), model=model)
-    checkpointing = {"enable_gradient_checkpointing": True}
-    trees = [
-        build_engine(path, tree=TreeConfig(mode="auto", max_tokens=1000), attention=attention, model=model),
-        build_engine(path, tree=TreeConfig(max_tokens=3), attention=attention, model=model | checkpointing),
-    ]
-    for shape in shapes:
-        expected = alone(stock, SHAPES[shape])
-        for tree in trees:
-            assert_trains_as(expected, tree, SHAPES[shape])
 
 
 @pytest.mark.parametrize(
@@ -58,19 +43,17 @@ def test_adapters_of_latent_attention(tmp_path: Path) -> None:
     assert_trains(save_model(tmp_path, CONFIGS["deepseek_v3"]), ("comb",), **lora)
 
 
-def sharing_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def sharing_main(rank: int, model: Path, out: Path) -> None:
     """One of two ranks that share the tokens of all shapes, whole and in partitions."""
-    join(rank, world, port)
     for tokens in (1000, 13):
         tree = TreeConfig(mode="tree", max_tokens=tokens)
-        engine = build_engine(Path(model), tree=tree, engine={"ulysses_sequence_parallel_size": world})
+        engine = build_engine(model, tree=tree, engine={"ulysses_sequence_parallel_size": 2})
         torch.save(run(engine, whole_batch(), LOSS)["gradients"], f"{out}/gradients_{tokens}_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 def test_ranks_that_share_tokens_of_latent_attention(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model", CONFIGS["deepseek_v3"])
-    spawn(sharing_main, 2, tmp_path)
+    run_ranks(sharing_main, 2, path, tmp_path)
     expected = run(build_engine(path, tree=None), whole_batch(**ALONE), LOSS)["gradients"]
     for saved in tmp_path.glob("gradients_*.pt"):
         assert_equal_gradients(expected, torch.load(saved))

@@ -11,7 +11,8 @@ import torch
 from engine_harness import build_engine, ppo_batch
 from equivalence import LOSS, assert_equal_gradients, infer, run
 from failing_memory import fail_once
-from rank_engines import COMB, join, share_of, spawn
+from rank_engines import COMB, share_of
+from rank_processes import run_ranks
 
 from tree_rl.cost.memory import budget
 from tree_rl.verl_plugin.options import TreeConfig
@@ -29,12 +30,11 @@ def engine_of(path: Path, **fsdp: Any) -> Any:
     return build_engine(path, tree=TreeConfig(mode="tree", max_tokens=12, self_check=False), engine=fsdp)
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def rank_main(rank: int, model: Path, out: Path) -> None:
     """Undisturbed updates, then the same with rank 0 failing at every point."""
-    join(rank, world, port)
     budget.GRANULARITY = 3
     for deal, reshard, points in CASES:
-        engine = engine_of(Path(model), reshard_after_forward=reshard)
+        engine = engine_of(model, reshard_after_forward=reshard)
         expected = run(engine, share_of(deal, rank), LOSS)["gradients"]
         for direction, passes in points:
             disarm = fail_once(engine.module, direction, passes)[1] if rank == 0 else lambda: None
@@ -44,12 +44,10 @@ def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
             assert engine.step.out_of_memory == got["metrics"]["tree/out_of_memory"].aggregate() == 1
             assert_equal_gradients(expected, got["gradients"])
             engine.step.learner.budget.tokens = None
-    torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_repeat_the_step_together(model_path: Path, tmp_path: Path) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(rank_main, 2, tmp_path)
+    run_ranks(rank_main, 2, model_path, tmp_path)
 
 
 def test_inference_is_repeated_too(model_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Opt-in path weights: sep_avg is the mean of independent branch losses (paper, eq. 1), token_unique counts once,
-session and custom weigh rows as they say: whole, in partitions, on two ranks."""
+"""Opt-in path weights: a column of the trainer weighs rows as it says, whole, in partitions, on two ranks.
+
+That sep_avg and token_unique are the paper's is proven in tests/tree, and for a trainer's step beside this file."""
 
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import torch
 from engine_harness import build_engine, gradients, nested, ppo_batch, with_whole_masks
 from equivalence import LOSS, actor_loss, assert_equal_gradients, infer, run
-from hostile_rows import SHAPES, row, tokens, whole_batch, whole_rows
-from rank_engines import join, spawn
+from hostile_rows import row, tokens, whole_batch, whole_rows
+from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
@@ -29,48 +30,6 @@ SFT = partial(sft_loss, config=None)
 
 def weighted_run(path: Path, weighting: str, data: TensorDict, loss: Any) -> dict[str, Any]:
     return run(build_engine(path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
-
-
-def separate_runs(path: Path, rows: list[Any], loss: Any) -> list[tuple[float, dict[str, torch.Tensor]]]:
-    """Loss and gradients of stock verl on each row alone, with the normalisers of the whole batch."""
-    engine = build_engine(path, tree=None)
-    data = ppo_batch(rows, calculate_entropy=True)
-    runs = []
-    for index in range(len(rows)):
-        engine.optimizer_zero_grad()
-        with engine.train_mode(disable_auto_offload=True):
-            selected = tu.index_select_tensor_dict(data, [index])
-            trained = float(data["loss_mask"].values().sum())
-            tu.assign_non_tensor(selected, sp_size=1, dp_size=1, batch_num_tokens=trained)
-            value, _ = engine.forward_step(selected, loss, forward_only=False)
-            value.backward()
-            runs.append((float(value), gradients(engine)))
-    return runs
-
-
-@pytest.mark.parametrize("loss_mode, agg_mode", (("vanilla", "token-sum"), ("gspo", "seq-mean-token-mean")))
-def test_sep_avg_is_the_mean_of_independent_branch_losses(model_path: Path, loss_mode: str, agg_mode: str) -> None:
-    rows = SHAPES["comb"]
-    loss = actor_loss(loss_mode, agg_mode)
-    got = weighted_run(model_path, "sep_avg", ppo_batch(rows, calculate_entropy=True), loss)
-    alone = separate_runs(model_path, rows, loss)
-    assert sum(got["loss"]) == pytest.approx(sum(value for value, _ in alone) / len(rows), rel=1e-4)
-    mean = {name: sum(g[name] for _, g in alone) / len(rows) for name in alone[0][1]}
-    assert_equal_gradients(mean, got["gradients"])
-
-
-def test_token_unique_trains_a_shared_token_once(model_path: Path) -> None:
-    branches = [tokens(1, 8) + tokens(2, 3), tokens(1, 8) + tokens(3, 4)]
-    shared = [row(ids) for ids in branches]
-    # The same unique tokens, each trained in exactly one row.
-    once = [row(branches[0]), row(branches[1], mask=[0] * 6 + [1] * 4)]
-    weighted, plain = (
-        weighted_run(model_path, weighting, with_whole_masks(ppo_batch(rows)), SFT)
-        for weighting, rows in (("token_unique", shared), ("verl", once))
-    )
-    # verl divides by the trained tokens of all rows, repeated ones included: 9 + 10 against 9 + 4.
-    scaled = {name: g * (9 + 4) / (9 + 10) for name, g in plain["gradients"].items()}
-    assert_equal_gradients(scaled, weighted["gradients"])
 
 
 def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: Path) -> None:
@@ -100,17 +59,35 @@ def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
         custom=[np.full(len(one.mask), weight) for one, weight in zip(rows, own, strict=True)],
     ).values()
     data[PATH_WEIGHT_COLUMNS[weighting]] = column
-    return data, own if weighting == "custom" else 1 / np.bincount(session_of_row)[session_of_row]
+    tree_of_row = number_groups([f"{one.uid} {one.tokens[0]}" for one in rows])
+    of_rows = {"custom": own, "session": shares_of(session_of_row), "sep_avg": shares_of(tree_of_row)}
+    return data, of_rows[weighting]
 
 
-WEIGHED = {"session": None, "custom": 16}
+def shares_of(group_of_row: np.ndarray) -> np.ndarray:
+    """One over the rows of each row's group."""
+    return 1 / np.bincount(group_of_row)[group_of_row]
+
+
+WEIGHED = {"session": None, "custom": 16, "sep_avg": 16}
 """Weighting, and budget."""
 
 
 @pytest.fixture(scope="module")
 def rows_alone(model_path: Path) -> list[dict[str, torch.Tensor]]:
-    """Gradients of each hostile row alone."""
-    return [gradient for _, gradient in separate_runs(model_path, whole_rows(), LOSS)]
+    """Gradients of stock verl on each hostile row alone, with the normalisers of the whole batch."""
+    engine, data = build_engine(model_path, tree=None), whole_batch()
+    found = []
+    for index in range(len(data)):
+        engine.optimizer_zero_grad()
+        with engine.train_mode(disable_auto_offload=True):
+            selected = tu.index_select_tensor_dict(data, [index])
+            trained = float(data["loss_mask"].values().sum())
+            tu.assign_non_tensor(selected, sp_size=1, dp_size=1, batch_num_tokens=trained)
+            value, _ = engine.forward_step(selected, LOSS, forward_only=False)
+            value.backward()
+            found.append(gradients(engine))
+    return found
 
 
 def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> dict[str, torch.Tensor]:
@@ -124,30 +101,33 @@ def test_rows_weigh_what_their_column_says(
 ) -> None:
     tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=WEIGHED[weighting])
     engine, (data, weights) = build_engine(model_path, tree=tree), hostile_batch(weighting)
-    assert_equal_gradients(weighted_sum(rows_alone, weights), run(engine, data, LOSS)["gradients"])
+    expected = weighted_sum(rows_alone, weights)
+    assert_equal_gradients(expected, run(engine, data, LOSS)["gradients"])
     # A pass before the update has no weights, and no use for them.
     del data[PATH_WEIGHT_COLUMNS[weighting]]
     infer(engine, data)
-    with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
-        run(engine, data, LOSS)
+    if weighting == "sep_avg":
+        # Weights that follow from the rows need no trainer.
+        assert_equal_gradients(expected, run(engine, data, LOSS)["gradients"])
+    else:
+        with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
+            run(engine, data, LOSS)
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def rank_main(rank: int, model: Path, out: Path) -> None:
     """This rank's rows, every second one."""
-    join(rank, world, port)
     for weighting, budget in WEIGHED.items():
         tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
-        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), world)))
-        got = run(build_engine(Path(model), tree=tree), data, LOSS)
+        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), 2)))
+        got = run(build_engine(model, tree=tree), data, LOSS)
         torch.save(got["gradients"], f"{out}/{weighting}_{rank}.pt")
         join_metrics(got["metrics"])
     # One rank has a row of each of two weights, the other rows of one weight.
     shared = [row(tokens(1, 4) + tokens(seed, 3), uid="a") for seed in (2, 3, 4)]
     rows = [shared, [*shared[:2], row(tokens(9, 6), uid="b")]][rank]
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", path_weighting="sep_avg"))
+    engine = build_engine(model, tree=TreeConfig(mode="tree", path_weighting="sep_avg"))
     joined = join_metrics(run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=6), LOSS)["metrics"])
     assert len(joined) > 5
-    torch.distributed.destroy_process_group()
 
 
 def join_metrics(metrics: dict[str, Any]) -> dict[str, float]:
@@ -163,8 +143,7 @@ def join_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 def test_rows_weigh_the_same_on_two_ranks(
     model_path: Path, rows_alone: list[dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(rank_main, 2, tmp_path)
+    run_ranks(rank_main, 2, model_path, tmp_path)
     for weighting in WEIGHED:
         expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
         assert_equal_gradients(expected, torch.load(tmp_path / f"{weighting}_0.pt"))

@@ -9,7 +9,8 @@ import torch
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS, run
-from rank_engines import BRANCHES, assert_trains_as_one, join, share_of, spawn
+from rank_engines import BRANCHES, assert_trains_as_one, share_of
+from rank_processes import run_ranks
 from verl.utils.metric import Metric
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -37,34 +38,31 @@ def run_share(engine: Any, deal: str, rank: int, out: str) -> None:
     Path(f"{out}_{rank}.json").write_text(json.dumps(keys))
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def rank_main(rank: int, model: Path, out: Path) -> None:
     """Run this rank's share of every deal; imports cost more than the runs."""
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
+    engine = build_engine(model, tree=TreeConfig(mode="tree"))
     for deal, budget in DEALT:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
         run_share(engine, deal, rank, f"{out}/{deal}_{budget}")
     for name, options in SHARDINGS.items():
-        sharded = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=30), **options)
+        sharded = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=30), **options)
         run_share(sharded, "unequal_trees", rank, f"{out}/{name}")
     data = share_of("one_rank_empty", rank)
     data["input_ids"].values().fill_(10_000)
     try:
         run(engine, data, LOSS)
     except (RuntimeError, ValueError) as error:
-        Path(f"{out}/error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-    torch.distributed.destroy_process_group()
+        (out / f"error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
 
 
-def failing_main(rank: int, world: int, model: str, out: str, port: int) -> None:
+def failing_main(rank: int, model: Path, out: Path) -> None:
     """The last rank's loss fails in the middle of the step, while the others wait in a collective."""
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree", max_tokens=7))
+    engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=7))
 
     def failing(**kwargs: Any) -> Any:
         raise ArithmeticError("the reward model returned nonsense")
 
-    run(engine, ppo_batch(BRANCHES, calculate_entropy=True), failing if rank == world - 1 else LOSS)
+    run(engine, ppo_batch(BRANCHES, calculate_entropy=True), failing if rank == 1 else LOSS)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(out: Path) -> Path:
-    spawn(rank_main, 2, out)
+    run_ranks(rank_main, 2, out / "model", out)
     return out
 
 
@@ -99,4 +97,4 @@ def test_a_rank_that_refuses_its_rows_takes_the_job_down_with_its_own_error(two_
 def test_a_rank_that_fails_within_a_step_takes_the_job_down_with_its_own_error(out: Path) -> None:
     # gloo alone would give up after 30 minutes, beyond the time limit of a test.
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="the reward model returned nonsense"):
-        spawn(failing_main, 2, out)
+        run_ranks(failing_main, 2, out / "model", out)

@@ -10,7 +10,8 @@ from engine_harness import build_engine
 from equivalence import ALONE, LOSS, run
 from image_batches import picture_batch, reading_model
 from image_rows import SHAPES, PictureRow
-from rank_engines import as_one_rank, assert_gradients_of_ranks, empty_batch, join, spawn
+from rank_engines import as_one_rank, assert_gradients_of_ranks, empty_batch
+from rank_processes import run_ranks
 from tensordict import TensorDict
 from wrapped_models import wrapped_config, wrapped_model
 
@@ -39,24 +40,22 @@ def batch_of(reader: Any, deal: str, share: int, **flags: Any) -> TensorDict:
     return picture_batch(reader, rows, seed=share, **settings) if rows else empty_batch()
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    join(rank, world, port)
+def rank_main(rank: int, model: Path, out: Path) -> None:
     reader = reading_model(model)
     for name, options, deals in RUNS:
-        engine = build_engine(Path(model), tree=TreeConfig(mode="tree"), engine=options)
+        engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=options)
         for deal in deals:
             for budget in BUDGETS:
                 engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
                 got = run(engine, batch_of(reader, deal, rank % len(DEALS[deal])), LOSS)
                 torch.save(got["gradients"], f"{out}/{name}{deal}_{budget}_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
     wrapped_model(wrapped_config("qwen3_vl", initializer_range=0.2)).save_pretrained(path / "model")
-    spawn(rank_main, 2, path)
+    run_ranks(rank_main, 2, path / "model", path)
     return path
 
 

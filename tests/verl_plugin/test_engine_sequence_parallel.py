@@ -10,7 +10,8 @@ import torch
 from engine_harness import build_engine, save_model, tiny_qwen3, with_whole_masks
 from equivalence import ALONE, LOSS, actor_loss, assert_equal_gradients, infer, run, wanted_positions
 from hostile_rows import whole_batch
-from rank_engines import LAYOUTS, empty_batch, join, spawn
+from rank_engines import LAYOUTS, empty_batch
+from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
@@ -87,19 +88,16 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def rank_main(rank: int, world: int, _: str, out: str, port: int) -> None:
-    join(rank, world, port)
-    folder = Path(out)
-    found = {layout: run_policy(folder / "model", layout, folder) for layout in LAYOUTS}
+def rank_main(rank: int, model: Path, out: Path) -> None:
+    found = {layout: run_policy(model, layout, out) for layout in LAYOUTS}
     torch.save(found, f"{out}/rank_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sharing")
     save_model(path / "model", tiny_qwen3())
-    spawn(rank_main, WORLD, path)
+    run_ranks(rank_main, WORLD, path / "model", path)
     return path
 
 

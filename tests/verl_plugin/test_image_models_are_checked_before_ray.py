@@ -6,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs_before_ray import checked, write_job
 from omegaconf import OmegaConf
 from wrapped_models import wrapped_config
 
@@ -88,14 +87,6 @@ def test_options_of_pixels_that_vllm_reads_elsewhere_are_refused() -> None:
         refuse_if_unsupported(config, "", Of.JOB)
     config.actor_rollout_ref.rollout.name = "hf"
     refuse_if_unsupported(config, "", Of.JOB)
-
-
-@pytest.mark.usefixtures("job_of_its_own")
-def test_a_command_line_ends_with_the_models_reason(tmp_path: Path) -> None:
-    arguments = write_job(tmp_path)
-    saved(tmp_path, "mllama")
-    with pytest.raises(UnsupportedModelError, match=r"^actor_rollout_ref\.model\.path=.*attend to images alone"):
-        checked(*arguments)
 
 
 @pytest.mark.parametrize("column", ("images", "videos", "pictures"))

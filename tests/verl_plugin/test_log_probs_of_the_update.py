@@ -66,14 +66,6 @@ def test_every_loss_trains_as_after_a_pass(engines: dict[str, Any], stock: Any, 
                 assert got["metrics"][name].aggregate() == pytest.approx(metric.aggregate(), rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("name", ("one_row_untrained", "two_groups"))
-def test_hostile_shapes_in_partitions(engines: dict[str, Any], stock: Any, name: str) -> None:
-    loss = actor_loss("gspo", "seq-mean-token-mean")
-    expected = run_after_pass(stock, SHAPES[name], loss, **FLAGS)
-    got = run(engines["partitioned"], without_pass(SHAPES[name], **FLAGS), loss)
-    assert_equal_runs(expected, got, wanted_positions(ppo_batch(SHAPES[name])), ("log_probs", "entropy"))
-
-
 @pytest.mark.parametrize("mode, remove_padding", (("tree", False), ("auto", True), ("flat", False)))
 def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
     model_path: Path, stock: Any, mode: str, remove_padding: bool
@@ -118,14 +110,6 @@ def test_with_the_auxiliary_loss_the_update_counts_experts_itself(tmp_path: Path
     counted = [result["metrics"]["moe/counted_anew"].aggregate() for result in (expected, got)]
     assert counted == [0, 1]
     assert got["metrics"]["moe/aux_loss"].aggregate() == pytest.approx(expected["metrics"]["moe/aux_loss"].aggregate())
-
-
-@pytest.mark.parametrize("weighting", ("sep_avg", "token_unique"))
-def test_path_weights_scale_the_same_gradient(model_path: Path, weighting: str) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting, self_check=False))
-    loss, rows = actor_loss("vanilla", "seq-mean-token-mean"), SHAPES["two_groups"]
-    expected = run_after_pass(engine, rows, loss, **FLAGS)
-    assert_equal_gradients(expected["gradients"], run(engine, without_pass(rows, **FLAGS), loss)["gradients"])
 
 
 def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from equivalence import AGG_MODES, actor_loss, assert_equal_gradients, critic_lo
 from hostile_rows import SHAPES, row
 from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
 from omegaconf import OmegaConf
-from rank_engines import join, spawn
+from rank_processes import run_ranks
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -120,17 +120,15 @@ def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
     }
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    join(rank, world, port)
+def rank_main(rank: int, model: Path, out: Path) -> None:
     sent = pickle.loads(Path(out, "sent.pkl").read_bytes())
-    workers = both_roles(Path(out))
-    share = np.array(sent["keys"]).reshape(world, -1)[rank].tolist()
+    workers = both_roles(out)
+    share = np.array(sent["keys"]).reshape(2, -1)[rank].tolist()
     results = {}
     for role, loss_mode, agg_mode in cases():
         data = columns(sent["rows"], share, **sent["flags"][role])
         results[role, loss_mode, agg_mode] = steps_of(workers[role], loss_of(role, loss_mode, agg_mode), data)
     torch.save(results, f"{out}/rank_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 def cases() -> list[tuple[str, str, str]]:
@@ -151,7 +149,7 @@ def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
         torch.manual_seed(0)
         sent = prepared(local_queue(patch), ranks=2)
     (root / "sent.pkl").write_bytes(pickle.dumps(sent))
-    spawn(rank_main, 2, root)
+    run_ranks(rank_main, 2, root / "actor", root)
     return sent, [torch.load(root / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -10,12 +10,12 @@ import torch
 from engine_harness import Row, build_engine, ppo_batch, with_whole_masks
 from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES
-from rank_engines import join, spawn
+from rank_processes import run_ranks
 from tensordict import TensorDict
-from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 from verl.utils import tensordict_utils as tu
 
+from tree_rl.training.loss.preference_loss import preference_losses
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.verl_plugin.engine.pair_loss import PLACE, REFERENCE, PairLoss
 from tree_rl.verl_plugin.options import TreeConfig
@@ -63,12 +63,9 @@ def alone(path: Path, loss: PairLoss) -> tuple[float, dict[str, float], dict[str
             log_prob = (branch_log_probs(model, [one.tokens], temperature=one.temperature) * mask).sum()
             ratios.append(log_prob - (0.0 if loss.reference_free else before))
             compared.append(ratios[-1] / mask.sum() if loss.loss_type == "ipo" else ratios[-1])
-        (chosen, rejected), margin = ratios, compared[0] - compared[1]
-        if loss.loss_type == "ipo":
-            value = (margin - 1 / (2 * loss.beta)) ** 2
-        else:
-            smoothing = loss.label_smoothing
-            value = -(1 - smoothing) * logsigmoid(loss.beta * margin) - smoothing * logsigmoid(-loss.beta * margin)
+        chosen, rejected = ratios
+        options = {"beta": loss.beta, "label_smoothing": loss.label_smoothing, "loss_type": loss.loss_type}
+        value = preference_losses(*compared, **options)
         (value / len(pairs)).backward()
         total += value.item() / len(pairs)
         sums["chosen"] += loss.beta * chosen.item() / len(pairs)
@@ -101,19 +98,16 @@ def test_a_tree_of_pairs_is_its_pairs(
         assert got["metrics"]["tree/partitions"].aggregate() > len(SHAPES)
 
 
-def rank_main(rank: int, world: int, model: str, out: str, port: int) -> None:
-    join(rank, world, port)
-    engine = build_engine(Path(model), tree=TreeConfig(mode="tree"))
+def rank_main(rank: int, model: Path, out: Path) -> None:
+    engine = build_engine(model, tree=TreeConfig(mode="tree"))
     for name in ("dpo", "ipo"):
         engine.step.options = TreeConfig(mode="tree", max_tokens=BUDGET[name])
-        got = run(engine, pair_batch(list(range(rank, len(hostile_pairs()), world))), LOSSES[name])
+        got = run(engine, pair_batch(list(range(rank, len(hostile_pairs()), 2))), LOSSES[name])
         torch.save((sum(got["loss"]), got["gradients"]), f"{out}/{name}_{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_train_pairs_as_one(model_path: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "model").symlink_to(model_path)
-    spawn(rank_main, 2, tmp_path)
+    run_ranks(rank_main, 2, model_path, tmp_path)
     for name in ("dpo", "ipo"):
         loss, _, gradients = expected[name]
         runs = [torch.load(tmp_path / f"{name}_{rank}.pt") for rank in range(2)]

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rank_processes
 import sft_harness
 import torch
 from omegaconf import OmegaConf
+from rank_processes import run_ranks
 from transformers import AutoTokenizer
 from verl.trainer.sft_trainer import create_sft_dataset
 
@@ -134,17 +134,16 @@ class Countdown(torch.utils.data.Dataset):
         return {"input_ids": torch.tensor([1, 1 // (700 - index)]), "loss_mask": torch.tensor([0, 1])}
 
 
-def complaint_of(rank: int, world: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/join", rank=rank, world_size=world)
+def complaint_of(rank: int, folder: Path) -> None:
     data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     try:
         refuse_unusable_rows(Countdown(), data, key="train_files", vocab_size=10)
     except InputError as error:
-        (Path(folder) / f"{rank}.txt").write_text(str(error))
+        (folder / f"{rank}.txt").write_text(str(error))
 
 
 def test_ranks_share_the_rows_and_say_the_same(tmp_path: Path) -> None:
-    rank_processes.start_ranks(complaint_of, 2, str(tmp_path))
+    run_ranks(complaint_of, 2, tmp_path)
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)]
     assert said[0] == said[1]
     # Ids of rows before 700 are at least 0; behind it 1 // negative is -1.

@@ -1,11 +1,13 @@
-"""Configurations of tiny models with experts or recurrent layers, and what is told to their routers."""
+"""Tiny models with experts or recurrent layers, and that trees train a model as rows alone."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
-from engine_harness import VOCAB, Row
+from engine_harness import VOCAB, Row, build_engine
+from equivalence import alone, assert_trains_as
+from hostile_rows import SHAPES
 from latent_models import latent_configs
 from recurrent_models import recurrent_configs
 from tiny_sizes import DELTA_NET, ROPE, sizes
@@ -20,6 +22,8 @@ from transformers import (
     Qwen3NextConfig,
 )
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+
+from tree_rl.verl_plugin.options import TreeConfig
 
 EXPERTS, COEF = 6, 0.3
 SIZES: dict[str, Any] = sizes(
@@ -95,3 +99,17 @@ def save_hybrid(path: Path, config: PretrainedConfig) -> Path:
             torch.nn.init.uniform_(parameter, -4.0, -1.0)
     model.save_pretrained(path)
     return path
+
+
+def assert_trains(path: Path, shapes: tuple[str, ...], attention: str = "sdpa", **model: Any) -> None:
+    """Whole, and cut to a few tokens with recomputed layers, as stock verl on rows alone."""
+    stock = build_engine(path, tree=None, attention=attention, engine=wrapped_apart(path), model=model)
+    checkpointing = {"enable_gradient_checkpointing": True}
+    trees = [
+        build_engine(path, tree=TreeConfig(mode="auto", max_tokens=1000), attention=attention, model=model),
+        build_engine(path, tree=TreeConfig(max_tokens=3), attention=attention, model=model | checkpointing),
+    ]
+    for shape in shapes:
+        expected = alone(stock, SHAPES[shape])
+        for tree in trees:
+            assert_trains_as(expected, tree, SHAPES[shape])
