@@ -21,6 +21,8 @@ from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
 
 VOCAB = 97
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+BFLOAT16 = {**FLOAT32, "param_dtype": "bf16"}
+"""Mixed precision of verl's default, on a GPU."""
 
 
 class StockValueEngine(FSDPEngineWithValueHead):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import build_engine, nested, ppo_batch
+from engine_harness import BFLOAT16, build_engine, nested, ppo_batch
 from equivalence import FLAGS, LOSS, assert_equal_gradients, run
 from hostile_rows import SHAPES
 from tensordict import TensorDict
@@ -44,6 +44,17 @@ def with_type_ids(data: TensorDict, key: str, row_with_image: int | None = None)
 @pytest.mark.parametrize("family", ("qwen3_5", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)))
 def test_an_update_whole_and_in_partitions(tmp_path: Path, family: str) -> None:
     assert_trains(save(tmp_path, family), ("branches",))
+
+
+def test_gradients_of_bf16_wait_for_the_last_partition_where_the_tower_never_ran(tmp_path: Path) -> None:
+    path, gradients = save(tmp_path, "qwen3_5"), []
+    for waits in (True, False):
+        options = {"mixed_precision": BFLOAT16, "use_no_sync_for_gradient_accumulation": waits}
+        tree = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=16), engine=options)
+        gradients.append(run(tree, ppo_batch(SHAPES["branches"], **FLAGS), LOSS)["gradients"])
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(gradients[0][name], gradient, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("family", "key"), (("gemma3", "token_type_ids"), ("qwen3_5", "mm_token_type_ids")))

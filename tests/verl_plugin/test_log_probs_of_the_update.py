@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import Row, build_engine, ppo_batch, save_model
+from engine_harness import BFLOAT16, Row, build_engine, ppo_batch, save_model
 from equivalence import (
     AGG_MODES,
     FLAGS,
@@ -201,10 +201,9 @@ def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
 
 
 def test_an_adapter_trains_in_bf16_where_the_reference_pass_comes_first(model_path: Path) -> None:
-    bfloat16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
     gradients = []
     for reference_first in (False, True):
-        engine = build_engine(model_path, tree=TREES["whole"], model=LORA, engine=bfloat16)
+        engine = build_engine(model_path, tree=TREES["whole"], model=LORA, engine={"mixed_precision": BFLOAT16})
         data = ppo_batch(SHAPES["branches"], **FLAGS)
         if reference_first:
             with engine.disable_adapter():

@@ -71,7 +71,8 @@ OVERRIDDEN: dict[type, tuple[str, str]] = {
     engine.TreeFSDPEngineWithLMHead: (
         "FSDPEngineWithLMHead",
         """__init__ forward_backward_batch prepare_model_outputs initialize disable_adapter optimizer_step
-        load_checkpoint save_checkpoint _init_device_mesh _build_module _build_fsdp_module get_per_tensor_param""",
+        load_checkpoint save_checkpoint _init_device_mesh _build_module _build_fsdp_module get_per_tensor_param
+        _gradient_sync_context""",
     ),
     workers.TreeTrainingWorker: ("TrainingWorker", "__init__ train_mini_batch"),
     sft_trainer.SFTWorker: ("TrainingWorker", "train_batch"),

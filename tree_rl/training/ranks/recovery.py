@@ -74,7 +74,7 @@ def reset_iteration(root: FSDPModule) -> None:
         root.reset_iter_state()
     else:
         _reset_hook_state(state)
-    for group in (group for each in states for group in _parameter_groups(each)):
+    for group in (group for each in states for group in parameter_groups(each)):
         for parameter in group.fsdp_params:
             parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
@@ -93,7 +93,7 @@ def _reset_hook_state(root_state: Any) -> None:
     for state in shared.all_states:
         state._training_state = TrainingState.IDLE
         state._modules_to_run_forward.clear()
-        for group in _parameter_groups(state):
+        for group in parameter_groups(state):
             group._all_gather_result = None
             group._post_reduce_event = None
             group._all_reduce_state = None
@@ -104,8 +104,14 @@ def _reset_hook_state(root_state: Any) -> None:
             group._to_sharded()
 
 
-def _parameter_groups(state: Any) -> list[Any]:
+def parameter_groups(state: Any) -> list[Any]:
     """FSDP2's parameter groups of one module: a list since torch 2.12, one or none before."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def has_run(module: FSDPModule) -> bool:
+    """True if FSDP2 has gathered the module's own weights before."""
+    groups = parameter_groups(module._get_fsdp_state())
+    return all(hasattr(parameter, "_unsharded_param") for group in groups for parameter in group.fsdp_params)

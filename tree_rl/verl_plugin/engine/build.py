@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForTokenClassification
 from transformers.utils import is_flash_attn_2_available
 
@@ -22,6 +23,7 @@ from tree_rl.models.support import leaks_when_packed
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.memory_budget import device_bytes_of
+from tree_rl.training.ranks.recovery import has_run
 from tree_rl.training.tree_options import AUTO, TreeOptions
 from tree_rl.verl_plugin.compat import (
     FSDPEngineWithLMHead,
@@ -180,6 +182,18 @@ def without_nested_shards(engine_config: Any, module: nn.Module) -> Any:
         return engine_config
     policy["transformer_layer_cls_to_wrap"] = [layer for layer in layers if layer not in together]
     return dataclasses.replace(engine_config, wrap_policy=policy)
+
+
+def reduce_what_never_ran(module: nn.Module) -> None:
+    """Keep gradient synchronisation on where a module has never run, such as an image tower among rows of text.
+
+    Such a module has nothing to reduce. Without synchronisation FSDP2 asks after each backward whether its gradients
+    have another dtype than they are reduced in, and fails on weights that were never gathered. In float32 it does not
+    ask.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule) and not has_run(part):
+            part.set_requires_gradient_sync(True, recurse=False)
 
 
 def zero_gradients_of_towers(module: nn.Module) -> None:

@@ -260,6 +260,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def _loss_scale(self) -> float:
         return float(self.scaler.scale(torch.ones((), device=get_device_name())))
 
+    @contextmanager
+    def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
+        with super()._gradient_sync_context(is_last_micro_batch=is_last_micro_batch):
+            if not is_last_micro_batch:
+                build.reduce_what_never_ran(self.module)
+            yield
+
     def _init_device_mesh(self) -> None:
         """Build verl's meshes, but hide the Ulysses group from its attention patches: our step exchanges the heads."""
         refuse_ranks(self.engine_config, FSDP, torch.distributed.get_world_size())
