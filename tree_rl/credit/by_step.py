@@ -33,8 +33,8 @@ def vine(tree: CreditTree) -> np.ndarray:
     """A_t = r_t + V(s_t+1) - V(s_t); V(s) is the mean of what leaves through state s earn after it, 0 at the end.
 
     The state before a step is the last token before it. Source: VinePPO, arXiv 2410.01679, without discount. Readings:
-    the resamples of a state are all leaves with a step behind it, the step's own among them; a state of only one leaf was not
-    resampled, so a step reaches to the next state that was.
+    the resamples of a state are all leaves with a step behind it, the step's own among them; a state of only one leaf
+    was not resampled, so a step reaches to the next state that was.
     """
     steps, forest = tree.steps, tree.forest
     if not len(steps):
