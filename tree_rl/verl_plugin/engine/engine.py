@@ -263,7 +263,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     @contextmanager
     def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
         with super()._gradient_sync_context(is_last_micro_batch=is_last_micro_batch):
-            if not is_last_micro_batch:
+            if self.engine_config.use_no_sync_for_gradient_accumulation and not is_last_micro_batch:
                 build.reduce_what_never_ran(self.module)
             yield
 
