@@ -104,6 +104,19 @@ async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) ->
     assert len(branches) == count
 
 
+async def test_a_bug_before_a_branch_starts_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    first, branches = Recording(number=0), list[Recording]()
+    first.calls = (call(0, 1, *range(10)),)
+
+    async def play(branch: Recording) -> None:
+        raise OSError("no port is free")
+
+    options, rng = BranchOptions(policy="fixed", options={"every_tokens": 5}), random.Random(0)
+    await grow([first], play, options, branches=branches, number=1, rng=rng, vocabulary=100)
+    assert [branch.fault for branch in branches] == ["no port is free"]
+    assert "branch 1 is left out: no port is free" in caplog.text and "Traceback" in caplog.text
+
+
 FILES = {"files": {"log": ""}, "check": "true"}
 
 

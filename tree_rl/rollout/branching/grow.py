@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from tree_rl.rollout.branching.policies import POLICIES, Policy, within_budget
-from tree_rl.rollout.branching.recording import Fork, Recording
+from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
 
 logger = logging.getLogger(__name__)
 
@@ -108,11 +108,11 @@ async def grow(
                 finished.append(one)
                 continue
             reason = str(result) or type(result).__name__
+            # Sessions that do not repeat themselves are no bug, and every branch of theirs ends up here.
+            is_bug = not isinstance(result, NotForked) and (one.fault is None or one.fault not in reason)
             if not one.session and one.fault is None:
                 one.fault = reason
-            # Sessions that do not repeat themselves are no bug, and every branch of theirs ends up here.
-            is_told = one.fault is not None and one.fault in reason
-            logger.warning("branch %d is left out: %s", one.number, reason, exc_info=None if is_told else result)
+            logger.warning("branch %d is left out: %s", one.number, reason, exc_info=result if is_bug else None)
 
 
 def _choose(

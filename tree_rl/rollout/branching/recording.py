@@ -18,7 +18,7 @@ ENTROPY_TOKENS = 20
 
 
 class NotForked(RuntimeError):  # noqa: N818
-    """A session that does not repeat itself, so that no branch can start in it."""
+    """No branch can start: the session does not repeat itself, or has no such token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +172,7 @@ class Fork:
             if start <= self.token < start + len(call.response_ids):
                 return index, call, start
         last, session = sum(len(call.response_ids) for call in self.parent.calls) - 1, self.parent.number
-        raise ValueError(f"cut at token {self.token}: expected a token that session {session} generated, 0 to {last}")
+        raise NotForked(f"cut at token {self.token}: expected a token that session {session} generated, 0 to {last}")
 
 
 def _positions(calls: tuple[ModelCall, ...]) -> Iterator[tuple[int, ModelCall, int]]:
