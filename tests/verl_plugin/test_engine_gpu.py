@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import BFLOAT16, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import (
     ALONE,
     FLAGS,
@@ -32,7 +32,7 @@ from tree_rl.verl_plugin.options import TreeConfig
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 VOCAB = 1000
-BFLOAT16 = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
+MIXED = {"mixed_precision": BFLOAT16}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_kernels_made_for_trees_are_what_runs(model_path: Path) -> None:
     chosen = chosen_implementation(**wanted)
     assert chosen in ("fa4", "triton")
     assert chosen_implementation(**wanted, deterministic=True) == "triton"
-    assert build_engine(model_path, tree=TreeConfig(), engine=BFLOAT16).attention_implementation == chosen
+    assert build_engine(model_path, tree=TreeConfig(), engine=MIXED).attention_implementation == chosen
 
 
 def test_float32_equals_rows_alone(model_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Pat
     # A loss without clipping: a clip that flips by rounding would drown the rounding of the forward itself.
     loss = actor_loss("gpg", "token-mean")
     truth_engine = build_engine(model_path, tree=None)
-    stock_engine = build_engine(model_path, tree=None, engine=BFLOAT16)
-    tree_engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine=BFLOAT16)
+    stock_engine = build_engine(model_path, tree=None, engine=MIXED)
+    tree_engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine=MIXED)
     pairs = []
     for seed in range(6):
         rows = agent_rows(seed)
@@ -139,7 +139,7 @@ def test_bfloat16_is_no_further_from_float32_than_stock_bfloat16(model_path: Pat
 def test_an_update_finds_its_old_log_probs_up_to_bfloat16_rounding(model_path: Path, max_tokens: int | None) -> None:
     rows, flags = agent_rows(), {"calculate_entropy": True}
     truth = run_after_pass(build_engine(model_path, tree=None), rows, LOSS, **flags)
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), engine=BFLOAT16)
+    engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens), engine=MIXED)
     after_pass = run_after_pass(engine, rows, LOSS, **flags)
     got = run(engine, without_pass(rows, **flags), LOSS)
     assert gradient_error(got, after_pass) <= gradient_error(after_pass, truth)

@@ -19,6 +19,8 @@ import tiny_model
 
 PROMPTS = [f"say {number}" for number in range(8)]
 RECIPES = Path(__file__).parents[2] / "recipes"
+FLOAT32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+"""Mixed precision of an engine, as an override."""
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -96,7 +98,6 @@ def save_reward(path: Path) -> str:
 
 def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     """Hydra overrides that run verl's stock `main_ppo` on two CPU cores with the embedded rollout engine."""
-    precision = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
     return [
         f"data.train_files={data}",
         f"data.val_files={data}",
@@ -115,7 +116,7 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096",
         "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-        f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={precision}",
+        f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={FLOAT32}",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.rollout.name=hf",

@@ -18,6 +18,7 @@ from tree_rl.tree.forest import Forest
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS / "rollout"), str(TESTS / "verl_plugin")]
+import toy_qwen  # noqa: E402
 
 ON_A_CPU = (
     "actor_rollout_ref.rollout.dtype=float32",
@@ -28,17 +29,17 @@ ON_A_CPU = (
     "actor_rollout_ref.rollout.free_cache_engine=false",
 )
 SLEEPLESS = "+actor_rollout_ref.rollout.enable_sleep_mode=false"
-FLOAT32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
 ON_A_GPU = (
     *ON_A_CPU[:-1],
     "trainer.device=cuda",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-    f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={FLOAT32}",
-    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={toy_qwen.FLOAT32}",
     "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
     "reward.num_workers=1",
+    "trainer.logger=[console]",
+    "trainer.n_gpus_per_node=1",
 )
 """In float32, too, so that the same figures agree; vLLM sleeps during updates."""
 GPU = torch.cuda.is_available()
@@ -82,7 +83,7 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = F
 
 def environment(**more: str) -> Mapping[str, str]:
     """What every process of a run with an engine needs."""
-    machine = {
+    on_a_cpu = {
         "TORCH_COMPILE_DISABLE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -93,7 +94,7 @@ def environment(**more: str) -> Mapping[str, str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         # Triton multiplies float32 in TF32 by default.
-        **({"TRITON_F32_DEFAULT": "ieee"} if GPU else machine),
+        **({"TRITON_F32_DEFAULT": "ieee"} if GPU else on_a_cpu),
         **more,
     }
 
