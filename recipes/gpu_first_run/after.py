@@ -50,7 +50,7 @@ def lines(run: RunLog, log: str, *, device: str, seconds: float) -> Iterator[Lin
     yield within("overlap (POR)", run.mean("tree/por"), 0.3, 0.9)
     yield within("tokens that updates left out", run.mean("tree/realised_saving"), 0.3, 0.9)
     yield within("log-probs, trees against rows", run.latest("tree/self_check_error"), 0.0, SELF_CHECK[device])
-    yield within("probabilities, rollout against update", run.mean("training/rollout_probs_diff_mean"), 0.0, 0.02)
+    yield within("log-probs, rollout against update", run.mean("rollout_corr/log_ppl_abs_diff"), 0.0, 0.02)
     yield within("seconds of the whole run", seconds, 0, 600, " s")
 
 

@@ -21,7 +21,7 @@ HEALTHY = {
     "tree/por": 0.5,
     "tree/realised_saving": 0.48,
     "tree/self_check_error": 0.013,
-    "training/rollout_probs_diff_mean": 0.004,
+    "rollout_corr/log_ppl_abs_diff": 0.004,
     "timing_s/step": 4.0,
 }
 
@@ -52,6 +52,7 @@ def test_the_script_ends_at_once_if_something_is_missing(tmp_path: Path) -> None
         ({}, []),
         ({"tree/por": 0.1}, ["overlap (POR)"]),
         ({"tree/self_check_error": 0.2}, ["log-probs, trees against rows"]),
+        ({"rollout_corr/log_ppl_abs_diff": 0.2}, ["log-probs, rollout against update"]),
         ({"tree/realised_saving": None}, ["tokens that updates left out"]),
     ],
 )

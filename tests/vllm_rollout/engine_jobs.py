@@ -55,7 +55,8 @@ def run(command: list[str], tmp_path: Path, *, fails: bool = False, **more: str)
         check=False,
     )
     log = finished.stdout + finished.stderr
-    assert (finished.returncode != 0) == fails, log[-8000:]
+    causes = "\n".join(line for line in log.splitlines() if re.search(r"\w+Error: ", line))
+    assert (finished.returncode != 0) == fails, log[-8000:] + "\n" + causes[-8000:]
     return log
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from engine_jobs import AGENT, AGREEMENT, LARGE_STEPS, figures, run
-from vllm_harness import ROLLOUT_OVERRIDES, save_model
+from vllm_harness import GPU, ROLLOUT_OVERRIDES, save_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -29,7 +29,11 @@ LORA = (
     "actor_rollout_ref.model.lora_alpha=16",
     "trainer.total_training_steps=3",
     "actor_rollout_ref.actor.checkpoint.save_contents=[model]",
+    # vLLM's kernels for adapters on a GPU take 16-bit numbers alone; the trainer stays in float32.
+    *(["actor_rollout_ref.rollout.dtype=bfloat16"] if GPU else []),
 )
+ROUNDING = 0.05
+"""Of probabilities in bf16."""
 
 
 def job(folder: Path, *overrides: str, fails: bool) -> str:
@@ -49,9 +53,9 @@ def test_vllm_samples_with_the_adapter_of_every_step(tmp_path: Path) -> None:
         figures(log, name) for name in ("training/rollout_probs_diff_max", "tree/adapter_in_rollout")
     )
     print("\nlargest difference of probabilities by step:", differences, "share of the adapter's effect:", shares)
-    assert len(differences) == 3 and max(differences) < AGREEMENT
+    assert len(differences) == 3 and max(differences) < (ROUNDING if GPU else AGREEMENT)
     # The adapter is zero in the first step, and the question closed after the second.
-    assert shares == pytest.approx([1], abs=1e-2)
+    assert shares == pytest.approx([1], abs=ROUNDING if GPU else 1e-2)
     assert log.count("adapter: the rollout samples with it") == 1
 
 

@@ -33,6 +33,8 @@ ON_A_GPU = (
     *ON_A_CPU[:-1],
     "trainer.device=cuda",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.1",
+    # vLLM measures memory otherwise, and fails where a job beside it gives some back meanwhile.
+    "++actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=2147483648",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
     f"++actor_rollout_ref.actor.fsdp_config.mixed_precision={toy_qwen.FLOAT32}",
@@ -93,8 +95,8 @@ def environment(**more: str) -> Mapping[str, str]:
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        # Triton multiplies float32 in TF32 by default.
-        **({"TRITON_F32_DEFAULT": "ieee"} if GPU else on_a_cpu),
+        # Triton multiplies float32 in TF32 by default, cuDNN convolves images in it.
+        **({"TRITON_F32_DEFAULT": "ieee", "NVIDIA_TF32_OVERRIDE": "0"} if GPU else on_a_cpu),
         **more,
     }
 
