@@ -1,6 +1,5 @@
 """Side calls of harnesses are told apart, and train as their weight says; sub-agents keep their own names."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,36 +128,6 @@ async def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNa
         "side_memory": 0.0,
         "side_title": 1.0,
     }
-
-
-def test_a_summary_of_weight_zero_leaves_the_work_before_it_trained(tiny: SimpleNamespace) -> None:
-    """With a weight it shares the row of the conversation, which it continues; without, the row ends before it."""
-    work = ModelCall(prompt_ids=(1, 2), response_ids=(3, 4), log_probs=(-0.5, -0.25))
-    summary = ModelCall(prompt_ids=(1, 2, 3, 4, 5), response_ids=(6, 7), log_probs=(-1.0, -2.0), side="summary")
-    for weight, mask, weights in [
-        (1.0, (1, 1, 0, 1, 1), None),
-        (0.0, (1, 1), None),
-        (0.25, (1, 1, 0, 1, 1), (1.0, 1.0, 0.0, 0.25, 0.25)),
-    ]:
-        (row,) = rows_of_calls([work, replace(summary, weight=weight)])
-        assert (row.response_mask, row.response_weights) == (mask, weights)
-        assert row.response_log_probs == tuple(p * m for p, m in zip((-0.5, -0.25, 0, -1, -2), mask, strict=False))
-
-
-def test_work_after_a_summary_of_weight_zero_stays_in_its_row() -> None:
-    work = ModelCall(prompt_ids=(1, 2), response_ids=(3, 4), log_probs=None)
-    summary = ModelCall(prompt_ids=(1, 2, 3, 4, 5), response_ids=(6,), log_probs=None, side="summary", weight=0.0)
-    beside, after = (1, 2, 3, 4, 8), (1, 2, 3, 4, 5, 6, 8)
-    for prompt, mask in [(beside, (1, 1, 0, 1)), (after, (1, 1, 0, 0, 0, 1))]:
-        (row,) = rows_of_calls([work, summary, ModelCall(prompt_ids=prompt, response_ids=(9,), log_probs=None)])
-        assert (row.token_ids, row.response_mask) == ((*prompt, 9), mask)
-
-
-def test_a_token_of_the_task_keeps_its_weight_where_a_side_call_draws_it_too(tiny: SimpleNamespace) -> None:
-    work = ModelCall(prompt_ids=(1,), response_ids=(3, 4), log_probs=None)
-    other = replace(work, response_ids=(3, 5), side="x", weight=0.0)
-    rows = rows_of_calls([work, other])
-    assert [(row.token_ids, row.response_mask, row.response_weights) for row in rows] == [((1, 3, 4), (1, 1), None)]
 
 
 def test_dumped_rows_name_who_asked(tiny: SimpleNamespace) -> None:

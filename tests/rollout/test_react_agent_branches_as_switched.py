@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, build_tokenizer, trained_edges
 from protocol_turns import call, shell
 from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, play, thinking
 
+from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.react import GO_ON, MALFORMED, MAX_RESULT_CHARACTERS, SUMMARISE, ReActOptions
+from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Completion
 from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S, Session
 from tree_rl.rollout.transcript import rows_of_calls
@@ -168,29 +171,46 @@ async def test_a_branch_that_says_nothing_leaves_the_result(tiny: SimpleNamespac
     assert joined.index("\nalpha\n") < joined.index("\nbeta\n")
 
 
-@pytest.mark.parametrize("arguments", [r'{"command": "echo \ud800"}', "{broken"])
-async def test_a_call_that_nobody_could_carry_is_answered_and_the_session_is_scored(
-    tiny: SimpleNamespace, arguments: str
+@pytest.mark.parametrize(
+    ("asked", "said", "malformed"),
+    [
+        ('<tool_call>\n{"name": "shell", "arguments": {"command": "echo \\ud800"}}\n</tool_call>', MALFORMED, 1),
+        ('<tool_call>\n{"name": "shell", "arguments": {broken}\n</tool_call>', MALFORMED, 1),
+        (call("fly", command="echo ok"), "error: unknown tool 'fly'; the only tool is shell", 0),
+        (call("shell", command="echo \0"), "[exit 126]", 0),
+    ],
+)
+async def test_a_call_that_cannot_be_carried_out_is_answered_and_the_session_is_scored(
+    tiny: SimpleNamespace, asked: str, said: str, malformed: int
 ) -> None:
-    first = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
-    done, record, trained = await play(tiny, by_turn(first, COPY, DONE))
-    assert (done.status, done.reward, done.outcome.malformed_calls) == ("completed", 1.0, 1), done
-    assert MALFORMED in tiny.tokenizer.decode(record.calls[1].prompt_ids)
-    assert (trained, done.outcome.turns) == ([first + END + COPY + END + DONE + END], 3)
+    done, record, trained = await play(tiny, by_turn(asked, COPY, DONE))
+    assert (done.status, done.reward, done.outcome.malformed_calls) == ("completed", 1.0, malformed), done
+    assert said in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+    assert (trained, done.outcome.turns) == ([asked + END + COPY + END + DONE + END], 3)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("faults", "status", "turns", "refused"),
     [
-        (call("fly", command="echo ok"), "error: unknown tool 'fly'; the only tool is shell"),
-        (call("shell", command="echo \0"), "[exit 126]"),
+        ([BackendError("busy", status=429, retry_after=0.1)], "completed", COPY + END + DONE + END, {429: 1}),
+        ([BackendError("broken")] * 2, "agent_failed", COPY + END, {500: 2}),
     ],
 )
-async def test_a_tool_or_command_that_is_none_is_answered(tiny: SimpleNamespace, asked: str, said: str) -> None:
-    done, record, _ = await play(tiny, by_turn(asked, "sorry"))
-    assert (done.status, done.reward) == ("completed", 0.0), done
-    assert (done.outcome.answer, done.outcome.malformed_calls) == ("sorry", 0)
-    assert said in tiny.tokenizer.decode(record.calls[1].prompt_ids)
+async def test_a_server_that_fails_is_asked_again_and_what_was_done_is_scored(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, faults: Any, status: str, turns: str, refused: Any
+) -> None:
+    monkeypatch.setattr(react, "MAX_RETRIES", 1)
+    left = list(faults)
+
+    def script(prompt: str) -> str:
+        turn = by_turn(COPY, DONE)(prompt)
+        if turn == DONE and left:
+            raise left.pop()
+        return turn
+
+    done, record, trained = await play(tiny, script)
+    assert (done.status, done.reward) == (status, 1.0) and record.refused == refused
+    assert trained == [turns]
 
 
 async def test_long_results_are_cut_in_the_middle(tiny: SimpleNamespace) -> None:
@@ -198,10 +218,3 @@ async def test_long_results_are_cut_in_the_middle(tiny: SimpleNamespace) -> None
     command = "head -c 4000 /dev/zero | tr '\\0' a; head -c 4000 /dev/zero | tr '\\0' c"
     _, record, _ = await play(tiny, by_turn(shell(command), "ok"), max_context_tokens=9000)
     assert "\n" + "a" * half + "\n[...]\n" + "c" * half + "\n" in tiny.tokenizer.decode(record.calls[1].prompt_ids)
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="think='hide'"):
-        ReActOptions(think="hide")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_turns=0"):
-        ReActOptions(max_turns=0)

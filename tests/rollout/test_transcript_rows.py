@@ -1,5 +1,7 @@
 """Laws of cutting a session into rows."""
 
+from dataclasses import replace
+
 import pytest
 from gateway_harness import generated_edges
 from hypothesis import given, settings
@@ -13,42 +15,44 @@ def call(prompt: list[int], response: list[int]) -> ModelCall:
     return ModelCall(prompt_ids=tuple(prompt), response_ids=tuple(response), log_probs=log_probs)
 
 
-def test_a_conversation_that_only_grows_is_one_row() -> None:
-    first = call([1, 2], [3, 4])
-    second = call([1, 2, 3, 4, 9, 9], [5])
-    third = call([1, 2, 3, 4, 9, 9, 5, 8], [6, 7])
-    (row,) = rows_of_calls([first, second, third])
-    assert row.prompt_ids == (1, 2)
-    assert row.response_ids == (3, 4, 9, 9, 5, 8, 6, 7)
-    assert row.response_mask == (1, 1, 0, 0, 1, 0, 1, 1)
-    recorded = [*first.log_probs, 0.0, 0.0, *second.log_probs, 0.0, *third.log_probs]
-    assert list(row.response_log_probs) == recorded
+WORK, SUMMARY = call([1, 2], [3, 4]), call([1, 2, 3, 4, 5], [6, 7])
+SIDE = replace(SUMMARY, side="summary", weight=0.0)
+HISTORIES: dict[str, tuple[list[ModelCall], list[tuple[list[int], list[int]]]]] = {
+    "a conversation that only grows is one row": (
+        [WORK, call([1, 2, 3, 4, 9, 9], [5]), call([1, 2, 3, 4, 9, 9, 5, 8], [6, 7])],
+        [([1, 2], [3, 4, 9, 9, 5, 8, 6, 7])],
+    ),
+    "stripped reasoning opens a row whose history is context": (
+        [call([1], [70, 71, 3]), call([1, 3, 9], [70, 4]), call([1, 3, 9, 4, 9], [5])],
+        [([1], [70, 71, 3]), ([1], [3, 9, 70, 4]), ([1], [3, 9, 4, 9, 5])],
+    ),
+    "parallel branches share the generated turn above them": (
+        [call([1], [2, 3]), call([1, 2, 3, 10], [4]), call([1, 2, 3, 20], [5]), call([1, 2, 3, 4, 5], [6])],
+        [([1], [2, 3, 10, 4]), ([1], [2, 3, 20, 5]), ([1], [2, 3, 4, 5, 6])],
+    ),
+    "a branch that does not start with the first prompt keeps its own": (
+        [call([1, 2], [3]), call([1, 7, 7], [4])],
+        [([1, 2], [3]), ([1, 7, 7], [4])],
+    ),
+    "rows that train nothing are left out": ([call([1], [2]), call([1, 5], [])], [([1], [2])]),
+    "but for the only one": ([call([1, 5], [])], [([1, 5], [])]),
+    "a summary of weight zero ends no row": ([WORK, SIDE], [([1, 2], [3, 4])]),
+    "nor does work beside it": ([WORK, SIDE, call([1, 2, 3, 4, 8], [9])], [([1, 2], [3, 4, 8, 9])]),
+    "nor work after it": ([WORK, SIDE, call([1, 2, 3, 4, 5, 6, 7, 8], [9])], [([1, 2], [3, 4, 5, 6, 7, 8, 9])]),
+}
 
 
-def test_stripped_reasoning_opens_a_row_whose_history_is_context() -> None:
-    rows = rows_of_calls([call([1], [70, 71, 3]), call([1, 3, 9], [70, 4]), call([1, 3, 9, 4, 9], [5])])
-    assert [row.response_ids for row in rows] == [(70, 71, 3), (3, 9, 70, 4), (3, 9, 4, 9, 5)]
-    assert [row.response_mask for row in rows] == [(1, 1, 1), (0, 0, 1, 1), (0, 0, 0, 0, 1)]
-    assert all(row.prompt_ids == (1,) for row in rows)
+@pytest.mark.parametrize("law", HISTORIES)
+def test_rows_by_hand(law: str) -> None:
+    calls, expected = HISTORIES[law]
+    assert [(list(row.prompt_ids), list(row.response_ids)) for row in rows_of_calls(calls)] == expected
 
 
-def test_parallel_branches_share_the_generated_turn_above_them() -> None:
-    calls = [call([1], [2, 3]), call([1, 2, 3, 10], [4]), call([1, 2, 3, 20], [5]), call([1, 2, 3, 4, 5], [6])]
-    rows = rows_of_calls(calls)
-    assert [row.token_ids for row in rows] == [(1, 2, 3, 10, 4), (1, 2, 3, 20, 5), (1, 2, 3, 4, 5, 6)]
-    assert [row.response_mask for row in rows] == [(1, 1, 0, 1), (1, 1, 0, 1), (1, 1, 0, 0, 1)]
-
-
-def test_a_branch_that_does_not_start_with_the_first_prompt_keeps_its_own() -> None:
-    rows = rows_of_calls([call([1, 2], [3]), call([1, 7, 7], [4])])
-    assert (rows[1].prompt_ids, rows[1].response_ids) == ((1, 7, 7), (4,))
-
-
-def test_rows_that_train_nothing_are_left_out() -> None:
-    rows = rows_of_calls([call([1], [2]), call([1, 5], [])])
-    assert [row.token_ids for row in rows] == [(1, 2)]
-    (only,) = rows_of_calls([call([1, 5], [])])
-    assert only.response_mask == ()
+def test_a_side_call_with_a_weight_shares_the_row_that_it_continues() -> None:
+    for weight, weights in ((1.0, None), (0.25, (1.0, 1.0, 0.0, 0.25, 0.25))):
+        (row,) = rows_of_calls([WORK, replace(SUMMARY, side="summary", weight=weight)])
+        assert (row.response_mask, row.response_weights) == ((1, 1, 0, 1, 1), weights)
+        assert row.response_log_probs == (*WORK.log_probs, 0.0, *SUMMARY.log_probs)
 
 
 def test_without_log_probs_the_rows_have_none() -> None:
@@ -65,14 +69,18 @@ def test_a_call_that_contradicts_itself_is_refused() -> None:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[ModelCall]:
-    """Calls that continue, re-render or branch off earlier ones, over three tokens so that prefixes collide."""
+    """Calls that continue, re-render or branch off earlier ones, over three tokens so that prefixes collide.
+
+    Some are side calls of weight zero, which train nothing.
+    """
     tokens = st.lists(st.integers(0, 2), max_size=4)
     calls = [call([0, *draw(tokens)], draw(tokens))]
     for _ in range(draw(st.integers(0, 5))):
         earlier = draw(st.sampled_from(calls))
         context = list(earlier.prompt_ids + earlier.response_ids)
         cut = draw(st.integers(1, len(context)))
-        calls.append(call(context[:cut] + draw(tokens), draw(tokens)))
+        made = call(context[:cut] + draw(tokens), draw(tokens))
+        calls.append(replace(made, weight=draw(st.sampled_from([1.0, 1.0, 0.0]))))
     return calls
 
 
@@ -87,7 +95,7 @@ def row_edges(row: Row) -> list[tuple[tuple[int, ...], int, int, float]]:
 @settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls: list[ModelCall]) -> None:
-    edges = generated_edges(calls)
+    edges = generated_edges([one for one in calls if one.weight])
     trained = set()
     for row in rows_of_calls(calls):
         assert len(row.response_ids) == len(row.response_log_probs) == len(row.response_calls)
@@ -103,4 +111,5 @@ def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls
             source, position = calls[index], len(row.prompt_ids) + offset
             assert position >= len(source.prompt_ids)
             assert (source.prompt_ids + source.response_ids)[: position + 1] == row.token_ids[: position + 1]
+        assert row.response_weights is None
     assert trained == edges.keys()
