@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tree_rl.cost.cluster.split import Split, StepLoad, fastest_split, seconds_in_turns
+from tree_rl.cost.cluster.split import StepLoad, fastest_split, seconds_in_turns
 
 Printed = Callable[..., str]
 Refused = Callable[..., None]
@@ -22,15 +22,6 @@ def test_a_split_by_hand() -> None:
     assert split.step == 11 and split.gpu_seconds == 88
     assert split.rollout_idle == split.training_idle == pytest.approx(1 / 11)
     assert seconds_in_turns(load, 8) == 11
-
-
-def test_the_slower_side_decides_and_the_other_waits() -> None:
-    split = Split(load=StepLoad(rollout=30.0, training=30.0), rollout_gpus=4, training_gpus=2)
-    assert (split.step, split.rollout_idle, split.training_idle) == (15, 0.5, 0)
-    assert fastest_split(split.load, 6, server_gpus=4) == split
-    assert fastest_split(split.load, 6).step == 10
-    with pytest.raises(ValueError, match=r"6: expected GPUs for rollout servers \(4 each\) and training ranks"):
-        fastest_split(split.load, 6, server_gpus=4, sharing=4)
 
 
 seconds = st.floats(min_value=0.1, max_value=1e4)

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from tree_rl.cli import app
 from tree_rl.inspection.files import InputError
-from tree_rl.inspection.overlap_by_group import report_groups
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
@@ -76,27 +75,6 @@ def test_thousands_of_groups_are_planned_in_seconds() -> None:
     before = time.process_time()
     assert sum(plan_run(rows, 4096).whole) == 6_000 * 4
     assert time.process_time() - before < 6
-
-
-def test_rollouts_that_training_dumped_are_read(tmp_path: Path) -> None:
-    # The plugin imports verl: only this test pays for it.
-    from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, append_tree
-
-    finished = [
-        FinishedRow(
-            uid="a",
-            session=0,
-            index=index,
-            step=1,
-            prompt_ids=tuple(PROMPT),
-            response_ids=tuple(response),
-            response_mask=(1,) * len(response),
-            reward=None,
-        )
-        for index, response in enumerate(RESPONSES)
-    ]
-    (report,) = report_groups(read_row_file(append_tree(tmp_path, "train", finished)))
-    assert (report.name, report.overlap.paths, report.overlap.unique_tokens) == ("a", 3, 9)
 
 
 def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:

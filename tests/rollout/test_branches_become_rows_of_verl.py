@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from tree_rl.rollout.branching.policies import Cut
 from tree_rl.rollout.transcript import Row
 from tree_rl.verl_plugin.agent_loops import prompt_forests
-from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching, read_gateway_options
+from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.trainer.step_metrics import branching_metrics
 
 AGENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
@@ -138,42 +138,30 @@ def chooses_an_unknown_session(sessions: Any, rng: Any) -> list[Cut]:
     return [Cut(session=99, token=0)]
 
 
-def test_a_policy_that_fails_costs_no_session(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = f"{__name__}.{chooses_an_unknown_session.__name__}"
-    for budget in (None, 1000):
-        queue = run_prompt(model_path, monkeypatch, {"policy": policy, "budget_tokens": budget})
-        assert sorted(queue.rows) == ["u_0_0", "u_1_0"] and queue.tags["u_0_0"]["prompt_branches"] == 0
-
-
 def cuts_behind_the_end(sessions: Any, rng: Any) -> list[Cut]:
     return [Cut(session=one.session, token=token) for one in sessions for token in (-1, one.tokens)]
 
 
-def test_branches_that_could_not_start_are_counted(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = run_prompt(model_path, monkeypatch, {"policy": f"{__name__}.{cuts_behind_the_end.__name__}"})
-    assert sorted(queue.rows) == ["u_0_0", "u_1_0"] and queue.tags["u_0_0"]["prompt_unforked_sessions"] == 4
-    for token in (-1, 25):
-        assert f"is left out: cut at token {token}: expected a token that session 1 generated, 0 to 24" in caplog.text
-    assert "Traceback" not in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"branching": {"rounds": 2}}, r"gateway_agent\.branching\.policy: expected the name of a policy"),
-        ({"branching": {"policy": "turns", "budget": 5}}, r"gateway_agent\.branching\.budget: no such option"),
-        (
-            {"branching": {"policy": "turns"}, "agent_options": {"agent": "codex"}},
-            r"gateway_agent\.branching: expected the agent react, .* received codex",
-        ),
-        (
-            {"branching": {"policy": "turns"}, "agent": "builtins.object"},
-            r"gateway_agent\.branching: builtins\.object has no `record`",
-        ),
-    ],
+    ("policy", "budget", "unforked"),
+    [(chooses_an_unknown_session, None, 0), (chooses_an_unknown_session, 1000, 0), (cuts_behind_the_end, None, 4)],
 )
-def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_gateway_options({"agent": AGENT, **given}, max_context_tokens=9, max_turn_tokens=5, template_options={})
+def test_branches_that_cannot_start_cost_no_session_and_are_counted(
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    policy: Any,
+    budget: int | None,
+    unforked: int,
+) -> None:
+    options = {"policy": f"{__name__}.{policy.__name__}", "budget_tokens": budget}
+    queue = run_prompt(model_path, monkeypatch, options)
+    tags = queue.tags["u_0_0"]
+    assert sorted(queue.rows) == ["u_0_0", "u_1_0"]
+    assert (tags["prompt_branches"], tags["prompt_unforked_sessions"]) == (0, unforked)
+    if unforked:
+        for token in (-1, 25):
+            assert (
+                f"is left out: cut at token {token}: expected a token that session 1 generated, 0 to 24" in caplog.text
+            )
+        assert "Traceback" not in caplog.text

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,31 +89,34 @@ def test_a_branch_has_nodes_behind_its_cut() -> None:
     assert (nodes.parent, nodes.cut, nodes.tokens, branch.generated_tokens) == (0, 2, 5, 3)
 
 
-@pytest.mark.parametrize(("spent", "count"), [(0, 1), (1, 0)])
-async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) -> None:
+async def grown(play: Callable[[Recording, Recording], None], *, spent: int = 0, **options: Any) -> list[Recording]:
+    """Branches, every five tokens, of a session of ten."""
     first, branches = Recording(number=0), list[Recording]()
     first.calls = (call(0, 1, *range(10)),)
 
-    async def play(branch: Recording) -> None:
+    async def play_one(branch: Recording) -> None:
+        play(branch, first)
+
+    asked = BranchOptions(policy="fixed", options={"every_tokens": 5}, **options)
+    rng = random.Random(0)
+    await grow([first], play_one, asked, branches=branches, number=1, rng=rng, vocabulary=100, spent=spent)
+    return branches
+
+
+@pytest.mark.parametrize(("spent", "count"), [(0, 1), (1, 0)])
+async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) -> None:
+    def play(branch: Recording, first: Recording) -> None:
         branch.calls = first.calls
 
     # 10 tokens of the first session, and 5 of a branch.
-    options = BranchOptions(policy="fixed", options={"every_tokens": 5}, budget_tokens=15)
-    rng = random.Random(0)
-    await grow([first], play, options, branches=branches, number=1, rng=rng, vocabulary=100, spent=spent)
-    assert len(branches) == count
+    assert len(await grown(play, budget_tokens=15, spent=spent)) == count
 
 
 async def test_a_bug_before_a_branch_starts_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    first, branches = Recording(number=0), list[Recording]()
-    first.calls = (call(0, 1, *range(10)),)
-
-    async def play(branch: Recording) -> None:
+    def play(branch: Recording, first: Recording) -> None:
         raise OSError("no port is free")
 
-    options, rng = BranchOptions(policy="fixed", options={"every_tokens": 5}), random.Random(0)
-    await grow([first], play, options, branches=branches, number=1, rng=rng, vocabulary=100)
-    assert [branch.fault for branch in branches] == ["no port is free"]
+    assert [branch.fault for branch in await grown(play)] == ["no port is free"]
     assert "branch 1 is left out: no port is free" in caplog.text and "Traceback" in caplog.text
 
 

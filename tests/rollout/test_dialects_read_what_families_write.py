@@ -9,9 +9,8 @@ from gateway_harness import SHELL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tree_rl.rollout.gateway.dialects.families import DIALECTS, check_dialect, dialect_named
+from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
-from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 
@@ -99,12 +98,21 @@ def test_nothing_that_a_model_writes_raises(name: str) -> None:
         *(("llama3", turn, None) for turn in ('{"name": "Bob"}', '{"answer": [1]}', "{", "[1, 2]")),
         ("llama3", '{"name": "x", "age": 3}', "malformed"),
         ("harmony", "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{1}", "no_json"),
+        # In another family's form it does not run without arguments.
+        ("glm4", '<tool_call>x{"command": "ls"}</tool_call>', "malformed"),
+        ("glm4", '<tool_call>{"name": "x", "arguments": {"command": "ls"}}</tool_call>', "malformed"),
+        ("glm4", '<tool_call>x(command="ls")</tool_call>', "malformed"),
+        ("qwen3_coder", '<tool_call><function=x command="ls"></function></tool_call>', "malformed"),
+        ("qwen3_coder", '<function=x>{"command": "ls"}</function>', "malformed"),
+        ("kimi_k2", "<|tool_call_begin|>functions.x:0<|tool_call_argument_begin|>null<|tool_call_end|>", "no_object"),
+        ("deepseek_v3", '<｜tool▁call▁begin｜>x<｜tool▁sep｜>["ls"]<｜tool▁call▁end｜>', "no_object"),
+        ("harmony", '<|channel|>commentary to=functions.x<|message|>"ls"<|call|>', "no_json"),
     ],
 )
 def test_a_call_that_cannot_be_read_is_text_with_a_cause(form: str, turn: str, fault: str | None) -> None:
     read = DIALECTS[form]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
     assert (read.calls, read.fault) == ((), fault)
-    assert read.content == (turn if form != "harmony" else "{1}")
+    assert read.content == (turn if form != "harmony" else turn.split("<|message|>")[1].removesuffix("<|call|>"))
 
 
 def test_bare_values_have_the_type_of_their_schema() -> None:
@@ -144,14 +152,6 @@ def test_reasoning_marks_in_arguments_are_text() -> None:
     turn = '<think>a</think>b<tool_call>{"name": "x", "arguments": {"s": "<think>c</think>d"}}</tool_call>'
     read = DIALECTS["hermes"]().read(turn, tools=ANY_TOOL, is_reasoning_open=False)
     assert (read.reasoning, read.content, read.calls[0].arguments) == ("a", "b", {"s": "<think>c</think>d"})
-
-
-@pytest.mark.parametrize("name", ["herme", "vllm:", "tgi:hermes", ""])
-def test_unknown_dialects_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"dialect=.*expected one of auto, hermes.*vllm:PARSER"):
-        check_dialect(name)
-    with pytest.raises(ValueError, match="dialect="):
-        GatewayOptions(max_context_tokens=1, max_turn_tokens=1, dialect=name)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -25,7 +25,6 @@ from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import Row
-from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_gateway_options
 from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentLoop
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
@@ -301,25 +300,6 @@ async def test_a_turn_ends_with_its_last_slice(
     made = await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
     reason, count = expected
     assert (made.finish_reason, made.token_ids, made.log_probs) == (reason, (11,) * count, (-1.0,) * count)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, r"gateway_agent\.agent: expected the class of an agent"),
-        ({"agent": "a.B", "agnet_options": {}}, r"gateway_agent\.agnet_options: no such option"),
-        ({"agent": "a.B", "gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
-        ({"agent": "a.B", "gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
-        ({"agent": "a.B", "session_timeout_s": 0}, r"gateway_agent\.session_timeout_s=0"),
-        (
-            {"agent": "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "session_timeout_s": 600},
-            r"session_timeout_s=600: expected more than agent_options\.timeout_seconds=900",
-        ),
-    ],
-)
-def test_bad_options_are_refused_by_key(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_gateway_options(given, max_context_tokens=10, max_turn_tokens=5, template_options={})
 
 
 class AsksForJson:

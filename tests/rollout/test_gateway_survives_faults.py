@@ -18,7 +18,6 @@ import pytest
 from gateway_harness import TinyModel, talking, user
 
 from tree_rl.rollout.gateway.backend import BackendError, Generation
-from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -209,19 +208,6 @@ async def test_a_session_has_so_many_calls_and_those_that_are_not_made_do_not_co
         asked = [long, long, BODY, BODY, BODY, BODY]
         statuses = [(await talk.http.post(CHAT, json=body)).status_code for body in asked]
     assert statuses == [400, 400, 503, 200, 200, 403]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_drift": "ignore"}, "on_drift='ignore': expected one of reuse, branch"),
-        ({"reasoning": "hidden"}, "reasoning='hidden'"),
-        ({"max_calls": 0}, "max_calls=0: expected at least 1"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GatewayOptions(**{"max_context_tokens": 10, "max_turn_tokens": 5, **options})
 
 
 def test_a_tokenizer_whose_end_token_is_ordinary_text_is_refused(tiny: SimpleNamespace) -> None:

@@ -7,7 +7,7 @@ import pytest
 from gateway_harness import talking, trained_text, user
 
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
-from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, read_side_calls, side_call_of
+from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, side_call_of
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
@@ -58,26 +58,6 @@ def test_options_come_first_and_weigh_known_ones() -> None:
     find = {"agent": "critic-1", "headers": {"x-purpose": "judge the answer"}}
     assert side_call_of(calls, asked("", ""), **find) is calls[0]
     assert side_call_of(calls, asked("", ""), **{**find, "agent": "main"}) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "judge"}, r"side_calls\.judge: expected a pattern .*known calls can be named: commit_message"),
-        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such key"),
-        ({"name": "judge", "user": "("}, r"side_calls\.judge: '\(' is no regular expression"),
-        (
-            {"name": "judge", "user": "x", "weight": -1},
-            r"side_calls\.judge\.weight=-1: expected a number from 0 to 100",
-        ),
-        ({"name": "judge", "user": "x", "weight": "none"}, "weight='none'"),
-        ({"user": "x"}, "expected a name, received None"),
-        ({"name": "a b", "user": "x"}, "name='a b': expected letters"),
-    ],
-)
-def test_bad_side_calls_are_refused_by_name(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_side_calls([given])
 
 
 @pytest.mark.parametrize(

@@ -160,25 +160,6 @@ def test_arguments_that_cannot_be_told_are_text_with_a_cause(form: str, written:
     assert (found(reading), reading.content) == ([], turn) and reading.fault is not None
 
 
-@pytest.mark.parametrize(
-    ("form", "turn"),
-    [
-        ("glm4", '<tool_call>shell{"command": "ls"}</tool_call>'),
-        ("glm4", '<tool_call>{"name": "shell", "arguments": {"command": "ls"}}</tool_call>'),
-        ("glm4", '<tool_call>shell(command="ls")</tool_call>'),
-        ("qwen3_coder", '<tool_call><function=shell command="ls"></function></tool_call>'),
-        ("qwen3_coder", '<function=shell>{"command": "ls"}</function>'),
-        ("kimi_k2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>null<|tool_call_end|>"),
-        ("deepseek_v3_1", '<｜tool▁call▁begin｜>shell<｜tool▁sep｜>["ls"]<｜tool▁call▁end｜>'),
-        ("harmony", '<|channel|>commentary to=functions.shell<|message|>"ls"<|call|>'),
-    ],
-)
-def test_a_call_in_another_familys_form_does_not_run_without_arguments(form: str, turn: str) -> None:
-    reading = read(form, turn)
-    assert found(reading) == [] and reading.fault is not None
-    assert reading.content == (turn if form != "harmony" else '"ls"')
-
-
 @pytest.mark.parametrize("calls", [MEANT, [("shell", {})], [*MEANT, *MEANT]], ids=["one", "no arguments", "two"])
 def test_a_whole_call_needs_no_last_tag_and_none_of_arguments(calls: list[Any]) -> None:
     turn = WRITERS["qwen3_coder"][1](calls)

@@ -3,9 +3,6 @@
 import random
 from collections import Counter
 
-import pytest
-
-from tree_rl.rollout.branching.grow import BranchOptions
 from tree_rl.rollout.branching.policies import Cut, Node, SessionNodes, entropy, fixed, tail, turns, within_budget
 
 
@@ -144,22 +141,3 @@ def test_a_budget_keeps_the_first_cuts_that_fit() -> None:
     # 10 tokens a branch: two of three; the second cut needs 30; the third 5.
     assert places(within_budget(cuts, sessions, 25)) == [(0, 10, 2), (0, 15, 1)]
     assert within_budget(cuts, sessions, -1) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"policy": "turn"}, "branching.policy='turn': expected one of turns, entropy, tail, fixed"),
-        ({"policy": "turns", "options": {"n": 2}}, "branching.policy=turns, or its options: .*'n'"),
-        ({"policy": "nowhere.tail"}, "branching.policy=nowhere.tail, or its options: No module named"),
-        ({"policy": "tail", "rounds": 0}, "branching.rounds=0: expected an integer of at least 1"),
-        ({"policy": "turns", "budget_tokens": 0}, "branching.budget_tokens=0: expected"),
-        ({"policy": "fixed", "options": {"every_tokens": 0}}, "branching.options.every_tokens=0"),
-        ({"policy": "fixed", "options": {"depth": 0}}, "branching.options.depth=0"),
-        ({"policy": "entropy", "options": {"weight": "1e-1"}}, "branching.options.weight='1e-1': expected a number"),
-        ({"policy": "entropy", "options": {"branches": 0.5}}, "branching.options.branches=0.5"),
-    ],
-)
-def test_bad_options_are_named(given: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BranchOptions(**given)

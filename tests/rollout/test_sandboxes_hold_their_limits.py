@@ -15,7 +15,6 @@ import pytest
 from live_processes import wait_for, wait_until_gone
 from sandboxes_here import BOTH, HERE
 
-from tree_rl.rollout.agents.in_environment import AgentInEnvironment
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions
@@ -120,14 +119,6 @@ def test_commands_run_at_the_same_time(unconfined: bool) -> None:
     assert [(result.output, result.timed_out) for result in results] == [("met\n", False)] * 3
 
 
-@LOCAL
-def test_nothing_is_left_behind(unconfined: bool, open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(open_folder))
-    options = SandboxOptions(limits=LIMITS, unconfined=unconfined)
-    assert outcome(options, "mkdir -p a/b; echo x > a/b/c; chmod 0 a; pwd", open_folder).exit_code == 0
-    assert list(open_folder.iterdir()) == []
-
-
 def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:
     async def remove_and_run(sandbox: Sandbox) -> None:
         sandbox._folder.close()  # type: ignore[attr-defined]
@@ -177,10 +168,3 @@ def test_cpu_time_follows_the_time_limit_unless_it_is_given(tmp_path: Path) -> N
         done = outcome(SandboxOptions(limits=limits, unconfined=True), "ulimit -t", tmp_path)
         assert done.output == f"{seconds}\n"
     assert outcome(SandboxOptions(limits=LIMITS, unconfined=True), "ulimit -t", tmp_path).output == "5\n"
-
-
-def test_a_wrong_key_or_limit_is_named() -> None:
-    with pytest.raises(ValueError, match=r"allow_unconfined: no such option; it is called unconfined now"):
-        AgentInEnvironment(sandbox={"allow_unconfined": True})
-    with pytest.raises(ValueError, match=r"Limits\.processes=0"):
-        AgentInEnvironment(sandbox={"limits": {"processes": 0}})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from small_swe import GENERATOR, all_tasks, passed_with, score_after, write_files, writing
+from small_swe import GENERATOR, all_tasks, passed_with, write_files
 
 from tree_rl.rollout.environments.swe_task import SweTask
 
@@ -96,19 +96,6 @@ def test_the_tests_that_the_agent_sees_are_the_visible_cases(name: str, tmp_path
     )
 
 
-@pytest.mark.parametrize("name", ["calculator", "inventory", "templates"])
-def test_an_unrelated_edit_is_not_paid_and_the_reference_solution_is(name: str) -> None:
-    task = all_tasks()[name]
-    sources = [path for path in task.files if "/" not in path]
-    reward, report = score_after(task, "".join(f"echo '# looked at' >> {path}\n" for path in sources))
-    assert reward == 0.0
-    assert report.fail_to_pass == (0, len(task.fail_to_pass)), "every hidden case fails before"
-    assert report.pass_to_pass == (len(task.pass_to_pass),) * 2, "every visible case passes before"
-    reward, report = score_after(task, writing(dict(task.solution_files)))
-    assert reward == 1.0
-    assert report.fail_to_pass == (len(task.fail_to_pass),) * 2
-
-
 def test_the_statement_does_not_contain_the_solution() -> None:
     for task in all_tasks().values():
         for path, right in task.solution_files.items():
@@ -127,13 +114,3 @@ def test_rows_are_the_same_in_every_run_and_survive_parquet(tmp_path: Path) -> N
         task = SweTask.from_row(row["extra_info"]["swe"])
         assert task == all_tasks()[task.instance_id]
         assert task.problem_statement in row["prompt"][1]["content"]
-
-
-def test_a_task_with_a_misspelt_field_is_named() -> None:
-    row = next(iter(all_tasks().values())).to_row()
-    with pytest.raises(ValueError, match=r"extra_info\.swe\.tset_command"):
-        SweTask.from_row({**row, "tset_command": "x"})
-    with pytest.raises(ValueError, match="at least one test in fail_to_pass"):
-        SweTask.from_row({**row, "fail_to_pass": []})
-    with pytest.raises(ValueError, match="`files` or an `image`"):
-        SweTask.from_row({**row, "files": []})

@@ -69,14 +69,35 @@ def as_messages(history: History, new_id: Callable[[str], str]) -> History:
     return [*told, *sent_back(rest, lambda forms: forms[0], "anthropic", new_id)]
 
 
-def worked(scene: Scene, system_text: str, question: str, *, agent: str = "main", thought: str = "thought") -> History:
-    """A tool loop of two calls whose turns read alike but for their commands."""
-    history = [system(system_text), user(question)]
-    for number in range(2):
-        turn = f"<think>\n{thought} {number}\n</think>\n\n{CALL % number}"
-        message = scene.answer(history, turn, agent=agent)
+def turn(thought: str, command: int) -> str:
+    return f"<think>\n{thought}\n</think>\n\n{CALL % command}"
+
+
+def worked(scene: Scene, *commands: int, thought: str = "thought", behind: History | None = None) -> History:
+    """A tool loop of calls whose turns read alike but for their commands; behind others a client drops its thoughts."""
+    history = list(behind or [system("It is 10:01."), user(f"Look into {thought}.")])
+    begun = sum(one.role == "assistant" for one in history)
+    for number, command in enumerate(commands, begun):
+        message = scene.answer(without_reasoning(history) if behind else history, turn(f"{thought} {number}", command))
         history += [message, result(f"file {number}", message.tool_calls[0])]
     return history
+
+
+@pytest.fixture
+def scene(tiny: SimpleNamespace) -> Scene:
+    return Scene(tiny.tokenizer, tools=(SHELL,))
+
+
+def thoughts_behind(scene: Scene, sent: History) -> list[str | None]:
+    """The reasoning that turns get back which a client sends without."""
+    return thoughts(scene.prompt(*without_reasoning(sent)).restored.messages)
+
+
+def causes(scene: Scene) -> dict[int, str]:
+    """Why calls have a branch of their own; no turn was guessed."""
+    report = scene.recorder.drift_report()
+    assert report.guessed == ()
+    return report.branch_causes
 
 
 NEW_IDS: list[Callable[[str], str]] = [*FORMS_OF_IDS, lambda old: ""]
@@ -92,21 +113,15 @@ CLIENTS = [as_chat, as_messages]
     ],
 )
 def test_a_tool_loop_keeps_its_reasoning(
-    tiny: SimpleNamespace,
-    change: Callable[[History], History],
-    client: Callable[..., History],
-    new_id: Callable[[str], str],
+    scene: Scene, change: Callable[[History], History], client: Callable[..., History], new_id: Callable[[str], str]
 ) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    history = worked(scene, "It is 10:01.", "Repair it.")
+    history = worked(scene, 0, 1)
     drawn = [(call.prompt_ids, call.response_ids) for call in scene.recorder.calls]
     prompt = scene.prompt(*client(without_reasoning(change(history)), new_id))
     assert thoughts(prompt.restored.messages) == ["thought 0", "thought 1"]
-    text = tiny.tokenizer.decode(prompt.ids)
+    text = scene.tokenizer.decode(prompt.ids)
     assert text.index("thought 0") < text.index("file 0" if "file 0" in text else "[cleared]") < text.index("thought 1")
-    report = scene.recorder.drift_report()
-    first = 1 if change is with_cleared_results else 0
-    assert report.branch_causes == {first: "rewritten"} and report.guessed == ()
+    assert causes(scene) == {1 if change is with_cleared_results else 0: "rewritten"}
     assert [(call.prompt_ids, call.response_ids) for call in scene.recorder.calls] == drawn
 
 
@@ -117,73 +132,51 @@ def test_turns_without_calls_keep_their_reasoning(change: Callable[[History], Hi
     for number in range(3):
         message = scene.answer(history, f"<think>\nthought {number}\n</think>\n\nso")
         history += [message, user(f"and {number}")]
-    prompt = scene.prompt(*without_reasoning(change(history)))
-    assert thoughts(prompt.restored.messages) == ["thought 0", "thought 1", "thought 2"]
-    report = scene.recorder.drift_report()
-    assert report.branch_causes == {0: "rewritten"} and report.guessed == ()
+    assert thoughts_behind(scene, change(history)) == ["thought 0", "thought 1", "thought 2"]
+    assert causes(scene) == {0: "rewritten"}
 
 
-def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    history = with_a_clock(worked(scene, "It is 10:01.", "Repair it."))
-    for number in range(2, 5):
-        turn = f"<think>\nthought {number}\n</think>\n\n{CALL % number}"
-        message = scene.answer(without_reasoning(history), turn)
-        history += [message, result(f"file {number}", message.tool_calls[0])]
-    assert len(rows_of_calls(scene.recorder.calls)) == 2
-    assert list(scene.recorder.drift_report().branch_causes) == [0]
+def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(scene: Scene) -> None:
+    worked(scene, 2, 3, 4, behind=with_a_clock(worked(scene, 0, 1)))
+    assert len(rows_of_calls(scene.recorder.calls)) == 2 and list(causes(scene)) == [0]
 
 
-def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    talks = {name: worked(scene, "It is 10:01.", f"Look into {name}.", thought=name) for name in ("ants", "bees")}
+def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(scene: Scene) -> None:
+    talks = {name: worked(scene, 0, 1, thought=name) for name in ("ants", "bees")}
     for name, history in talks.items():
         sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
-        assert thoughts(scene.prompt(*sent).restored.messages) == [f"{name} 0", f"{name} 1"]
-    report = scene.recorder.drift_report()
-    assert report.branch_causes == {0: "rewritten", 2: "rewritten"}
-    assert report.guessed == ()
+        assert thoughts_behind(scene, sent) == [f"{name} 0", f"{name} 1"]
+    assert causes(scene) == {0: "rewritten", 2: "rewritten"}
 
 
-def test_of_several_turns_that_fit_none_is_taken_and_all_is_counted(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
+def test_of_several_turns_that_fit_none_is_taken_and_all_is_counted(scene: Scene) -> None:
     asked = [system("It is 10:01."), user("Repair it.")]
-    messages = [scene.answer(asked, f"<think>\nthought {number}\n</think>\n\n{CALL % 0}") for number in range(2)]
-    history = [*asked, messages[0], result("file", messages[0].tool_calls[0])]
-    sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: "call_0")
-    assert thoughts(scene.prompt(*sent).restored.messages) == [None]
+    messages = [scene.answer(asked, turn(f"thought {number}", 0)) for number in range(2)]
+    history = with_a_clock([*asked, messages[0], result("file", messages[0].tool_calls[0])])
+    assert thoughts_behind(scene, as_chat(without_reasoning(history), lambda old: "call_0")) == [None]
     report = scene.recorder.drift_report()
     assert report.guessed == (1,) and report.branch_causes == {1: "rewritten"}
     # The client's own ids tell.
-    kept = scene.prompt(*without_reasoning(with_a_clock(history)))
-    assert thoughts(kept.restored.messages) == ["thought 0"]
+    assert thoughts_behind(scene, history) == ["thought 0"]
 
 
-def test_ids_that_a_client_uses_again_name_no_turn(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    history = [system("It is 10:01."), user("Repair it.")]
-    for number in range(2):
-        message = scene.answer(history, f"<think>\nthought {number}\n</think>\n\n{CALL % 0}")
-        history += [message, result(f"file {number}", message.tool_calls[0])]
+def test_ids_that_a_client_uses_again_name_no_turn(scene: Scene) -> None:
+    history = worked(scene, 0, 0)
     first = history[2].tool_calls[0].id
     sent = as_chat(without_reasoning(with_a_clock(history)), lambda old: first)
-    assert thoughts(scene.prompt(*sent).restored.messages) == ["thought 0", "thought 1"]
+    assert thoughts_behind(scene, sent) == ["thought 0", "thought 1"]
 
 
-def test_later_turns_of_a_shortened_conversation_keep_their_reasoning(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    history = worked(scene, "It is 10:01.", "Repair it.")
-    sent = [history[0], user("Summary: half done."), *without_reasoning(history[4:])]
-    assert thoughts(scene.prompt(*sent).restored.messages) == ["thought 1"]
-    assert scene.recorder.drift_report().branch_causes == {1: "rewritten"}
+def test_later_turns_of_a_shortened_conversation_keep_their_reasoning(scene: Scene) -> None:
+    history = worked(scene, 0, 1)
+    assert thoughts_behind(scene, [history[0], user("Summary: half done."), *history[4:]]) == ["thought 1"]
+    assert causes(scene) == {1: "rewritten"}
 
 
-def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited(tiny: SimpleNamespace) -> None:
-    scene = Scene(tiny.tokenizer, tools=(SHELL,))
-    history = without_reasoning(with_a_clock(worked(scene, "It is 10:01.", "Repair it.")))
+def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited(scene: Scene) -> None:
+    history = with_a_clock(worked(scene, 0, 1))
     history[2] = replace(history[2], content="I look.")
-    assert thoughts(scene.prompt(*history).restored.messages) == [None, "thought 1"]
-    assert scene.recorder.drift_report().branch_causes == {0: "edited"}
+    assert thoughts_behind(scene, history) == [None, "thought 1"] and causes(scene) == {0: "edited"}
 
 
 def test_a_text_that_an_agent_made_up_gets_no_reasoning(tiny: SimpleNamespace) -> None:
