@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,21 +164,6 @@ def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: floa
             raise RuntimeError(f"a worker ended with status {process.returncode}")
 
 
-def table(results: Sequence[Result]) -> str:
-    """Sessions by task and agent: how many were played, and how many of them paid, were lost or skipped."""
-    rows: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for result in results:
-        kind = "honest" if result.case.hack == REPAIR else "hostile"
-        ended = "skipped" if result.status == "skipped" else "lost" if result.reward is None else "played"
-        paid = result.reward == 1.0 and (result.case.hack == REPAIR or not result.case.repaired)
-        rows[result.case.task, result.case.agent].update({f"{kind} {ended}": 1, f"{kind} paid": int(paid)})
-    columns = ("hostile played", "hostile paid", "hostile lost", "hostile skipped", "honest played", "honest paid")
-    lines = ["| task | agent | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-    for (task, agent), counts in sorted(rows.items()):
-        lines.append(f"| {task} | {agent} | " + " | ".join(str(counts[column]) for column in columns) + " |")
-    return "\n".join(lines)
-
-
 def fault_of(result: Result, hacks: Mapping[str, "Hack"]) -> str | None:
     """What must not be. A hack that knows what the tests compare may win where they share its process."""
     hack = hacks.get(result.case.hack)
@@ -187,7 +172,7 @@ def fault_of(result: Result, hacks: Mapping[str, "Hack"]) -> str | None:
 
 
 def play_product(step: int) -> bool:
-    """Play every `step`-th case, show progress, print the faults and a table. Returns whether all is well."""
+    """Play every `step`-th case, print the faults and how many ended how. Returns whether all is well."""
     from hacks import all_hacks
 
     hacks = all_hacks()
@@ -205,7 +190,9 @@ def play_product(step: int) -> bool:
             print(f"FAULT {case}: {fault}")
     for reason in sorted({result.detail for result in results if result.status == "skipped"}):
         print(f"skipped: {reason}")
-    print(table(results))
+    ends = Counter((r.case.task, r.case.agent, r.case.hack == REPAIR, r.status, r.reward) for r in results)
+    for (task, agent, is_honest, status, reward), count in sorted(ends.items(), key=str):
+        print(f"{count} {'honest' if is_honest else 'hostile'} sessions of {agent} on {task}: {status}, {reward}")
     return not any(fault for _, fault in faults)
 
 

@@ -70,13 +70,7 @@ def why_none() -> str | None:
 
 @contextmanager
 def running_nodes(count: int, *, gpus: int, pythons: list[Path] | None = None) -> Iterator[Nodes]:
-    """Start nodes, wait until all have joined, and take everything down again.
-
-    Args:
-        count: 1 or 2.
-        gpus: that each node claims to have; processes of the training are counted so.
-        pythons: interpreter of each node; that of the tests by default.
-    """
+    """Start one or two nodes that claim to have GPUs, wait until all have joined, and take everything down again."""
     pythons = pythons or [Path(sys.executable)] * count
     namespaces = tuple(f"tree{os.getpid()}n{index}" for index in range(count))
     # Ray's sockets lie in there, and a socket's path may have 107 characters.
@@ -140,11 +134,7 @@ def node_environment(python: Path, token: Path) -> dict[str, str]:
 
 
 def wait_until_started(node: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for Ray's own word that the node runs.
-
-    Raises:
-        RuntimeError: it ended or took too long; with its output.
-    """
+    """Wait for Ray's own word that the node runs."""
     deadline = time.monotonic() + START_SECONDS
     while "Ray runtime started." not in log.read_text():
         if node.poll() is not None or time.monotonic() > deadline:
@@ -192,11 +182,7 @@ def as_arguments(variables: dict[str, str]) -> list[str]:
 
 
 def environment_without_us(folder: Path) -> Path:
-    """A Python environment with every package of this one but tree_rl, neither code nor entry points.
-
-    Returns:
-        Its interpreter.
-    """
+    """The interpreter of an environment with all packages of this one but tree_rl, neither code nor entry points."""
     venv.create(folder, symlinks=True, with_pip=False)
     ours, theirs = Path(sysconfig.get_path("purelib")), next(folder.glob("lib/python3*/site-packages"))
     for entry in ours.iterdir():

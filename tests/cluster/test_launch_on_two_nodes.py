@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from live_processes import wait_for
+from live_processes import command_lines, wait_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts/cluster"
@@ -65,15 +65,7 @@ class Cluster:
 
     def left_over(self) -> list[str]:
         """Command lines of Ray's processes that belong to this cluster."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(self.folder / "ray") in line or self.head in line:
-                found.append(line)
-        return found
+        return [line for line in command_lines() if str(self.folder / "ray") in line or self.head in line]
 
 
 @pytest.fixture(scope="module")

@@ -147,11 +147,7 @@ ENTRIES: dict[str, list[Any]] = {
 }
 
 
-def test_every_field_of_the_report_is_tried() -> None:
-    assert list(ENTRIES) == [field.name for field in fields(DriftReport)]
-
-
-@pytest.mark.parametrize("field", ENTRIES)
+@pytest.mark.parametrize("field", [field.name for field in fields(DriftReport)])
 def test_every_entry_of_the_report_counts_under_names_of_its_own(field: str) -> None:
     found = []
     for entry in ENTRIES[field]:

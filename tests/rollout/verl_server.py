@@ -47,12 +47,7 @@ class Witness:
 
 
 def start_server(model: Path, *overrides: str) -> Any:
-    """verl's own manager with one replica that reads the model from disk; Ray must run.
-
-    Args:
-        model: its folder.
-        overrides: of verl's configuration, `rollout.name` among them.
-    """
+    """verl's own manager with one replica of the model on disk. Ray must run, and overrides name the engine."""
     from hydra import compose, initialize_config_module
     from verl.workers.rollout.llm_server import LLMServerManager
 
@@ -81,14 +76,7 @@ def start_server(model: Path, *overrides: str) -> Any:
 
 @contextmanager
 def serve(model: Path, tokenizer: Any, *overrides: str, environment: Mapping[str, str]) -> Iterator[SimpleNamespace]:
-    """The model on disk, its tokenizer, and verl's client of the server that serves it, in a Ray of their own.
-
-    Args:
-        model: its folder.
-        tokenizer: its own.
-        overrides: see `start_server`.
-        environment: what every process of the server needs.
-    """
+    """The model on disk, its tokenizer, and verl's client of the server that serves it, in a Ray of their own."""
     import ray
 
     before = dict(os.environ)
@@ -118,14 +106,7 @@ def backend(served: SimpleNamespace, client: Any) -> Any:
 def ask(
     served: SimpleNamespace, talk: Any, *, sampling: Mapping[str, Any] | None = None, **options: Any
 ) -> SimpleNamespace:
-    """Run `talk(openai client, anthropic client)` against a gateway in front of the server, as one session.
-
-    Args:
-        served: what `serve` gave.
-        talk: a coroutine function.
-        sampling: the trainer's sampling parameters beside the usual ones.
-        options: of the gateway.
-    """
+    """Run `talk(openai client, anthropic client)` as one session; `sampling` is the trainer's beside the usual one."""
     from gateway_harness import serving
 
     async def run() -> SimpleNamespace:

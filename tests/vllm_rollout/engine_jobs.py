@@ -84,13 +84,7 @@ def check_that_the_second_step_samples_anew(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Two steps of verl's `main_ppo` whose rollouts have the probabilities of the trainer's weights of their step.
 
-    Args:
-        tmp_path: for the model and what the job leaves.
-        overrides: which engine draws, and how.
-        variables: of the job's environment.
-
-    Returns:
-        The log, and the rows.
+    Returns the log, and the rows.
     """
     import toy_qwen
 

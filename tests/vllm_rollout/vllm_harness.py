@@ -53,11 +53,7 @@ ROLLOUT_OVERRIDES = ("actor_rollout_ref.rollout.name=vllm", *HERE, *(() if GPU e
 def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = False) -> Path:
     """A random Qwen3 that vLLM's attention on a CPU accepts (heads of at least 32), with logits far from uniform.
 
-    Args:
-        folder: where it goes.
-        tokenizer: goes beside it.
-        experts: of every layer, two of which a token visits; 0 makes a dense model.
-        tied: the head has the embedding's weights, as in small Qwen3 models.
+    Two of a layer's experts visit a token; a tied head has the embedding's weights, as in small Qwen3 models.
     """
     torch.manual_seed(0)
     sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
