@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_files import write
 
 from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
@@ -68,26 +69,21 @@ def test_one_gpu_sends_nothing() -> None:
     assert time.optimizer == pytest.approx(on(Cluster(gpus=1)).parameters.total / OPTIMIZER_RATE)
 
 
-def test_a_case_by_hand() -> None:
-    """Two GPUs whose link is so slow that nothing hides it."""
-    cluster = Cluster(gpus=2, flops=1e30, link=1e9, latency=1e-12)
-    model = on(cluster, "tiny", log_probs=False)
-    layer, root = model.parameters.per_layer, model.parameters.root
-    gathers = 2 * root + 2 * 2 * 2 * layer  # bf16: the root once, two layers before the forward and the backward
-    sent = 4 * root + 4 * 2 * layer + 4 * layer + 2 * layer
-    # The gather of a layer's backward comes once more for the first; gradients of the last layer are exposed alone.
-    assert model.time(work(1.0, tokens=10)).gathers == pytest.approx((gathers + sent) / 2 / 1e9, rel=1e-3)
-
-
 def test_replicas_add_up_gradients_by_hand() -> None:
-    """Four GPUs, two copies of the parameters, nothing hidden: each GPU's gradients of a layer cross once more."""
+    """Four GPUs, one or two copies of the parameters, and a link so slow that nothing hides it.
+
+    With two copies each GPU's gradients of a layer cross once more.
+    """
     cluster = Cluster(gpus=4, gpus_per_node=4, flops=1e30, link=1e9, latency=1e-12)
     sharded, replicated = (on(cluster, "tiny", log_probs=False, shards=shards) for shards in (4, 2))
     layers, layer, root = 2, sharded.parameters.per_layer, sharded.parameters.root
 
     def seconds(ranks: int, *, halves: int) -> float:
-        """Gathers and scatters in 2 and 4 bytes; half a layer's gradients in 4 bytes, among two, there and back."""
-        gathered = 2 * (root + 2 * layers * layer) + 4 * root + 4 * (layers + 1) * layer + 2 * layer
+        """Half a layer's gradients cross in 4 bytes, among two, there and back."""
+        # In bf16 the root once, and layers before forward and backward; the first layer's backward gathers once more.
+        gathered = 2 * (root + 2 * layers * layer) + 2 * layer
+        # Gradients in 4 bytes; those of the last layer are exposed alone.
+        gathered += 4 * root + 4 * (layers + 1) * layer
         return (gathered * (ranks - 1) / ranks + halves * (layers + 1) * 2 * 4 * layer / 2 / 2) / 1e9
 
     assert sharded.time(work(1.0, tokens=10)).gathers == pytest.approx(seconds(4, halves=0), rel=1e-3)
@@ -159,22 +155,18 @@ def test_a_layout_counts_the_tokens_of_every_cell() -> None:
 def rows(tmp_path: Path) -> Path:
     """Four groups; one has a trajectory longer than all the others together."""
     draw = np.random.default_rng(0)
-    lines = []
+    records = []
     for group in range(4):
         trunk = draw.integers(1, 400, 50).tolist()
         for _ in range(3):
-            tail = draw.integers(1, 400, 4000 if group == 0 and len(lines) == 0 else 30).tolist()
-            lines.append(json.dumps({"uid": str(group), "input_ids": trunk + tail}))
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(lines))
-    return file
+            tail = draw.integers(1, 400, 4000 if len(records) == 0 else 30).tolist()
+            records.append({"uid": str(group), "input_ids": trunk + tail})
+    return write(tmp_path / "rows.jsonl", records)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(MODEL_SIZES["tiny"].config()))
-    return file
+    return write(tmp_path / "config.json", MODEL_SIZES["tiny"].config())
 
 
 def test_the_longest_trajectory_asks_for_shared_tokens(printed: Printed, rows: Path, config: Path) -> None:

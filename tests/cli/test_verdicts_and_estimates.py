@@ -44,9 +44,7 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(MODEL_SIZES["8b"].config()))
-    return file
+    return write(tmp_path / "config.json", MODEL_SIZES["8b"].config())
 
 
 def read(out: str) -> dict[str, Any]:
@@ -195,12 +193,10 @@ def test_shares_are_a_range_until_a_log_tells_one(printed: Printed, rows: Path) 
 
 
 def test_experts_are_judged_by_what_experts_reached(printed: Printed, rows: Path, tmp_path: Path) -> None:
-    (tmp_path / "moe.json").write_text(json.dumps(MODEL_SIZES["qwen3-30b-a3b"].config()))
-    found = read(printed("inspect", rows, "--json", "--model", tmp_path / "moe.json"))
+    given = ("inspect", rows, "--model", write(tmp_path / "moe.json", MODEL_SIZES["qwen3-30b-a3b"].config()))
+    found = read(printed(*given, "--json"))
     assert found["verdict"]["update_speed_up"] == pytest.approx(EXPERTS.speed_up(found["total"]["flop_bound"]))
-    assert "models with experts, on one H200: 0.69 to 0.87" in printed(
-        "inspect", rows, "--model", tmp_path / "moe.json"
-    )
+    assert "models with experts, on one H200: 0.69 to 0.87" in printed(*given)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

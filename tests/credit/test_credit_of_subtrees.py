@@ -25,13 +25,6 @@ def test_independent_sessions_have_the_leave_one_out_advantage() -> None:
     assert credit == [[0, 0.75, 0.75], [0, -0.75], [0, 0.0, 0.0]]
 
 
-def test_a_shared_continuation_is_credited_with_its_mean_and_a_fork_with_the_difference() -> None:
-    # prompt 1 -> 2 -> {3, 4} and 1 -> 5, outcomes 1, 0, 0.
-    # Segment 2: (1 + 0) / 2 - 0 = 0.5. Its children: 1 - 0 and 0 - 1. Segment 5: 0 - (1 + 0) / 2 = -0.5.
-    credit = credit_of_tokens([[1, 2, 3], [1, 2, 4], [1, 5]], [0, 1, 2], [1.0, 0.0, 0.0])
-    assert credit == [[0, 0.5, 1.0], [0, 0.5, -1.0], [0, -0.5]]
-
-
 def test_three_subtrees_of_different_size() -> None:
     # 1 -> 2 -> {6, 7, 8} (0, 1, 1), 1 -> 3 (1), 1 -> 4 (0).
     # Segment 2: 2/3 - 1/2 = 1/6. 3: 1 - (0 + 1 + 1 + 0) / 4 = 1/2. 4: 0 - 3/4. Leaves: 0 - 1, 1 - 1/2, 1 - 1/2.

@@ -139,15 +139,10 @@ def test_calls_that_fork_behind_equal_tokens_are_whole_steps_from_one_state() ->
 SHARED_STEP = [[1, 2, 9, 3], [1, 2, 9, 4], [1, 5, 9, 3]]
 
 
-def test_vine_follows_a_step_to_the_next_state_that_several_leaves_pass() -> None:
-    # V(prompt) = 1/3. After 1 2 9 two leaves go on: V = 1/2. Nobody else was where the third leaf's second step starts.
-    credit = credit_of(vine, tree_of(SHARED_STEP, [1.0, 0.0, 0.0], steps=TWO_STEPS))
-    assert credit == worked([[0, 0.16667, 0, 0.5], [0, 0.16667, 0, -0.5], [0, -THIRD, 0, -THIRD]])
-
-
-def test_vine_counts_rewards_of_steps_from_the_state_on() -> None:
+def test_vine_follows_a_step_to_the_next_state_that_several_leaves_pass_and_counts_rewards_from_there() -> None:
     rewards = [{"step_rewards": [0.5, 1.0]}, {"step_rewards": [0.5, 0.0]}, {"step_rewards": [0.0, 0.0]}]
-    # V(prompt) = (1.5 + 0.5 + 0) / 3. V(1 2 9) = (1 + 0) / 2. First step: 0.5 + 0.5 - 2/3. Third leaf: 0 - 2/3.
+    # V(prompt) = (1.5 + 0.5 + 0) / 3. V(1 2 9) = (1 + 0) / 2. First step: 0.5 + 0.5 - 2/3. Third leaf: 0 - 2/3;
+    # nobody else was where its second step starts.
     credit = credit_of(vine, tree_of(SHARED_STEP, [1.0, 0.0, 0.0], steps=TWO_STEPS, leaves=rewards))
     assert credit == worked([[0, THIRD, 0, 0.5], [0, THIRD, 0, -0.5], [0, -0.66667, 0, -0.66667]])
 

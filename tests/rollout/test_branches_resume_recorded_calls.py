@@ -18,7 +18,7 @@ from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.branching.grow import BranchOptions, grow
 from tree_rl.rollout.branching.policies import Node
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
-from tree_rl.rollout.branching.recording import Fork, RecordedCall, Recording
+from tree_rl.rollout.branching.recording import Fork, NotForked, RecordedCall, Recording
 from tree_rl.rollout.environments import ShellEnvironment, ToolCall
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.resumption import Resumption
@@ -112,12 +112,24 @@ async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) ->
     assert len(await grown(play, budget_tokens=15, spent=spent)) == count
 
 
-async def test_a_bug_before_a_branch_starts_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("session", "told", "error", "fault", "is_bug"),
+    [
+        ("", None, OSError("no port is free"), "no port is free", True),
+        ("s", None, OSError("no port is free"), None, True),
+        ("s", "it ended", NotForked("it ended"), "it ended", False),
+    ],
+    ids=["before it starts", "in its session", "known to its session"],
+)
+async def test_a_bug_of_a_branch_is_logged_with_its_traceback(
+    session: str, told: str | None, error: Exception, fault: str | None, is_bug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def play(branch: Recording, first: Recording) -> None:
-        raise OSError("no port is free")
+        branch.session, branch.fault = session, told
+        raise error
 
-    assert [branch.fault for branch in await grown(play)] == ["no port is free"]
-    assert "branch 1 is left out: no port is free" in caplog.text and "Traceback" in caplog.text
+    assert [branch.fault for branch in await grown(play)] == [fault]
+    assert f"branch 1 is left out: {error}" in caplog.text and ("Traceback" in caplog.text) == is_bug
 
 
 FILES = {"files": {"log": ""}, "check": "true"}
