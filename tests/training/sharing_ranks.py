@@ -12,8 +12,9 @@ import equal_gradients
 import numpy as np
 import torch
 import torch.distributed as dist
+from latent_models import latent_configs
 from peft import LoraConfig, get_peft_model
-from tiny_sizes import BRANCHING, ROPE, sizes, tokens
+from tiny_sizes import BRANCHING, ROPE, VOCAB, sizes, tokens
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AfmoeConfig,
@@ -50,6 +51,7 @@ CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
 # Its layers call `view` on what attention returns.
 CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**SIZES | {"num_attention_heads": 4}, num_dense_layers=2, sliding_window=5)
+CONFIGS["latent"] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 

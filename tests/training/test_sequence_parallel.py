@@ -34,6 +34,7 @@ FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
     *(Case(model=model, shapes=("comb",), max_tokens=6) for model in MODELS[1::2]),
     Case(model="head_a_rank", shapes=("comb",)),
+    Case(model="latent", shapes=("branches",), max_tokens=7),
     Case(shapes=("branches",), max_tokens=4, is_coupled=True),
 ]
 """One group of four ranks."""
@@ -66,7 +67,7 @@ def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
     # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
     others = [*(Case(model=model, shapes=("comb",)) for model in MODELS), *(Case(shapes=(shape,)) for shape in SHAPES)]
     # Four heads are none for eight ranks.
-    fitting = [case for case in FOUR_SHARE if case.model != "head_a_rank"]
+    fitting = [case for case in FOUR_SHARE if case.model not in ("head_a_rank", "latent")]
     run_ranks(rank_main, 8, tmp_path, [(8, [*fitting, *others])], seconds=60.0)
     assert_no_failures(tmp_path, 8)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from equal_gradients import assert_equal_gradients
 from measured_models import KINDS, build, hostile_rows, trained
 
 from tree_rl.cost.memory import budget as budget_module
@@ -38,13 +39,6 @@ def tokens_for(memory: MemoryModel, share: float) -> int:
     return memory.tokens_of(share * memory.bytes_of(whole))
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        scale = gradient.abs().max().item()
-        assert torch.allclose(found[name], gradient, rtol=1e-5, atol=1e-5 * scale), name
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     model = build(kind)
@@ -55,7 +49,7 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     for offload, share in (*(("auto", share) for share in SHARES[::2]), *told):
         step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
         found, result = trained(step, model, infers=kind == "dense")
-        assert_close(found, expected)
+        assert_equal_gradients(found, expected)
         chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
     cuts, offloads, _, on_host = (any(kind[place] for kind in chosen) for place in range(4))
     assert cuts and offloads and on_host, chosen
@@ -79,7 +73,7 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     found, result = trained(step, model)
     hook.remove()
     assert step.out_of_memory == 1
-    assert_close(found, expected)
+    assert_equal_gradients(found, expected)
     assert step.learner.budget.tokens is not None
     assert memory.bytes_of(step.learner.budget.tokens) <= first.device / 2
     smaller = step.learner.budget.predicted(result.micro_batches)

@@ -45,22 +45,6 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
     assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
 
 
-def test_a_batch_of_rows_that_different_weights_drew_reports_its_lag(queue: LocalQueue) -> None:
-    # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
-    branches, versions = [[1, 3], [2, 1], [1, 1], [4, 1]], [(3, 4), (4, 4), (1, 4), (2, 2)]
-    batch, lags = put_rows(queue, branches), []
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        uid, session, _ = key.rsplit("_", 2)
-        version = versions[int(uid.removeprefix("uid-"))][int(session)]
-        tag |= {"min_global_steps": version, "max_global_steps": version}
-        lags.append(4 - version)
-    # The fifth step trains the weights of the fourth.
-    make_trainer()._balance_batch(batch, metrics := {})
-    assert metrics["tree/staleness/oldest/mean"] == pytest.approx(sum(lags) / len(lags))
-    assert metrics["tree/staleness/oldest/max"] == max(lags) == 3
-    assert (metrics["tree/mixed_version_trees"], metrics["tree/mixed_version_rows"]) == (2 / 4, 0)
-
-
 def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:
     spans = [(3, 3), (1, 3), (2, 2), (4, 4), (None, None)]
     tags = [{"min_global_steps": low, "max_global_steps": high} for low, high in spans]
