@@ -27,8 +27,8 @@ from sharing_ranks import (
     assert_equal_gradients,
     assert_no_failures,
     averaged,
+    failures_of,
     groups_of,
-    note_failures,
     prepare,
 )
 
@@ -202,17 +202,16 @@ def check_load(got: Outcome, share: dist.ProcessGroup, expected: tuple[Any, ...]
     assert {costs[rank] for rank in dist.get_process_group_ranks(share)} == {cost}
 
 
-def rank_main(rank: int, out: Path, cases: dict[int, list[Case]], on_gpus: bool) -> None:
-    """Run all cases and write what failed."""
+def rank_main(rank: int, out: Path, cases: dict[int, list[Case]], on_gpus: bool) -> dict[str, str]:
+    """Run all cases; what failed."""
     expected = torch.load(out / "expected.pt")
     device = f"cuda:{rank}" if on_gpus else "cpu"
     shares = {size: groups_of(rank, size) for size in cases}
-    checks = (
+    return failures_of(
         (f"{n}:{case}", partial(check, case, rank // n, shares[n], expected[n, str(case)], device))
         for n, each in cases.items()
         for case in each
     )
-    note_failures(out, rank, checks)
 
 
 def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_gpus: bool) -> None:
@@ -220,8 +219,8 @@ def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_g
         (size, str(case)): asdict(run(case, range(len(case.shapes)), None)) for size in cases for case in cases[size]
     }
     torch.save(expected, out / "expected.pt")
-    run_ranks(rank_main, world, out, cases, on_gpus, backend="nccl" if on_gpus else "gloo", seconds=60.0)
-    assert_no_failures(out, world)
+    backend = "nccl" if on_gpus else "gloo"
+    assert_no_failures(run_ranks(rank_main, world, out, cases, on_gpus, backend=backend, seconds=60.0))
 
 
 @pytest.mark.gpu

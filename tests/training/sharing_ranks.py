@@ -1,11 +1,9 @@
 """Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
 
-import json
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import equal_gradients
@@ -213,23 +211,20 @@ def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
     assert_equal_gradients(averaged(model), expected)
 
 
-def note_failures(out: Path, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
-    """Run named checks and write which failed."""
+def failures_of(checks: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, str]:
+    """Run named checks; which failed, and why."""
     failures = {}
     for name, check_one in checks:
         try:
             check_one()
         except AssertionError:
             failures[name] = traceback.format_exc()
-    (out / f"failures_{rank}.json").write_text(json.dumps(failures))
+    return failures
 
 
-def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
+def assert_no_failures(of_ranks: Sequence[dict[str, str]], *, of: str = "") -> None:
     """On any rank, among checks whose names begin so."""
-    failures: dict[str, str] = {}
-    for rank in range(world):
-        failures |= json.loads((out / f"failures_{rank}.json").read_text())
-    own = [f"{name}\n{text}" for name, text in failures.items() if name.startswith(of)]
+    own = [f"{name}\n{text}" for one in of_ranks for name, text in one.items() if name.startswith(of)]
     assert not own, "\n".join(own)
 
 
@@ -239,9 +234,8 @@ def groups_of(rank: int, size: int) -> dist.ProcessGroup:
     return [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)][rank // size]
 
 
-def rank_main(rank: int, out: Path, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
-    """Run cases, by the number of ranks that share tokens, and write what failed."""
+def rank_main(rank: int, deals: Sequence[tuple[int, Sequence[Case]]]) -> dict[str, str]:
+    """Run cases, by the number of ranks that share tokens; what failed."""
     shares = {size: groups_of(rank, size) for size, _ in deals}
     cases = [(size, case) for size, cases in deals for case in cases]
-    checks = ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)
-    note_failures(out, rank, checks)
+    return failures_of((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)

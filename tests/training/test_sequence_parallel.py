@@ -1,9 +1,7 @@
 """Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape; so
 where one of them runs out of memory, raised by hand in the middle of a layer: all repeat the step."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +19,8 @@ from sharing_ranks import (
     assert_no_failures,
     averaged,
     build,
+    failures_of,
     groups_of,
-    note_failures,
     prepare,
     rank_main,
     step,
@@ -50,29 +48,26 @@ TWO_SHARE = [
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(rank_main, 4, out, [(4, FOUR_SHARE), (2, TWO_SHARE)], seconds=60.0)
-    return out
+def four_ranks() -> list[dict[str, str]]:
+    return run_ranks(rank_main, 4, [(4, FOUR_SHARE), (2, TWO_SHARE)], seconds=60.0)
 
 
 @pytest.mark.parametrize("size", [4, 2])
-def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: Path, size: int) -> None:
-    assert_no_failures(four_ranks, 4, of=f"{size}:")
+def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: list[dict[str, str]], size: int) -> None:
+    assert_no_failures(four_ranks, of=f"{size}:")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
+def test_eight_ranks_share_the_tokens_of_one_forest() -> None:
     # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
     others = [*(Case(model=model, shapes=("comb",)) for model in MODELS), *(Case(shapes=(shape,)) for shape in SHAPES)]
     # Four heads are none for eight ranks.
     fitting = [case for case in FOUR_SHARE if case.model not in ("head_a_rank", "latent")]
-    run_ranks(rank_main, 8, tmp_path, [(8, [*fitting, *others])], seconds=60.0)
-    assert_no_failures(tmp_path, 8)
+    assert_no_failures(run_ranks(rank_main, 8, [(8, [*fitting, *others])], seconds=60.0))
 
 
-def refused_main(rank: int, out: Path) -> None:
+def refused_main(rank: int) -> list[str]:
     """What ranks say to rows that differ, and to heads that cannot be divided."""
     share = dist.new_group([0, 1])
     said = []
@@ -83,13 +78,11 @@ def refused_main(rank: int, out: Path) -> None:
             step(case, prepare(build(case.model)), 0, share)
         except (RuntimeError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
-    (out / f"said_{rank}.json").write_text(json.dumps(said))
+    return said
 
 
-def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank(tmp_path: Path) -> None:
-    run_ranks(refused_main, 2, tmp_path, seconds=60.0)
-    for rank in range(2):
-        unequal, one_head = json.loads((tmp_path / f"said_{rank}.json").read_text())
+def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank() -> None:
+    for unequal, one_head in run_ranks(refused_main, 2, seconds=60.0):
         assert unequal.startswith("RuntimeError: ranks [0, 1] share the tokens of their rows, but their rows or plans")
         assert "set ulysses_sequence_parallel_size to a divisor of 1" in one_head
 
@@ -117,11 +110,11 @@ def check_recovery(case: Case, direction: str, passes: int, rank: int, failing: 
     assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
 
 
-def recovering_main(rank: int, out: Path) -> None:
+def recovering_main(rank: int) -> dict[str, str]:
     """Every case with one rank failing at every point."""
     budget.GRANULARITY = 3
     shares = {groups: groups_of(rank, 4 // groups) for groups in (1, 2)}
-    checks = (
+    return failures_of(
         (
             f"{case.name} {direction} {passes}",
             partial(check_recovery, case, direction, passes, rank, number, shares[len(case.shapes)]),
@@ -129,10 +122,8 @@ def recovering_main(rank: int, out: Path) -> None:
         for number, case in enumerate(FAILING)
         for direction, passes in POINTS
     )
-    note_failures(out, rank, checks)
 
 
 @pytest.mark.slow
-def test_all_ranks_repeat_the_step_together(tmp_path: Path) -> None:
-    run_ranks(recovering_main, 4, tmp_path, seconds=60.0)
-    assert_no_failures(tmp_path, 4)
+def test_all_ranks_repeat_the_step_together() -> None:
+    assert_no_failures(run_ranks(recovering_main, 4, seconds=60.0))
