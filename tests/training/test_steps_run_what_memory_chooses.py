@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from equal_gradients import assert_equal_gradients
+from failing_memory import fail_once
 from measured_models import KINDS, build, hostile_rows, trained
 
 from tree_rl.cost.memory import budget as budget_module
@@ -63,15 +64,8 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     step = step_of(model, memory)
     first = step.learner.budget.predicted(whole.micro_batches)
     assert first is not None
-    failures = iter([True])
-
-    def fail_once(module: Any, arguments: Any) -> None:
-        if torch.is_grad_enabled() and next(failures, False):
-            raise torch.cuda.OutOfMemoryError("no memory left")
-
-    hook = model.model.layers[2].register_forward_pre_hook(fail_once)
+    fail_once(model, "backward", 0)
     found, result = trained(step, model)
-    hook.remove()
     assert step.out_of_memory == 1
     assert_equal_gradients(found, expected)
     assert step.learner.budget.tokens is not None
