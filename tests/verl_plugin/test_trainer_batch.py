@@ -23,6 +23,8 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
     batch = put_rows(queue, BRANCHES)
+    for tag in batch.tags:
+        tag |= {"min_global_steps": 2, "max_global_steps": 3}
     trainer = make_trainer(critic=True)
     balanced = trainer._balance_batch(batch, metrics := {})
     assert trainer._steps == (3, 2)
@@ -38,6 +40,8 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
         assert len(homes) == len(BRANCHES)
     assert metrics["tree/imbalance"] >= 1
     assert {"tree/split_groups", "tree/repeated_tokens", "tree/padding_rows"} <= metrics.keys()
+    # The fifth step trains the weights of the fourth.
+    assert (metrics["tree/staleness/oldest/max"], metrics["tree/staleness/newest/max"]) == (2, 1)
     assert metrics["tree/sessions"] == 12
     assert metrics["tree/paths_per_session/max"] == 4
     assert 0 < metrics["tree/por"] < 1
