@@ -81,6 +81,14 @@ def test_random_edges(edges: int, seed: int, sources: int, chunk_rows: int, mixe
     check(data, data["temperature"] if mixed else None, None, chunk_rows)
 
 
+@pytest.mark.parametrize("impl", ("chunked", "reference"))
+def test_no_bias_is_a_bias_of_zeros(impl: str) -> None:
+    data = problem(20)
+    given, zeros = [data[name] for name in ("hidden", "weight", "source", "target")], torch.zeros_like(data["bias"])
+    without, with_zeros = (edge_log_probs(*given, bias=bias, impl=impl).log_prob for bias in (None, zeros))
+    assert_close(without, with_zeros)
+
+
 def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     source = torch.tensor([5, 2, 5, 2, 5])
     target = torch.tensor([1, 2, 3, 2, 1])

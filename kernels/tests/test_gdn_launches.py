@@ -42,6 +42,16 @@ def test_a_level_of_few_chains_walks_in_narrow_deep_blocks() -> None:
     assert problem_of(fork(64, []), 127).walk_launch(1, AT_128.walk_of_few, AT_128.walk) == AT_128.walk
 
 
+def test_half_precision_at_128_takes_what_was_measured() -> None:
+    assert launches_for(torch.bfloat16, 128, 128) == AT_128
+    of_float16, of_float32 = (launches_for(dtype, 128, 128) for dtype in (torch.float16, torch.float32))
+    assert of_float16.walk_back == AT_128.walk_back != of_float32.walk_back
+    # tf32 would cost the others bits that they keep.
+    assert AT_128.inverse_block_rows == 8
+    for launches in (of_float16, of_float32, launches_for(torch.bfloat16, 64, 64)):
+        assert launches.inverse_block_rows is None
+
+
 def test_less_shared_memory_takes_shallower_walks_and_nothing_else() -> None:
     small = launches_for(torch.bfloat16, 128, 128, 99 * KIBI)
     differs = {

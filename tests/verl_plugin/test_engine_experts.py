@@ -55,3 +55,15 @@ def test_load_is_remembered_until_the_weights_move(path: Path) -> None:
     infer(engine, ppo_batch(SHAPES["two_groups"], **FLAGS))
     engine.optimizer_step()
     assert update("two_groups")[0] == 1
+
+
+def test_a_coefficient_of_zero_only_counts(path: Path) -> None:
+    runs = [
+        run(build_engine(path, tree=tree), ppo_batch(SHAPES["comb"], **FLAGS), LOSS)
+        for tree in (TreeConfig(mode="tree"), TreeConfig(router_aux_loss_coef=0.0))
+    ]
+    for name, gradient in runs[0]["gradients"].items():
+        assert torch.equal(gradient, runs[1]["gradients"][name]), name
+    metrics = runs[1]["metrics"]
+    assert "moe/aux_loss" not in metrics and "moe/load_max_over_mean" not in runs[0]["metrics"]
+    assert metrics["moe/load_max_over_mean"].aggregate() > 1 > metrics["moe/load_min_over_mean"].aggregate()
