@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -39,28 +40,31 @@ def start_ranks(main: Callable[..., None], world: int, *arguments: Any) -> None:
 
 
 def run_ranks(
-    main: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo", seconds: float = 280.0
-) -> None:
-    """Run `main(rank, *arguments)` in one process per rank and wait; a rank's error is raised here.
+    main: Callable[..., Any], world: int, *arguments: Any, backend: str = "gloo", seconds: float = 280.0
+) -> list[Any]:
+    """Run `main(rank, *arguments)` in one process per rank; what each returned. A rank's error is raised here.
 
     The ranks are a process group; where one fails, the others wait for it so many seconds.
     """
-    start_ranks(_run_rank, world, main, arguments, backend, seconds, free_port())
+    with tempfile.TemporaryDirectory() as folder:
+        start_ranks(_run_rank, world, main, arguments, backend, seconds, free_port(), folder)
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 def _run_rank(
     rank: int,
     world: int,
-    main: Callable[..., None],
+    main: Callable[..., Any],
     arguments: tuple[Any, ...],
     backend: str,
     seconds: float,
     port: int,
+    folder: str,
 ) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     if "nccl" in backend:
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(seconds=seconds))
-    main(rank, *arguments)
+    torch.save(main(rank, *arguments), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()

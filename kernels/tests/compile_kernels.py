@@ -1,5 +1,5 @@
 """Compiles kernels on a machine without a GPU: python -m compile_kernels CAPABILITY delta DTYPE, or
-CAPABILITY attention and the head sizes of keys and of values. Prints the shared memory of each, in bytes.
+CAPABILITY attention and the head sizes of keys and of values. Prints the names of those that fit shared memory.
 
 The delta rule has the heads of Qwen3.5, tree attention bfloat16 and every option. The interpreter must be off.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import triton
-from compiled_kernels import SHARED_MEMORY
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -29,6 +28,9 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels import (
 )
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS, Launch, launches_for
 
+KIBI = 1024
+SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}
+"""By compute capability; 99 KiB: Ada and the smaller Ampere."""
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 DELTA_FLOATS = (
     "g", "beta", "slot", "path", "from_entry", "to_exit", "kept", "d_source", "d_joint", "d_path", "d_beta", "d_g",
@@ -130,7 +132,7 @@ def attention(capability: int, head_size: int, value_size: int) -> dict[str, int
 
 if __name__ == "__main__":
     target, operation, *arguments = sys.argv[1:]
-    if operation == "delta":
-        print(json.dumps(delta_rule(int(target), *arguments)))
-    else:
-        print(json.dumps(attention(int(target), *map(int, arguments))))
+    delta = operation == "delta"
+    shared = delta_rule(int(target), *arguments) if delta else attention(int(target), *map(int, arguments))
+    assert all(0 <= used <= SHARED_MEMORY[int(target)] for used in shared.values()), shared
+    print(json.dumps(list(shared)))

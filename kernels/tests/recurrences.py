@@ -235,6 +235,21 @@ def changed_branch(
     return both
 
 
+def assert_siblings_keep_their_bits(
+    run: Callable[..., torch.Tensor], both: Sequence[Sequence[torch.Tensor]], branch: slice, others: Sequence[int]
+) -> None:
+    """Outputs and gradients at other tokens are the same for inputs that differ in one branch alone."""
+    results, changed = [], []
+    for given in both:
+        inputs = [one.detach().requires_grad_() for one in given]
+        out = run(*inputs)
+        gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+        results.append([t[others] for t in (out, *gradients) if len(t) == len(out)])
+        changed.append(out[branch])
+    assert not torch.equal(*changed)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
 def fork(prefix: int, tails: Sequence[int]) -> list[int]:
     """Parents of a prefix and tails that hang from its last token."""
     parent = chain(prefix)

@@ -79,12 +79,6 @@ def test_what_cannot_run_is_passed_over(hopper: set[str]) -> None:
     assert api.chosen_implementation(**BF16, partial_share=0.9) == "flex"
 
 
-def test_other_devices_do_not_follow_hopper(hopper: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "measured_on", lambda device: False)
-    assert api.chosen_implementation(**BF16, partial_share=0.9) == "flex"
-    assert api.chosen_implementation(device=torch.device("cpu"), dtype=torch.float32, head_size=128) == "sdpa"
-
-
 def test_a_layout_keeps_its_share_on_the_way_to_a_device() -> None:
     layout = TreeLayout.from_subtree_end(torch.tensor([3, 2, 3]), partial_share=0.75)
     assert layout.to("meta").partial_share == 0.75

@@ -101,10 +101,3 @@ def test_key_vectors_hold_ends_and_depths_in_key_coordinates(past: int) -> None:
     seen = (key <= query) & (query < ends)
     assert torch.equal(seen[:, : past + 100], visible_mask(layout)) and not seen[:, past + 100 :].any()
     assert depths[: past + 100].tolist() == [*range(past), *layout.depth.tolist()]
-
-
-def test_lists_are_built_once() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](300)))
-    first, second = (block_lists(layout, query_block=64, key_block=64, by="key") for _ in range(2))
-    assert first is second
-    assert block_lists(layout, query_block=64, key_block=64, by="key", window=5) is not first

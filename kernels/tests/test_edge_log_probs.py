@@ -81,6 +81,14 @@ def test_random_edges(edges: int, seed: int, sources: int, chunk_rows: int, mixe
     check(data, data["temperature"] if mixed else None, None, chunk_rows)
 
 
+@pytest.mark.parametrize("impl", ("chunked", "reference"))
+def test_no_bias_is_a_bias_of_zeros(impl: str) -> None:
+    data = problem(20)
+    given, zeros = [data[name] for name in ("hidden", "weight", "source", "target")], torch.zeros_like(data["bias"])
+    without, with_zeros = (edge_log_probs(*given, bias=bias, impl=impl).log_prob for bias in (None, zeros))
+    assert_close(without, with_zeros)
+
+
 def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     source = torch.tensor([5, 2, 5, 2, 5])
     target = torch.tensor([1, 2, 3, 2, 1])
@@ -110,22 +118,24 @@ def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient() -> 
     assert torch.equal(gradient[:, 3], torch.zeros(4, dtype=torch.float64))
 
 
-def test_bfloat16_is_summed_in_float32() -> None:
-    data = problem(60)
-    half = [data[name].detach().bfloat16().requires_grad_() for name in ("hidden", "weight")]
-    exact = [t.detach().double().requires_grad_() for t in half]
-    log_prob, entropy, _ = edge_log_probs(*half, data["source"], data["target"], entropy=True, chunk_rows=8)
-    true_log_prob, true_entropy, _ = edge_log_probs(
-        *exact, data["source"], data["target"], entropy=True, impl="reference"
-    )
-    assert entropy is not None and true_entropy is not None
-    assert log_prob.dtype == entropy.dtype == torch.float32
-    assert float((log_prob - true_log_prob).detach().abs().max()) < 1e-5
-    actual = torch.autograd.grad(log_prob.sum() + entropy.sum(), half)
-    wanted = torch.autograd.grad(true_log_prob.sum() + true_entropy.sum(), exact)
-    for got, true in zip(actual, wanted, strict=True):
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.bfloat16),
+        *(pytest.param("cuda", t, marks=pytest.mark.gpu) for t in (torch.bfloat16, torch.float32)),
+    ],
+)
+def test_lower_precision_is_summed_in_float32(device: str, dtype: torch.dtype) -> None:
+    data = edge_problem(200, 515, dtype, device=device)
+    options: dict[str, Any] = {"entropy": True, "temperature": data["temperature"]}
+    found = evaluate(data, dtype, "chunked", chunk_rows=8, **options)
+    exact = evaluate(data, torch.float64, "reference", **options)
+    for value, true in zip(found[:3], exact[:3], strict=True):
+        assert value.dtype == torch.float32 and float((value - true).detach().abs().max()) < 1e-5
+    for got, true in zip(found[3:], exact[3:], strict=True):
         # Half a unit in the last of 8 bits: only the gradient's own rounding is left.
-        assert float((got.double() - true).norm() / true.norm()) < 2**-8
+        error = float((got.double() - true).norm() / true.norm())
+        assert got.dtype == dtype and error < (2**-8 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_no_tensor_of_all_rows_by_vocabulary_is_alive() -> None:

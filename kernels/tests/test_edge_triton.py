@@ -46,14 +46,12 @@ def assert_close(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype
             assert error < allowed, (error, got.shape)
 
 
-def check(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: Any) -> None:
-    of_hidden, exact = (evaluate(data, *how, **options) for how in ((dtype, "triton"), (torch.float64, "reference")))
-    assert_close(of_hidden, exact, dtype)
-
-
-def check_logits(data: dict[str, torch.Tensor], dtype: torch.dtype, **options: Any) -> None:
-    computed = ((dtype, "triton"), (torch.float64, "chunked"))
-    assert_close(*(evaluate(data, *how, of_logits=True, **options) for how in computed), dtype)
+def check(data: dict[str, torch.Tensor], dtype: torch.dtype, *, chunk_rows: int | None, **options: Any) -> None:
+    """From hidden states, and from logits."""
+    for of_logits, given in ((False, {"chunk_rows": chunk_rows}), (True, {})):
+        yardstick = "chunked" if of_logits else "reference"
+        computed = ((dtype, "triton"), (torch.float64, yardstick))
+        assert_close(*(evaluate(data, *how, of_logits=of_logits, **given, **options) for how in computed), dtype)
 
 
 # The vocabularies cross the blocks of both kernels (2048 and 4096 columns).
@@ -73,9 +71,7 @@ PROBLEMS = [(0, 37, None), (1, 1, None), (1, 4097, 1), (3, 9000, 2), (63, 37, 7)
 def test_every_number_of_edges_and_chunk(
     edges: int, vocabulary: int, chunk_rows: int | None, dtype: torch.dtype
 ) -> None:
-    data = problem(edges, vocabulary, dtype)
-    check(data, dtype, chunk_rows=chunk_rows, entropy=True)
-    check_logits(data, dtype, entropy=True)
+    check(problem(edges, vocabulary, dtype), dtype, chunk_rows=chunk_rows, entropy=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -83,8 +79,7 @@ def test_long_rows_are_summed_in_parts(dtype: torch.dtype, monkeypatch: pytest.M
     parts, product_of_all = [], products.add_product
     monkeypatch.setattr(autograd, "LONGEST_SUM_BESIDE_TARGETS", 5)
     monkeypatch.setattr(products, "add_product", lambda *a, **k: (parts.append(a[0].shape[1]), product_of_all(*a, **k)))
-    data = problem(65, 300, dtype)
-    check(data, dtype, chunk_rows=None, entropy=True)
+    check(problem(65, 300, dtype), dtype, chunk_rows=None, entropy=True)
     assert set(parts) == (set() if dtype == torch.float32 else {4})
 
 
@@ -137,7 +132,6 @@ def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float
     options: dict[str, Any] = {"temperature": data["temperature"] if temperature == "mixed" else temperature}
     options |= {"softcap": softcap, "entropy": entropy}
     check(data, torch.float32, chunk_rows=5, **options)
-    check_logits(data, torch.float32, **options)
 
 
 def test_scores_beyond_the_range_of_the_exponential() -> None:
@@ -145,7 +139,6 @@ def test_scores_beyond_the_range_of_the_exponential() -> None:
     for name, scale in (("hidden", 200), ("weight", 4), ("bias", 4)):
         data[name] = (data[name] * scale).round()  # integers: the scores, up to 1e4, are exact in any order of sums
     check(data, torch.float32, chunk_rows=3, entropy=True)
-    check_logits(data, torch.float32, entropy=True)
 
 
 def test_small_scores_under_a_cap_keep_their_digits() -> None:

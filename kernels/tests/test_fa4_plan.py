@@ -94,11 +94,3 @@ def test_lists_are_shared_by_all_heads_without_a_copy() -> None:
         assert wide.dtype == torch.int32 and wide.shape == (1, heads, *narrow.shape)
         assert wide.data_ptr() == narrow.data_ptr() and wide.stride(1) == 0 and wide.stride(0) != 0
         assert all(torch.equal(wide[0, head], narrow) for head in range(heads))
-
-
-def test_a_plan_is_built_once_per_head_layout_and_window() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](300)))
-    first, second = (fa4_plan(layout, head_size=128, heads=8, window=None) for _ in range(2))
-    assert first is second
-    assert fa4_plan(layout, head_size=128, heads=4, window=None) is not first
-    assert fa4_plan(layout, head_size=128, heads=8, window=9) is not first

@@ -2,7 +2,6 @@
 
 from dataclasses import fields
 
-import pytest
 import torch
 from recurrences import fork
 from tree_shapes import subtree_end_of
@@ -60,13 +59,3 @@ def test_less_shared_memory_takes_shallower_walks_and_nothing_else() -> None:
     }
     assert differs == {"walk_of_few", "walk_back", "walk_back_of_few"}
     assert small.walk_back.stages < AT_128.walk_back.stages
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
-@pytest.mark.parametrize("capability", (90, 80))
-def test_every_launch_compiles_and_fits_shared_memory(capability: int, dtype: str) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from compiled_kernels import compiled_elsewhere
-
-    assert len(compiled_elsewhere(capability, "delta", dtype)) == len(fields(AT_128)) - 1

@@ -8,7 +8,6 @@ import torch
 from recurrences import (
     DELTA_RULE,
     RECURRENCES,
-    changed_branch,
     fork,
     layout_of,
     outputs_and_gradients,
@@ -113,19 +112,3 @@ def test_convolution_equals_float64(dtype: torch.dtype) -> None:
         results.append([out, *torch.autograd.grad((out.double() * rounded[0].double()).sum(), inputs)])
     for actual, expected in zip(results[1], results[0], strict=True):
         assert relative_error(actual, expected) < ERROR["gated_delta_rule"][dtype]
-
-
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
-def test_a_branch_changes_no_bit_of_its_siblings(dtype: torch.dtype) -> None:
-    parent, others = fork(65, [130, 64, 40]), [*range(65, 195), *range(259, 299)]
-    results = []
-    for leaves in changed_branch(DELTA_RULE, len(parent), slice(195, 259), dtype, key_size=128, value_size=128):
-        inputs = [
-            leaf.to("cuda", dtype if name in "qkv" else torch.float32).requires_grad_() for name, leaf in leaves.items()
-        ]
-        out, _ = tree_gated_delta_rule(
-            *inputs[:5], layout_of(parent).to("cuda"), initial_state=inputs[5], impl="triton"
-        )
-        gradients = torch.autograd.grad(out.float().square().sum(), inputs[:5])
-        results.append([t[others] for t in (out, *gradients)])
-    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

@@ -13,6 +13,7 @@ from recurrences import (
     SMALL_TILES,
     STATE_SPACE,
     Recurrence,
+    assert_siblings_keep_their_bits,
     chains_from_one_tile,
     changed_branch,
     fork,
@@ -111,14 +112,29 @@ def test_the_state_size_of_qwen3_5(dtype: torch.dtype) -> None:
     check("gated_delta_rule", fork(17, [6, 3]), dtype, in_small_tiles=False, **problem)
 
 
-def test_a_branch_changes_no_bit_of_its_siblings() -> None:
-    parent, others = fork(4, [3, 12, 2]), [*range(4, 7), *range(19, 21)]
-    results = []
-    for leaves in changed_branch(DELTA_RULE, len(parent), slice(7, 19), torch.float32, **SMALL):
-        *inputs, state = (leaf.to(DEVICE).requires_grad_() for leaf in leaves.values())
-        out, _ = delta_rule_in_tiles(*inputs, layout_of(parent).to(DEVICE), initial_state=state, return_states_at=())
-        results.append([t[others] for t in (out, *torch.autograd.grad(out.square().sum(), inputs))])
-    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+@pytest.mark.parametrize(
+    ("dtype", "prefix", "tails", "sizes"),
+    [
+        (torch.float32, 4, (3, 12, 2), SMALL),
+        *(
+            pytest.param(dtype, 65, (130, 64, 40), {"key_size": 128, "value_size": 128}, marks=pytest.mark.gpu)
+            for dtype in (torch.bfloat16, torch.float32)
+        ),
+    ],
+)
+def test_a_branch_changes_no_bit_of_its_siblings(
+    dtype: torch.dtype, prefix: int, tails: tuple[int, ...], sizes: dict[str, Any]
+) -> None:
+    parent, start = fork(prefix, tails), prefix + tails[0]
+    branch, layout = slice(start, start + tails[1]), layout_of(parent).to(DEVICE)
+    both, state = [], torch.empty(0)
+    for leaves in changed_branch(DELTA_RULE, len(parent), branch, dtype, **sizes):
+        *five, state = (leaf.to(DEVICE, dtype if name in "qkv" else torch.float32) for name, leaf in leaves.items())
+        both.append(five)
+    how = {"initial_state": state, "return_states_at": ()}
+    run = delta_rule_in_tiles if sizes is SMALL else partial(tree_gated_delta_rule, scale=SCALE, impl="triton")
+    others = [*range(prefix, start), *range(branch.stop, len(parent))]
+    assert_siblings_keep_their_bits(lambda *inputs: run(*inputs, layout, **how)[0], both, branch, others)
 
 
 def test_other_sizes_and_dtypes_are_refused_by_name() -> None:

@@ -1,5 +1,8 @@
 """A layout knows depth and past, and refuses what is no forest."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +10,8 @@ from hypothesis import strategies as st
 from tree_shapes import SHAPES, chain, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
+from tree_kernels.tree_attention.block_lists import block_lists
+from tree_kernels.tree_attention.fa4.fa4_plan import fa4_plan
 
 
 def depths_of(parent: list[int]) -> list[int]:
@@ -63,9 +68,21 @@ def test_floats_wrong_ranks_and_negative_pasts_are_refused() -> None:
         TreeLayout.from_subtree_end(torch.tensor([1]), past_length=-1)
 
 
-def test_metadata_is_built_once_and_the_layout_is_opaque() -> None:
+@pytest.mark.parametrize(
+    ("made_of", "others"),
+    [
+        (lambda layout, key="key": layout.metadata(key, lambda own: [own.num_tokens]), ({"key": "other"},)),
+        (partial(block_lists, query_block=64, key_block=64, by="key"), ({"window": 5},)),
+        (partial(fa4_plan, head_size=128, heads=8, window=None), ({"heads": 4}, {"window": 9})),
+    ],
+)
+def test_what_is_made_of_a_layout_is_made_once(made_of: Any, others: tuple[dict[str, Any], ...]) -> None:
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](300)))
+    assert made_of(layout) is made_of(layout)
+    assert all(made_of(layout, **other) is not made_of(layout) for other in others)
+
+
+def test_the_layout_is_opaque() -> None:
     layout = TreeLayout.from_subtree_end(subtree_end_of(chain(5)))
-    built = [layout.metadata("key", lambda own: [own.num_tokens]) for _ in range(2)]
-    assert built[0] is built[1]
     assert torch.utils._pytree.tree_leaves({"tree_layout": layout}) == [layout]
     assert layout.to("cpu") is layout

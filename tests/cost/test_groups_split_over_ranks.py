@@ -79,13 +79,6 @@ def test_a_set_of_paths_costs_what_its_forest_costs_and_paths_are_few(num_rows: 
     assert group.whole == pytest.approx(COST.forest(forest))
 
 
-def test_one_group_splits_over_all_ranks() -> None:
-    rows = [[1] * 10 + [2 + b] * 90 for b in range(8)]
-    layout = lay_out_cell([GroupPaths.of(Forest.from_rows(rows), COST)], 4)
-    assert [sum(len(rows) for _, rows in held) for held in layout.rows] == [2] * 4
-    assert layout.split_groups == 1
-
-
 def optimum(forests: list[Forest], num_ranks: int) -> float:
     """Least cost of the slowest rank over all placements of rows: segments run wherever a row of theirs does."""
     model = cp_model.CpModel()

@@ -73,12 +73,13 @@ def test_every_family_gives_what_its_logits_give(family: str) -> None:
     assert [len(answer) for answer in answers] == [3], "the head answered with values, not with logits"
 
 
-def test_a_head_with_a_bias() -> None:
+@pytest.mark.parametrize("casts", (False, True))
+def test_a_bias_and_a_cast_of_the_logits_are_understood(casts: bool) -> None:
     model = build(FAMILIES["llama"])
+    model.lm_head = nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"], bias=not casts).double()
     use_tree_attention(model)
-    model.lm_head = nn.Linear(SIZES["hidden_size"], SIZES["vocab_size"], bias=True).double()
     expected = evaluate(model)
-    assert use_edge_head(model) is None
+    assert use_edge_head(with_forward(model, lambda logits: logits.float()) if casts else model) is None
     assert_same(evaluate(model), expected)
 
 
@@ -209,14 +210,6 @@ def test_a_model_that_is_not_understood_keeps_its_logits(change: Any, reason: st
     assert answer is not None and reason in answer
     assert not any(isinstance(module, EdgeHead) for module in model.modules())
     assert "forward" not in vars(model.base_model) and "forward" not in vars(model.get_output_embeddings())
-
-
-def test_a_model_that_casts_its_logits_gets_values() -> None:
-    model = build(FAMILIES["llama"])
-    use_tree_attention(model)
-    expected = evaluate(model)
-    assert use_edge_head(with_forward(model, lambda logits: logits.float())) is None
-    assert_same(evaluate(model), expected)
 
 
 def test_lora_on_the_head_trains_through_its_logits() -> None:

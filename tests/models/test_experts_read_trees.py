@@ -63,16 +63,3 @@ def test_every_experts_implementation(family: str, experts: str) -> None:
     use_tree_attention(model)
     got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
     assert_equal_gradients(got, expected)
-
-
-@pytest.mark.parametrize("family", ("qwen3_moe", "gpt_oss", "qwen3_next", "glm4_moe"))
-def test_experts_compute_each_unique_token_once(family: str) -> None:
-    model, rows = build(ALL[family]), BRANCHING["identical_and_strict_prefix"]
-    use_tree_attention(model)
-    seen: list[int] = []
-    for module in model.modules():
-        if type(module).__name__.endswith(("Experts", "NaiveMoe")):
-            module.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    forest = Forest.from_rows(rows)
-    forest_log_probs(model, forest)
-    assert seen and set(seen) == {forest.num_unique} == {9}

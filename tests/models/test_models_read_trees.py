@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-import torch
-from dense_models import FAMILIES, SIZES, assert_reads_trees, build, some_rows
+from dense_models import FAMILIES, SIZES, assert_reads_trees, build
 from tiny_sizes import VOCAB
 from transformers import (
     DbrxConfig,
@@ -17,7 +16,7 @@ from transformers import (
 )
 from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
-from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
+from tree_rl.models import UnsupportedModelError, check_model
 
 
 def dbrx(**experts: Any) -> PretrainedConfig:
@@ -45,41 +44,19 @@ def test_forest_equals_rows_alone(family: str) -> None:
     assert_reads_trees(build({**FAMILIES, **MORE}[family]))
 
 
-def test_flat_calls_keep_their_attention() -> None:
-    model = build(FAMILIES["mistral_window"])
-    ids = torch.tensor([some_rows()[1].tolist()])
-    before = model(input_ids=ids).logits
-    assert use_tree_attention(model) == "eager"
-    assert use_tree_attention(model) == "eager"
-    torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
-
-
-def test_length_dependent_rope_is_refused_by_name() -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    with pytest.raises(UnsupportedModelError, match="rope_type=dynamic"):
-        check_model(build(LlamaConfig(**SIZES, rope_parameters=rope)))
-
-
-def test_queries_scaled_by_their_place_in_the_batch_are_refused() -> None:
-    config = Llama4TextConfig(
-        **SIZES,
-        num_local_experts=2,
-        intermediate_size_mlp=40,
-        layer_types=["full_attention"] * 2,
-        no_rope_layers=[1, 0],
-        attn_temperature_tuning=True,
-    )
-    with pytest.raises(UnsupportedModelError, match=r"model_type=llama4_text.*attn_temperature_tuning=True scales"):
-        check_model(build(config))
-
-
-def test_router_auxiliary_loss_is_refused_by_name() -> None:
-    sizes = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    with pytest.raises(UnsupportedModelError, match=r"output_router_logits=False, and tree\.router_aux_loss_coef"):
-        check_model(build(Qwen3MoeConfig(**sizes, output_router_logits=True)))
-
-
-NOISY: dict[str, tuple[PretrainedConfig, str]] = {
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+BY_PLACE = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0], "attn_temperature_tuning": True}
+AUXILIARY = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "output_router_logits": True}
+REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
+    "llama": (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), "rope_type=dynamic"),
+    "llama4": (
+        Llama4TextConfig(**SIZES, **BY_PLACE, num_local_experts=2, intermediate_size_mlp=40),
+        r"model_type=llama4_text.*attn_temperature_tuning=True scales",
+    ),
+    "qwen3_moe": (
+        Qwen3MoeConfig(**SIZES, **AUXILIARY),
+        r"output_router_logits=False, and tree\.router_aux_loss_coef",
+    ),
     "mixtral": (
         MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1),
         r"router_jitter_noise=0\.1: branches would share .*set model\.override_config\.router_jitter_noise=0",
@@ -95,9 +72,9 @@ NOISY: dict[str, tuple[PretrainedConfig, str]] = {
 }
 
 
-@pytest.mark.parametrize("family", NOISY)
-def test_router_noise_is_refused_by_name(family: str) -> None:
-    config, reason = NOISY[family]
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_depends_on_length_place_or_chance_is_refused_by_name(family: str) -> None:
+    config, reason = REFUSED[family]
     with pytest.raises(UnsupportedModelError, match=reason):
         check_model(build(config))
 

@@ -3,7 +3,7 @@ routers count, charge, record and replay as there."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import hybrid_models
 import pytest
 import torch
-import torch.distributed as dist
 from moe_models import REPLAYABLE, build, random_routes
 from rank_processes import run_ranks
 from recurrent_models import RECURRENT
@@ -25,10 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from sharing_ranks import (
     SHAPES,
     assert_equal_gradients,
-    assert_no_failures,
     averaged,
     groups_of,
-    note_failures,
     prepare,
 )
 
@@ -71,6 +68,9 @@ class Case:
     """Whether an inference has counted the load before the update."""
 
 
+Load = tuple[float, float, int, float | None, bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a case gave on one rank, or on one rank of several."""
@@ -80,7 +80,7 @@ class Outcome:
     log_probs: torch.Tensor | None
     routes: torch.Tensor | None
     """Experts of each token, ascending."""
-    load: tuple[float, float, int, float | None, bool] | None
+    load: Load | None
 
 
 routed = partial(Case, has_routers=True, coef=0.5)
@@ -152,12 +152,12 @@ def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> O
     if case.knows_load:
         step.infer(rows)
     result = step.run(rows, loss, records_routes=case.has_routers, is_separable=True)
-    load = result.load
+    load, log_probs = result.load, result.outputs.present().get("log_probs")
+    own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    gradients = own if share is None else averaged(model)
     return Outcome(
-        gradients={n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-        if share is None
-        else averaged(model),
-        log_probs=result.outputs.present().get("log_probs"),
+        gradients={name: gradient.cpu() for name, gradient in gradients.items()},
+        log_probs=None if log_probs is None else log_probs.cpu(),
         routes=None if result.routes_FLK is None else result.routes_FLK.sort(-1).values,
         load=None
         if load is None
@@ -172,68 +172,59 @@ def routes_of(case: Case, group: int, index: int) -> torch.Tensor:
     return routes_TLK
 
 
-def check(case: Case, group: int, share: dist.ProcessGroup, expected: dict[str, Any], device: str) -> None:
-    got = run(case, [group], share, device)
+def check(case: Case, size: int, of_ranks: Sequence[Outcome], expected: Outcome) -> None:
     lengths = [sum(map(len, SHAPES.get(shape, []))) for shape in case.shapes]
-    if lengths[group]:
-        own = slice(sum(lengths[:group]), sum(lengths[: group + 1]))
-        assert got.log_probs is not None
-        torch.testing.assert_close(got.log_probs.cpu(), expected["log_probs"][own], rtol=1e-5, atol=1e-5)
-        assert (got.routes is not None) == case.has_routers
-        assert got.routes is None or torch.equal(got.routes, expected["routes"][own])
-    assert_equal_gradients({name: one.cpu() for name, one in got.gradients.items()}, expected["gradients"])
-    check_load(got, share, expected["load"])
+    for rank, got in enumerate(of_ranks):
+        group = rank // size
+        if lengths[group]:
+            own = slice(sum(lengths[:group]), sum(lengths[: group + 1]))
+            assert got.log_probs is not None and expected.log_probs is not None
+            torch.testing.assert_close(got.log_probs, expected.log_probs[own], rtol=1e-5, atol=1e-5)
+            assert (got.routes is not None) == case.has_routers
+            assert got.routes is None or torch.equal(got.routes, expected.routes[own])
+        assert_equal_gradients(got.gradients, expected.gradients)
+    check_load([got.load for got in of_ranks], size, expected.load)
 
 
-def check_load(got: Outcome, share: dist.ProcessGroup, expected: tuple[Any, ...] | None) -> None:
+def check_load(of_ranks: Sequence[Load | None], size: int, expected: Load | None) -> None:
     """The load is that of all rows; so is the mean over all ranks of the cost, alike on ranks that share tokens."""
-    if got.load is None or expected is None:
-        assert got.load is expected
+    if expected is None:
+        assert not any(of_ranks)
         return
-    *load, cost, has_extra_pass = got.load
-    *expected_load, expected_cost, expects_extra_pass = expected
-    assert load == pytest.approx(expected_load, rel=1e-12) and has_extra_pass == expects_extra_pass
-    if cost is None or expected_cost is None:
-        assert cost is expected_cost
+    loads = [load for load in of_ranks if load is not None]
+    assert len(loads) == len(of_ranks)
+    for load in loads:
+        assert load[:3] == pytest.approx(expected[:3], rel=1e-12) and load[4] == expected[4]
+    costs = [load[3] for load in loads]
+    if expected[3] is None:
+        assert costs == [None] * WORLD
         return
-    costs: list[Any] = [None] * WORLD
-    dist.all_gather_object(costs, cost)
-    assert sum(costs) / WORLD == pytest.approx(expected_cost, rel=1e-6)
-    assert {costs[rank] for rank in dist.get_process_group_ranks(share)} == {cost}
+    assert sum(costs) / WORLD == pytest.approx(expected[3], rel=1e-6)
+    assert all(len(set(costs[first : first + size])) == 1 for first in range(0, WORLD, size))
 
 
-def rank_main(rank: int, out: Path, cases: dict[int, list[Case]], on_gpus: bool) -> None:
-    """Run all cases and write what failed."""
-    expected = torch.load(out / "expected.pt")
+def rank_main(rank: int, cases: Sequence[tuple[int, Case]], on_gpus: bool) -> list[Outcome]:
+    shares = {size: groups_of(rank, size) for size in sorted({size for size, _ in cases})}
     device = f"cuda:{rank}" if on_gpus else "cpu"
-    shares = {size: groups_of(rank, size) for size in cases}
-    checks = (
-        (f"{n}:{case}", partial(check, case, rank // n, shares[n], expected[n, str(case)], device))
-        for n, each in cases.items()
-        for case in each
-    )
-    note_failures(out, rank, checks)
+    return [run(case, [rank // size], shares[size], device) for size, case in cases]
 
 
-def assert_one_rank(out: Path, world: int, cases: dict[int, list[Case]], *, on_gpus: bool) -> None:
-    expected = {
-        (size, str(case)): asdict(run(case, range(len(case.shapes)), None)) for size in cases for case in cases[size]
-    }
-    torch.save(expected, out / "expected.pt")
-    run_ranks(rank_main, world, out, cases, on_gpus, backend="nccl" if on_gpus else "gloo", seconds=60.0)
-    assert_no_failures(out, world)
+def assert_one_rank(world: int, cases: Sequence[tuple[int, Case]], *, on_gpus: bool) -> None:
+    of_ranks = run_ranks(rank_main, world, cases, on_gpus, backend="nccl" if on_gpus else "gloo", seconds=60.0)
+    for (size, case), found in zip(cases, zip(*of_ranks, strict=True), strict=True):
+        check(case, size, found, run(case, range(len(case.shapes)), None))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_models_scattered_over_gpus_are_those_of_one_rank(tmp_path: Path) -> None:
+def test_models_scattered_over_gpus_are_those_of_one_rank() -> None:
     world = 4 if torch.cuda.device_count() >= 4 else 2
-    assert_one_rank(tmp_path, world, {world: RECURRENT_CASES}, on_gpus=True)
+    assert_one_rank(world, [(world, case) for case in RECURRENT_CASES], on_gpus=True)
 
 
 @pytest.mark.slow
-def test_scattered_models_are_those_of_one_rank(tmp_path: Path) -> None:
-    assert_one_rank(tmp_path, WORLD, CASES, on_gpus=False)
+def test_scattered_models_are_those_of_one_rank() -> None:
+    assert_one_rank(WORLD, [(size, case) for size, cases in CASES.items() for case in cases], on_gpus=False)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
 """Gloo ranks that share a forest's tokens, in processes of their own: steps of tiny models against rows run alone."""
 
-import json
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import equal_gradients
 import numpy as np
 import torch
 import torch.distributed as dist
+from latent_models import latent_configs
 from peft import LoraConfig, get_peft_model
-from tiny_sizes import BRANCHING, ROPE, sizes, tokens
+from tiny_sizes import BRANCHING, ROPE, VOCAB, sizes, tokens
 from torch.distributed.fsdp import fully_shard
 from transformers import (
     AfmoeConfig,
@@ -50,6 +48,7 @@ CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
 # Its layers call `view` on what attention returns.
 CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**SIZES | {"num_attention_heads": 4}, num_dense_layers=2, sliding_window=5)
+CONFIGS["latent"] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 
@@ -197,38 +196,29 @@ def averaged(model: Any) -> dict[str, torch.Tensor]:
 assert_equal_gradients = partial(equal_gradients.assert_equal_gradients, slack=4)
 
 
-def check(case: Case, group: int, share: dist.ProcessGroup | None) -> None:
-    """Run a case and compare it with its rows alone."""
-    expected, values = rows_alone(case.model, case.shapes, case.is_coupled)
+Found = tuple[dict[str, torch.Tensor], torch.Tensor | None, float | None]
+"""Gradients averaged over all ranks, log-probs or values of the rank's rows, and what the self-check saw."""
+
+
+def found(case: Case, group: int, share: dist.ProcessGroup | None) -> Found:
+    """Run a case on this rank."""
     model = prepare(build(case.model), is_sharded=case.is_sharded)
     tree_step, result = step(case, model, group, share)
-    first = sum(len(SHAPES.get(shape, [])) for shape in case.shapes[:group])
-    own = values[first : first + len(SHAPES.get(case.shapes[group], []))]
-    if own:
-        got = result.outputs[VALUES if case.model == CRITIC else LOG_PROBS]
-        torch.testing.assert_close(got, torch.cat(own), rtol=1e-5, atol=1e-5)
-        assert tree_step.self_check.error is not None and tree_step.self_check.error < 1e-4
-    assert_equal_gradients(averaged(model), expected)
+    outputs = result.outputs.present().get(VALUES if case.model == CRITIC else LOG_PROBS)
+    return averaged(model), outputs, tree_step.self_check.error
 
 
-def note_failures(out: Path, rank: int, checks: Iterable[tuple[str, Callable[[], None]]]) -> None:
-    """Run named checks and write which failed."""
-    failures = {}
-    for name, check_one in checks:
-        try:
-            check_one()
-        except AssertionError:
-            failures[name] = traceback.format_exc()
-    (out / f"failures_{rank}.json").write_text(json.dumps(failures))
-
-
-def assert_no_failures(out: Path, world: int, *, of: str = "") -> None:
-    """On any rank, among checks whose names begin so."""
-    failures: dict[str, str] = {}
-    for rank in range(world):
-        failures |= json.loads((out / f"failures_{rank}.json").read_text())
-    own = [f"{name}\n{text}" for name, text in failures.items() if name.startswith(of)]
-    assert not own, "\n".join(own)
+def assert_rows_alone(case: Case, size: int, of_ranks: Sequence[Found]) -> None:
+    """Every rank, of which so many share tokens, found what the rows give alone."""
+    expected, values = rows_alone(case.model, case.shapes, case.is_coupled)
+    counts = [len(SHAPES.get(shape, [])) for shape in case.shapes]
+    for rank, (gradients, got, error) in enumerate(of_ranks):
+        group = rank // size
+        own = values[sum(counts[:group]) : sum(counts[: group + 1])]
+        if own:
+            torch.testing.assert_close(got, torch.cat(own), rtol=1e-5, atol=1e-5)
+            assert error is not None and error < 1e-4
+        assert_equal_gradients(gradients, expected)
 
 
 def groups_of(rank: int, size: int) -> dist.ProcessGroup:
@@ -237,9 +227,7 @@ def groups_of(rank: int, size: int) -> dist.ProcessGroup:
     return [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)][rank // size]
 
 
-def rank_main(rank: int, out: Path, deals: Sequence[tuple[int, Sequence[Case]]]) -> None:
-    """Run cases, by the number of ranks that share tokens, and write what failed."""
-    shares = {size: groups_of(rank, size) for size, _ in deals}
-    cases = [(size, case) for size, cases in deals for case in cases]
-    checks = ((f"{n}:{case.name}", partial(check, case, rank // n, shares[n])) for n, case in cases)
-    note_failures(out, rank, checks)
+def rank_main(rank: int, cases: Sequence[tuple[int, Case]]) -> list[Found]:
+    """Run cases, each with the number of ranks that share tokens."""
+    shares = {size: groups_of(rank, size) for size in sorted({size for size, _ in cases})}
+    return [found(case, rank // size, shares[size]) for size, case in cases]

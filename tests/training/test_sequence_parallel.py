@@ -1,9 +1,7 @@
 """Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape; so
 where one of them runs out of memory, raised by hand in the middle of a layer: all repeat the step."""
 
-import json
-from functools import partial
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +14,13 @@ from sharing_ranks import (
     MODELS,
     SHAPES,
     Case,
+    Found,
     alone,
     assert_equal_gradients,
-    assert_no_failures,
+    assert_rows_alone,
     averaged,
     build,
     groups_of,
-    note_failures,
     prepare,
     rank_main,
     step,
@@ -34,6 +32,7 @@ FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
     *(Case(model=model, shapes=("comb",), max_tokens=6) for model in MODELS[1::2]),
     Case(model="head_a_rank", shapes=("comb",)),
+    Case(model="latent", shapes=("branches",), max_tokens=7),
     Case(shapes=("branches",), max_tokens=4, is_coupled=True),
 ]
 """One group of four ranks."""
@@ -48,30 +47,33 @@ TWO_SHARE = [
 """Two groups of two ranks, each with rows of its own."""
 
 
+CASES = [*((4, case) for case in FOUR_SHARE), *((2, case) for case in TWO_SHARE)]
+
+
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out: Path = tmp_path_factory.mktemp("ranks")
-    run_ranks(rank_main, 4, out, [(4, FOUR_SHARE), (2, TWO_SHARE)], seconds=60.0)
-    return out
+def four_ranks() -> list[list[Found]]:
+    return run_ranks(rank_main, 4, CASES, seconds=60.0)
 
 
-@pytest.mark.parametrize("size", [4, 2])
-def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: Path, size: int) -> None:
-    assert_no_failures(four_ranks, 4, of=f"{size}:")
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{size}:{case.name}" for size, case in CASES])
+def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: list[list[Found]], number: int) -> None:
+    size, case = CASES[number]
+    assert_rows_alone(case, size, [of_rank[number] for of_rank in four_ranks])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_eight_ranks_share_the_tokens_of_one_forest(tmp_path: Path) -> None:
+def test_eight_ranks_share_the_tokens_of_one_forest() -> None:
     # One query head to a rank, each key-value head on four; some forests have fewer tokens than ranks.
     others = [*(Case(model=model, shapes=("comb",)) for model in MODELS), *(Case(shapes=(shape,)) for shape in SHAPES)]
     # Four heads are none for eight ranks.
-    fitting = [case for case in FOUR_SHARE if case.model != "head_a_rank"]
-    run_ranks(rank_main, 8, tmp_path, [(8, [*fitting, *others])], seconds=60.0)
-    assert_no_failures(tmp_path, 8)
+    cases = [*(case for case in FOUR_SHARE if case.model not in ("head_a_rank", "latent")), *others]
+    of_ranks = run_ranks(rank_main, 8, [(8, case) for case in cases], seconds=60.0)
+    for case, found in zip(cases, zip(*of_ranks, strict=True), strict=True):
+        assert_rows_alone(case, 8, found)
 
 
-def refused_main(rank: int, out: Path) -> None:
+def refused_main(rank: int) -> list[str]:
     """What ranks say to rows that differ, and to heads that cannot be divided."""
     share = dist.new_group([0, 1])
     said = []
@@ -82,13 +84,11 @@ def refused_main(rank: int, out: Path) -> None:
             step(case, prepare(build(case.model)), 0, share)
         except (RuntimeError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
-    (out / f"said_{rank}.json").write_text(json.dumps(said))
+    return said
 
 
-def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank(tmp_path: Path) -> None:
-    run_ranks(refused_main, 2, tmp_path, seconds=60.0)
-    for rank in range(2):
-        unequal, one_head = json.loads((tmp_path / f"said_{rank}.json").read_text())
+def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank() -> None:
+    for unequal, one_head in run_ranks(refused_main, 2, seconds=60.0):
         assert unequal.startswith("RuntimeError: ranks [0, 1] share the tokens of their rows, but their rows or plans")
         assert "set ulysses_sequence_parallel_size to a divisor of 1" in one_head
 
@@ -104,34 +104,32 @@ FAILING = [
 """With one group of four ranks, and with two groups of two."""
 
 
-def check_recovery(case: Case, direction: str, passes: int, rank: int, failing: int, share: dist.ProcessGroup) -> None:
-    """One rank of a group fails at a point."""
-    expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+def recovered(
+    case: Case, direction: str, passes: int, rank: int, failing: int, share: dist.ProcessGroup
+) -> tuple[dict[str, torch.Tensor], int, bool]:
+    """One rank of a group fails at a point: gradients, how often the step was repeated, and whether the rank failed."""
     model, size = prepare(build(case.model), is_sharded=case.is_sharded), dist.get_world_size(share)
     left = fail_once(model, direction, passes)[0] if rank == failing % size else lambda: -1
     tree_step, _ = step(case, model, rank // size, share, self_check=False)
-    assert_equal_gradients(averaged(model), expected)
-    was_hit = torch.tensor(float(left() < 0))
-    dist.all_reduce(was_hit, op=dist.ReduceOp.MIN)
-    assert tree_step.out_of_memory == int(was_hit.item()), "not repeated, or repeated in vain"
+    return averaged(model), tree_step.out_of_memory, left() < 0
 
 
-def recovering_main(rank: int, out: Path) -> None:
+def recovering_main(rank: int) -> list[Any]:
     """Every case with one rank failing at every point."""
     budget.GRANULARITY = 3
     shares = {groups: groups_of(rank, 4 // groups) for groups in (1, 2)}
-    checks = (
-        (
-            f"{case.name} {direction} {passes}",
-            partial(check_recovery, case, direction, passes, rank, number, shares[len(case.shapes)]),
-        )
+    return [
+        recovered(case, direction, passes, rank, number, shares[len(case.shapes)])
         for number, case in enumerate(FAILING)
         for direction, passes in POINTS
-    )
-    note_failures(out, rank, checks)
+    ]
 
 
 @pytest.mark.slow
-def test_all_ranks_repeat_the_step_together(tmp_path: Path) -> None:
-    run_ranks(recovering_main, 4, tmp_path, seconds=60.0)
-    assert_no_failures(tmp_path, 4)
+def test_all_ranks_repeat_the_step_together() -> None:
+    cases = [case for case in FAILING for _ in POINTS]
+    for case, of_ranks in zip(cases, zip(*run_ranks(recovering_main, 4, seconds=60.0), strict=True), strict=True):
+        expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+        for gradients, repeated, _ in of_ranks:
+            assert_equal_gradients(gradients, expected)
+            assert repeated == all(failed for _, _, failed in of_ranks), "not repeated, or repeated in vain"

@@ -1,7 +1,5 @@
 """GPUs that share a forest's tokens over NCCL: as exact as one GPU, and one that runs out of memory rejoins."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,7 @@ def gradient(dtype: torch.dtype, share: Any, max_tokens: int | None, *, fails: b
     return torch.cat([g.float().flatten().cpu() for g in averaged(model).values()])
 
 
-def rank_main(rank: int, out: Path) -> None:
+def rank_main(rank: int) -> dict[str, float]:
     """Errors against one GPU in float32, relative to the gradient's norm."""
     budget.GRANULARITY = 64
     share = dist.new_group(list(range(dist.get_world_size())))
@@ -59,17 +57,14 @@ def rank_main(rank: int, out: Path) -> None:
             "failed_float32": gradient(torch.float32, share, max_tokens, fails=rank == 1),
         }.items():
             errors[f"{name}_{max_tokens}"] = float((found - exact).norm() / exact.norm())
-    (out / f"errors_{rank}.json").write_text(json.dumps(errors))
+    return errors
 
 
 @pytest.fixture(scope="module", params=(2, 4), ids="{} GPUs".format)
-def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+def errors(request: pytest.FixtureRequest) -> Any:
     if torch.cuda.device_count() < request.param:
         pytest.skip(f"needs {request.param} CUDA devices")
-    out = tmp_path_factory.mktemp("gpus")
-    run_ranks(rank_main, request.param, out, backend="nccl")
-    found: dict[str, float] = json.loads((out / "errors_0.json").read_text())
-    return found
+    return run_ranks(rank_main, request.param, backend="nccl")[0]
 
 
 @pytest.mark.gpu

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from equal_gradients import assert_equal_gradients
+from failing_memory import fail_once
 from measured_models import KINDS, build, hostile_rows, trained
 
 from tree_rl.cost.memory import budget as budget_module
@@ -38,13 +40,6 @@ def tokens_for(memory: MemoryModel, share: float) -> int:
     return memory.tokens_of(share * memory.bytes_of(whole))
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        scale = gradient.abs().max().item()
-        assert torch.allclose(found[name], gradient, rtol=1e-5, atol=1e-5 * scale), name
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     model = build(kind)
@@ -55,7 +50,7 @@ def test_gradients_do_not_depend_on_the_choice(kind: str) -> None:
     for offload, share in (*(("auto", share) for share in SHARES[::2]), *told):
         step = step_of(model, memory, max_tokens=tokens_for(memory, share), offload=offload)
         found, result = trained(step, model, infers=kind == "dense")
-        assert_close(found, expected)
+        assert_equal_gradients(found, expected)
         chosen |= {batch.choice.kind for batch in result.micro_batches if batch.choice is not None}
     cuts, offloads, _, on_host = (any(kind[place] for kind in chosen) for place in range(4))
     assert cuts and offloads and on_host, chosen
@@ -69,17 +64,10 @@ def test_out_of_memory_repeats_with_half_the_predicted_bytes(monkeypatch: pytest
     step = step_of(model, memory)
     first = step.learner.budget.predicted(whole.micro_batches)
     assert first is not None
-    failures = iter([True])
-
-    def fail_once(module: Any, arguments: Any) -> None:
-        if torch.is_grad_enabled() and next(failures, False):
-            raise torch.cuda.OutOfMemoryError("no memory left")
-
-    hook = model.model.layers[2].register_forward_pre_hook(fail_once)
+    fail_once(model, "backward", 0)
     found, result = trained(step, model)
-    hook.remove()
     assert step.out_of_memory == 1
-    assert_close(found, expected)
+    assert_equal_gradients(found, expected)
     assert step.learner.budget.tokens is not None
     assert memory.bytes_of(step.learner.budget.tokens) <= first.device / 2
     smaller = step.learner.budget.predicted(result.micro_batches)

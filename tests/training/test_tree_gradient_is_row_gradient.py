@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_decoder import PlainDecoder
 
+from tree_kernels.tree_attention.fa4.leaf_rows import leaf_rows
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import forest_log_probs, plan_edges, tree_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
@@ -88,3 +89,11 @@ def test_no_wanted_edge_still_reaches_every_parameter() -> None:
     out = tree_log_probs(model, TreeInputs.from_forest(forest), lambda: edges, extras=("entropy",))["log_probs"]
     assert out.tolist() == [0.0, 0.0]
     assert all(float(g.norm()) == 0 for g in torch.autograd.grad(out.sum(), list(model.parameters())))
+
+
+def test_nothing_on_the_device_is_read_for_what_the_host_knows() -> None:
+    layout = TreeInputs.from_forest(Forest.from_rows([[1, 2, 3], [4, 5]]), "meta").layout
+    assert layout.device.type == "meta" and layout.partial_share == 1
+    assert layout.subtree_end_on_host().tolist() == [3, 3, 3, 5, 5]
+    rows = leaf_rows(layout, most_keys=1, fewest_queries=1)
+    assert rows is not None and rows.longest_key == 3 and rows.query_offsets.shape == (3,)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.models.routers.merge_routes import NATIVE, drop_filler, number_routes, routes_of_unique_tokens
+from tree_rl.models.routers.merge_routes import NATIVE, drop_filler, routes_of_unique_tokens
 from tree_rl.training import Rows
 from tree_rl.tree.forest import Forest
 
@@ -22,10 +22,6 @@ RoutedRow = list[tuple[int, list[tuple[int, int]]]]
 def ids_and_routes(rows: list[RoutedRow]) -> tuple[list[list[int]], list[np.ndarray]]:
     ids = [[token for token, _ in row] for row in rows]
     return ids, [np.array([route for _, route in row], dtype=np.int16) for row in rows]
-
-
-def route_keys(routes: list[np.ndarray]) -> list[np.ndarray]:
-    return np.split(number_routes(np.concatenate(routes)), np.cumsum([len(row) for row in routes])[:-1])
 
 
 def canonical(row: RoutedRow, length: int) -> tuple[object, ...]:
@@ -49,16 +45,6 @@ def test_unique_tokens_are_the_distinct_routed_prefixes(rows: list[RoutedRow], d
     for row, routes_of_row in enumerate(routes):
         assert forest.row_tokens(row).tolist() == ids[row]
         assert np.array_equal(np.sort(unique[forest.row_index[row]]), np.sort(routes_of_row))
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=ROWS)
-def test_subsets_keep_the_branching(rows: list[RoutedRow]) -> None:
-    ids, routes = ids_and_routes(rows)
-    picked = list(range(0, len(rows), 2))
-    part = Forest.from_rows(ids, merge_key=route_keys(routes)).select_rows(picked)
-    alone = Forest.from_rows([ids[row] for row in picked], merge_key=route_keys([routes[row] for row in picked]))
-    assert np.array_equal(part.row_index.values, alone.row_index.values)
 
 
 def test_zeros_that_stand_for_no_record_become_native() -> None:

@@ -57,16 +57,6 @@ def test_token_unique_weighs_every_trained_token_once(rows, seed):
     np.testing.assert_allclose(in_total(forest, weights), is_trained, rtol=1e-12)
 
 
-@given(rows=ROWS, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_any_path_weights_add_up_on_shared_tokens(rows, seed):
-    forest = Forest.from_rows(rows)
-    weight_of_row = np.random.default_rng(seed).normal(size=len(rows))
-    total = in_total(forest, per_token(forest, weight_of_row))
-    for token in range(forest.num_unique):
-        np.testing.assert_allclose(total[token], weight_of_row[forest.rows_through(token)].sum(), atol=1e-12)
-
-
 def test_no_rows_have_no_weights():
     empty = Forest.from_rows([])
     assert len(tree_mean_weights(empty)) == len(once_per_token_weights(empty)) == 0

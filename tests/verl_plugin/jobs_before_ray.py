@@ -1,7 +1,9 @@
 """Command lines of tree training, checked in this process as the driver checks them before Ray starts."""
 
 import copy
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,22 @@ def checked(*arguments: str) -> tuple[Any, str]:
     job = read_job(arguments, PROGRAM)
     banner = checked_job(job.config, job.given)
     return job.config, banner
+
+
+def assert_names(line: str, overrides: Sequence[str], *said: str) -> None:
+    """A short line that names one of the overrides by key and value, and what else it must say."""
+    assert "\n" not in line and len(line) < 500
+    assert any(_names(line, *one.strip("'+").partition("=")[::2]) for one in overrides), line
+    for part in said:
+        assert part in line
+
+
+def _names(line: str, key: str, value: str) -> bool:
+    """The key's last two parts with the value, if there is one, or the section that the key stands in."""
+    short, name = ".".join(key.split(".")[-2:]), key.rpartition(".")[2]
+    sections = accumulate(key.split("."), "{}.{}".format)
+    told = value.strip("[]'\"").lower().replace("null", "none") in line.lower()
+    return (short in line and (told or f"{name}=" not in line)) or any(f"{section}: " in line for section in sections)
 
 
 def composed_once(name: str, overrides: list[str]) -> DictConfig:

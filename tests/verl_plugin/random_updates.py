@@ -250,9 +250,8 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
     return found
 
 
-def rank_main(rank: int, folder: Path) -> None:
-    setups = torch.load(folder / "setups.pt", weights_only=False)
-    torch.save(train_share(setups, folder), folder / f"rank_{rank}.pt")
+def rank_main(rank: int, setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
+    return train_share(setups, folder)
 
 
 def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[tuple[bool, str]]:
@@ -262,9 +261,7 @@ def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[t
     if ranks == 1:
         of_ranks = [train_share(setups, folder)]
     else:
-        torch.save(list(setups), folder / "setups.pt")
-        run_ranks(rank_main, ranks, folder, seconds=1800.0)
-        of_ranks = [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(ranks)]
+        of_ranks = run_ranks(rank_main, ranks, setups, folder, seconds=1800.0)
     for index, setup in enumerate(setups):
         engine, train = setup.reference(folder)
         for place, one in enumerate(setup.updates):

@@ -1,6 +1,5 @@
 """Several ranks of tree engines in processes of their own, and one rank of stock verl that they are held against."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,12 @@ def assert_gradients_of_ranks(expected: dict[str, torch.Tensor], got: dict[str, 
         assert error <= 4e-5 * max(reference.norm(), 1e-3 * largest), parameter
 
 
-def assert_trains_as_one(results: Path, deal: str, name: str) -> None:
-    """What the ranks wrote under a name is what one rank finds for the deal."""
-    world = len(DEALS[deal])
-    parts = [share_of(deal, rank, **ALONE) for rank in range(world) if DEALS[deal][rank]]
-    loss, expected = as_one_rank(results / "model", parts)
-    got = [torch.load(results / f"{name}_{rank}.pt") for rank in range(world)]
+def assert_trains_as_one(model: Path, of_ranks: list[dict[str, dict[str, Any]]], deal: str, name: str) -> None:
+    """What the ranks found under a name is what one rank finds for the deal."""
+    parts = [share_of(deal, rank, **ALONE) for rank in range(len(of_ranks)) if DEALS[deal][rank]]
+    loss, expected = as_one_rank(model, parts)
+    got = [found[name] for found in of_ranks]
     # verl averages the losses of ranks, each multiplied by dp_size.
-    assert sum(g["loss"] for g in got) / world == pytest.approx(loss, rel=1e-4)
+    assert sum(g["loss"] for g in got) / len(got) == pytest.approx(loss, rel=1e-4)
     assert_gradients_of_ranks(expected, got[0]["gradients"])
-    metrics = [json.loads((results / f"{name}_{rank}.json").read_text()) for rank in range(world)]
-    assert all(one == metrics[0] for one in metrics), "ranks must report metrics that verl can join"
+    assert all(one["metrics"] == got[0]["metrics"] for one in got), "ranks must report metrics that verl can join"

@@ -44,13 +44,6 @@ def test_identical_branches_change_no_advantage(name: str, kl_in_reward: bool) -
         torch.testing.assert_close(got[mask], want[row_of_single][mask], rtol=2e-5, atol=2e-6)
 
 
-def test_branched_grpo_is_verl_multi_trajectory_grpo() -> None:
-    ours, _ = estimate("grpo", make_batch(COPIES))
-    data, keys, *_ = make_batch(COPIES)
-    theirs = compute_advantage_for_multi_trajectories(data, keys, "grpo", config=settings("grpo").algorithm)
-    torch.testing.assert_close(ours, theirs.batch["advantages"], rtol=0, atol=0)
-
-
 def test_a_token_shared_by_branches_weighs_one() -> None:
     ids = [np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5, 6]), np.array([1, 2, 9])]
     mask = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 0]])

@@ -43,7 +43,7 @@ FAMILIES: dict[str, PretrainedConfig] = {
     **latent_configs(vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.1),
     **{family: RECURRENT[family] for family in ("lfm2", "nemotron_h", "falcon_h1", "zamba2")},
 }
-DEFAULT = ("gemma4", "lfm2", "qwen3.5")
+DEFAULT = ("gemma4", "lfm2", "qwen3.5", "nemotron_h", "zamba2")
 PARAMS = [pytest.param(family, marks=() if family in DEFAULT else pytest.mark.slow) for family in FAMILIES]
 
 

@@ -11,10 +11,8 @@ import torch
 from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch
 from equivalence import ALONE, actor_loss, answers_of_heads, assert_equal_gradients, run
 from hostile_rows import SHAPES, tokens, whole_rows
-from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.trainer.distillation.losses import distillation_ppo_loss
-from verl.utils import tensordict_utils as tu
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 
 from tree_rl.training.loss.edges import plan_edges
@@ -100,24 +98,6 @@ def test_a_candidate_of_several_rows_is_computed_once() -> None:
     plan = plan_edges(forest, wanted, np.ones(2, dtype=np.float32), candidates_FK=candidates)
     # 13 edges to the rows' tokens start at 12 sources (the branch has two children), with four candidates each.
     assert (len(plan.source_R), len(plan.target_E)) == (12, 13 + 12 * 4)
-
-
-ON_TWO_RANKS = [("supervised", 16), ("with a loss of sequences", None)]
-
-
-def rank_main(rank: int, model: Path, out: Path) -> None:
-    """This rank's rows, every second one."""
-    engine = build_engine(model, tree=TreeConfig(mode="tree"))
-    data = tu.index_select_tensor_dict(distilled_batch(), list(range(rank, len(distilled_rows()), 2)))
-    for name, budget in ON_TWO_RANKS:
-        engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
-        torch.save(run(engine, data, LOSSES[name])["gradients"], f"{out}/{name}_{budget}_{rank}.pt")
-
-
-def test_two_ranks_distil_as_one(model_path: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    run_ranks(rank_main, 2, model_path, tmp_path)
-    for name, budget in ON_TWO_RANKS:
-        assert_equal_gradients(expected[name]["gradients"], torch.load(tmp_path / f"{name}_{budget}_0.pt"))
 
 
 def test_padding_rows_that_are_alone_change_nothing(model_path: Path) -> None:

@@ -20,7 +20,7 @@ from tree_rl.verl_plugin.engine.build import moments_to_come
 from tree_rl.verl_plugin.options import TreeConfig
 
 
-def measured_main(rank: int, model: Path, out: Path) -> None:
+def measured_main(rank: int, model: Path) -> None:
     """Each deal without a way to save memory, with each and with all."""
     engine = build_engine(model, tree=TreeConfig(mode="tree"), model={"enable_gradient_checkpointing": True})
     plan_of = Planner.plan
@@ -55,5 +55,5 @@ def test_gradients_and_moments_on_the_host_take_no_device_memory() -> None:
         assert moments_to_come(linear, torch.optim.AdamW(linear.parameters())) == 2 * 4 * values
 
 
-def test_ranks_that_save_memory_train_as_before(model_path: Path, tmp_path: Path) -> None:
-    run_ranks(measured_main, 2, model_path, tmp_path)
+def test_ranks_that_save_memory_train_as_before(model_path: Path) -> None:
+    run_ranks(measured_main, 2, model_path)

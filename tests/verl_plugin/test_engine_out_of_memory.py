@@ -30,7 +30,7 @@ def engine_of(path: Path, **fsdp: Any) -> Any:
     return build_engine(path, tree=TreeConfig(mode="tree", max_tokens=12, self_check=False), engine=fsdp)
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
+def rank_main(rank: int, model: Path) -> None:
     """Undisturbed updates, then the same with rank 0 failing at every point."""
     budget.GRANULARITY = 3
     for deal, reshard, points in CASES:
@@ -46,8 +46,8 @@ def rank_main(rank: int, model: Path, out: Path) -> None:
             engine.step.learner.budget.tokens = None
 
 
-def test_two_ranks_repeat_the_step_together(model_path: Path, tmp_path: Path) -> None:
-    run_ranks(rank_main, 2, model_path, tmp_path)
+def test_two_ranks_repeat_the_step_together(model_path: Path) -> None:
+    run_ranks(rank_main, 2, model_path)
 
 
 def test_inference_is_repeated_too(model_path: Path) -> None:

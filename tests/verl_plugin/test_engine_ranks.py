@@ -1,6 +1,5 @@
 """Two FSDP2 ranks on gloo with unequal trees: gradients of one rank that runs rows alone; failures say why."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +29,30 @@ SHARDINGS: dict[str, dict[str, Any]] = {
 """verl's options, by which two ranks run unequal trees."""
 
 
-def run_share(engine: Any, deal: str, rank: int, out: str) -> None:
+def run_share(engine: Any, deal: str, rank: int) -> dict[str, Any]:
     got = run(engine, share_of(deal, rank), LOSS)
-    torch.save({"gradients": got["gradients"], "loss": sum(got["loss"])}, f"{out}_{rank}.pt")
     # verl joins Metric objects value by value, so ranks need equally many; plain lists are chained.
     keys = {key: len(m.values) if isinstance(m, Metric) else None for key, m in got["metrics"].items()}
-    Path(f"{out}_{rank}.json").write_text(json.dumps(keys))
+    return {"gradients": got["gradients"], "loss": sum(got["loss"]), "metrics": keys}
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
+def rank_main(rank: int, model: Path) -> dict[str, Any]:
     """Run this rank's share of every deal; imports cost more than the runs."""
-    engine = build_engine(model, tree=TreeConfig(mode="tree"))
+    engine, found = build_engine(model, tree=TreeConfig(mode="tree")), dict[str, Any]()
     for deal, budget in DEALT:
         engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
-        run_share(engine, deal, rank, f"{out}/{deal}_{budget}")
+        found[f"{deal}_{budget}"] = run_share(engine, deal, rank)
     for name, options in SHARDINGS.items():
         sharded = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=30), **options)
-        run_share(sharded, "unequal_trees", rank, f"{out}/{name}")
+        found[name] = run_share(sharded, "unequal_trees", rank)
     data = share_of("one_rank_empty", rank)
     data["input_ids"].values().fill_(10_000)
-    try:
+    with pytest.raises((RuntimeError, ValueError)) as refused:
         run(engine, data, LOSS)
-    except (RuntimeError, ValueError) as error:
-        (out / f"error_{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+    return found | {"refused": str(refused.value)}
 
 
-def failing_main(rank: int, model: Path, out: Path) -> None:
+def failing_main(rank: int, model: Path) -> None:
     """The last rank's loss fails in the middle of the step, while the others wait in a collective."""
     engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=7))
 
@@ -66,35 +63,32 @@ def failing_main(rank: int, model: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where ranks leave results; the model's head is an FSDP2 module of its own, which answers with log-probs."""
-    path = tmp_path_factory.mktemp("ranks")
-    save_model(path / "model", tiny_qwen3(tie_word_embeddings=False))
-    return path
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its head is an FSDP2 module of its own, which answers with log-probs."""
+    return save_model(tmp_path_factory.mktemp("model"), tiny_qwen3(tie_word_embeddings=False))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(out: Path) -> Path:
-    run_ranks(rank_main, 2, out / "model", out)
-    return out
+def two_ranks(model: Path) -> list[dict[str, Any]]:
+    return run_ranks(rank_main, 2, model)
 
 
 @pytest.mark.parametrize(("deal", "budget"), DEALT)
-def test_two_ranks_train_as_one(two_ranks: Path, deal: str, budget: int) -> None:
-    assert_trains_as_one(two_ranks, deal, f"{deal}_{budget}")
+def test_two_ranks_train_as_one(model: Path, two_ranks: list[dict[str, Any]], deal: str, budget: int) -> None:
+    assert_trains_as_one(model, two_ranks, deal, f"{deal}_{budget}")
 
 
 @pytest.mark.parametrize("options", SHARDINGS)
-def test_options_of_sharding_train_as_one_rank(two_ranks: Path, options: str) -> None:
-    assert_trains_as_one(two_ranks, "unequal_trees", options)
+def test_options_of_sharding_train_as_one_rank(model: Path, two_ranks: list[dict[str, Any]], options: str) -> None:
+    assert_trains_as_one(model, two_ranks, "unequal_trees", options)
 
 
-def test_a_rank_that_refuses_its_rows_takes_the_job_down_with_its_own_error(two_ranks: Path) -> None:
-    assert "token id 10000 is outside the vocabulary" in (two_ranks / "error_0.txt").read_text()
-    assert "another data-parallel rank refused its rows" in (two_ranks / "error_1.txt").read_text()
+def test_a_rank_that_refuses_its_rows_takes_the_job_down_with_its_own_error(two_ranks: list[dict[str, Any]]) -> None:
+    assert "token id 10000 is outside the vocabulary" in two_ranks[0]["refused"]
+    assert "another data-parallel rank refused its rows" in two_ranks[1]["refused"]
 
 
-def test_a_rank_that_fails_within_a_step_takes_the_job_down_with_its_own_error(out: Path) -> None:
+def test_a_rank_that_fails_within_a_step_takes_the_job_down_with_its_own_error(model: Path) -> None:
     # gloo alone would give up after 30 minutes, beyond the time limit of a test.
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="the reward model returned nonsense"):
-        run_ranks(failing_main, 2, out / "model", out)
+        run_ranks(failing_main, 2, model)

@@ -40,32 +40,36 @@ def batch_of(reader: Any, deal: str, share: int, **flags: Any) -> TensorDict:
     return picture_batch(reader, rows, seed=share, **settings) if rows else empty_batch()
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
-    reader = reading_model(model)
+def rank_main(rank: int, model: Path) -> dict[str, dict[str, torch.Tensor]]:
+    reader, found = reading_model(model), {}
     for name, options, deals in RUNS:
         engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=options)
         for deal in deals:
             for budget in BUDGETS:
                 engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
                 got = run(engine, batch_of(reader, deal, rank % len(DEALS[deal])), LOSS)
-                torch.save(got["gradients"], f"{out}/{name}{deal}_{budget}_{rank}.pt")
+                found[f"{name}{deal}_{budget}"] = got["gradients"]
+    return found
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ranks")
-    wrapped_model(wrapped_config("qwen3_vl", initializer_range=0.2)).save_pretrained(path / "model")
-    run_ranks(rank_main, 2, path / "model", path)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    wrapped_model(wrapped_config("qwen3_vl", initializer_range=0.2)).save_pretrained(path)
     return path
 
 
+@pytest.fixture(scope="module")
+def two_ranks(model: Path) -> list[dict[str, dict[str, torch.Tensor]]]:
+    return run_ranks(rank_main, 2, model)
+
+
 @pytest.mark.parametrize("deal", DEALS)
-def test_two_ranks_train_as_one(out: Path, deal: str) -> None:
-    reader = reading_model(out / "model")
+def test_two_ranks_train_as_one(model: Path, two_ranks: list[dict[str, dict[str, torch.Tensor]]], deal: str) -> None:
+    reader = reading_model(model)
     parts = [batch_of(reader, deal, share, **ALONE) for share, rows in enumerate(DEALS[deal]) if rows]
-    _, expected = as_one_rank(out / "model", parts)
+    _, expected = as_one_rank(model, parts)
     assert any("visual" in name for name in expected)
-    for name in [name for name, _, deals in RUNS if deal in deals]:
-        for budget in BUDGETS:
-            for rank in range(2):
-                assert_gradients_of_ranks(expected, torch.load(out / f"{name}{deal}_{budget}_{rank}.pt"))
+    for name in [f"{name}{deal}_{budget}" for name, _, deals in RUNS if deal in deals for budget in BUDGETS]:
+        for gradients_of in two_ranks:
+            assert_gradients_of_ranks(expected, gradients_of[name])

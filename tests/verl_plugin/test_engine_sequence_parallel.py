@@ -88,22 +88,20 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
-    found = {layout: run_policy(model, layout, out) for layout in LAYOUTS}
-    torch.save(found, f"{out}/rank_{rank}.pt")
+def rank_main(rank: int, out: Path) -> dict[str, dict[str, Any]]:
+    return {layout: run_policy(out / "model", layout, out) for layout in LAYOUTS}
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sharing")
     save_model(path / "model", tiny_qwen3())
-    run_ranks(rank_main, WORLD, path / "model", path)
     return path
 
 
 @pytest.fixture(scope="module")
 def ranks(out: Path) -> list[dict[str, Any]]:
-    return [torch.load(out / f"rank_{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    return run_ranks(rank_main, WORLD, out)
 
 
 @pytest.fixture(scope="module")

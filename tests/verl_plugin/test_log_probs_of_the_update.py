@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import BFLOAT16, Row, build_engine, ppo_batch, save_model
+from engine_harness import BFLOAT16, Row, build_engine, ppo_batch
 from equivalence import (
     AGG_MODES,
     FLAGS,
@@ -17,7 +17,6 @@ from equivalence import (
     POLICY_LOSSES,
     actor_loss,
     alone,
-    assert_equal_gradients,
     assert_equal_runs,
     assert_trains_as,
     infer,
@@ -30,7 +29,6 @@ from hostile_rows import SHAPES, row, tokens
 from local_trainer import build_worker
 from omegaconf import OmegaConf
 from rank_engines import empty_batch
-from tiny_families import COEF, CONFIGS
 from verl.utils import tensordict_utils as tu
 
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
@@ -97,19 +95,6 @@ def engine_plan(engine: Any, rows: list[Row]) -> Any:
     engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
     infer(engine, ppo_batch(rows))
     return seen[0].micro_batches
-
-
-def test_with_the_auxiliary_loss_the_update_counts_experts_itself(tmp_path: Path) -> None:
-    path, rows = save_model(tmp_path, CONFIGS["qwen3_moe"]), SHAPES["two_groups"]
-    loss = LOSS
-    engine = build_engine(path, tree=TreeConfig(max_tokens=5, router_aux_loss_coef=COEF))
-    expected = run_after_pass(engine, rows, loss, **FLAGS)
-    engine.forget()
-    got = run(engine, without_pass(rows, **FLAGS), loss)
-    assert_equal_gradients(expected["gradients"], got["gradients"])
-    counted = [result["metrics"]["moe/counted_anew"].aggregate() for result in (expected, got)]
-    assert counted == [0, 1]
-    assert got["metrics"]["moe/aux_loss"].aggregate() == pytest.approx(expected["metrics"]["moe/aux_loss"].aggregate())
 
 
 def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:

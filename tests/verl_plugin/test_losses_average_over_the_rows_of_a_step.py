@@ -1,6 +1,5 @@
 """A step of `tree_sync` divides by the rows that it holds: stock's engine on the same rows finds the same step."""
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,15 +119,14 @@ def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
     }
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
-    sent = pickle.loads(Path(out, "sent.pkl").read_bytes())
-    workers = both_roles(out)
+def rank_main(rank: int, root: Path, sent: dict[str, Any]) -> dict[tuple[str, str, str], Any]:
+    workers = both_roles(root)
     share = np.array(sent["keys"]).reshape(2, -1)[rank].tolist()
     results = {}
     for role, loss_mode, agg_mode in cases():
         data = columns(sent["rows"], share, **sent["flags"][role])
         results[role, loss_mode, agg_mode] = steps_of(workers[role], loss_of(role, loss_mode, agg_mode), data)
-    torch.save(results, f"{out}/rank_{rank}.pt")
+    return results
 
 
 def cases() -> list[tuple[str, str, str]]:
@@ -148,9 +146,7 @@ def two_ranks(root: Path) -> tuple[dict[str, Any], list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         torch.manual_seed(0)
         sent = prepared(local_queue(patch), ranks=2)
-    (root / "sent.pkl").write_bytes(pickle.dumps(sent))
-    run_ranks(rank_main, 2, root / "actor", root)
-    return sent, [torch.load(root / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
+    return sent, run_ranks(rank_main, 2, root, sent)
 
 
 @pytest.fixture(scope="module")

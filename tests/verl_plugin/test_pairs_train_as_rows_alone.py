@@ -98,19 +98,18 @@ def test_a_tree_of_pairs_is_its_pairs(
         assert got["metrics"]["tree/partitions"].aggregate() > len(SHAPES)
 
 
-def rank_main(rank: int, model: Path, out: Path) -> None:
-    engine = build_engine(model, tree=TreeConfig(mode="tree"))
+def rank_main(rank: int, model: Path) -> list[tuple[float, dict[str, torch.Tensor]]]:
+    engine, found = build_engine(model, tree=TreeConfig(mode="tree")), []
     for name in ("dpo", "ipo"):
         engine.step.options = TreeConfig(mode="tree", max_tokens=BUDGET[name])
         got = run(engine, pair_batch(list(range(rank, len(hostile_pairs()), 2))), LOSSES[name])
-        torch.save((sum(got["loss"]), got["gradients"]), f"{out}/{name}_{rank}.pt")
+        found.append((sum(got["loss"]), got["gradients"]))
+    return found
 
 
-def test_two_ranks_train_pairs_as_one(model_path: Path, expected: dict[str, Any], tmp_path: Path) -> None:
-    run_ranks(rank_main, 2, model_path, tmp_path)
-    for name in ("dpo", "ipo"):
+def test_two_ranks_train_pairs_as_one(model_path: Path, expected: dict[str, Any]) -> None:
+    for name, runs in zip(("dpo", "ipo"), zip(*run_ranks(rank_main, 2, model_path), strict=True), strict=True):
         loss, _, gradients = expected[name]
-        runs = [torch.load(tmp_path / f"{name}_{rank}.pt") for rank in range(2)]
         assert np.mean([value for value, _ in runs]) == pytest.approx(loss, rel=1e-5)
         assert_equal_gradients(gradients, runs[0][1])
 

@@ -23,6 +23,8 @@ from tree_rl.verl_plugin.trainer.step_metrics import (
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
     batch = put_rows(queue, BRANCHES)
+    for tag in batch.tags:
+        tag |= {"min_global_steps": 2, "max_global_steps": 3}
     trainer = make_trainer(critic=True)
     balanced = trainer._balance_batch(batch, metrics := {})
     assert trainer._steps == (3, 2)
@@ -38,27 +40,13 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
         assert len(homes) == len(BRANCHES)
     assert metrics["tree/imbalance"] >= 1
     assert {"tree/split_groups", "tree/repeated_tokens", "tree/padding_rows"} <= metrics.keys()
+    # The fifth step trains the weights of the fourth.
+    assert (metrics["tree/staleness/oldest/max"], metrics["tree/staleness/newest/max"]) == (2, 1)
     assert metrics["tree/sessions"] == 12
     assert metrics["tree/paths_per_session/max"] == 4
     assert 0 < metrics["tree/por"] < 1
     assert metrics["tree/token_bound"] == pytest.approx(1 / (1 - metrics["tree/por"]))
     assert metrics["tree/flat_tokens"] == sum(tag["seq_len"] for tag in batch.tags)
-
-
-def test_a_batch_of_rows_that_different_weights_drew_reports_its_lag(queue: LocalQueue) -> None:
-    # Prompt -> sessions -> branches; the weights that drew each prompt's first and later sessions.
-    branches, versions = [[1, 3], [2, 1], [1, 1], [4, 1]], [(3, 4), (4, 4), (1, 4), (2, 2)]
-    batch, lags = put_rows(queue, branches), []
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        uid, session, _ = key.rsplit("_", 2)
-        version = versions[int(uid.removeprefix("uid-"))][int(session)]
-        tag |= {"min_global_steps": version, "max_global_steps": version}
-        lags.append(4 - version)
-    # The fifth step trains the weights of the fourth.
-    make_trainer()._balance_batch(batch, metrics := {})
-    assert metrics["tree/staleness/oldest/mean"] == pytest.approx(sum(lags) / len(lags))
-    assert metrics["tree/staleness/oldest/max"] == max(lags) == 3
-    assert (metrics["tree/mixed_version_trees"], metrics["tree/mixed_version_rows"]) == (2 / 4, 0)
 
 
 def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:

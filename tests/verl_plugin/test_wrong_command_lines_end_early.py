@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose
-from jobs_before_ray import TREE, checked
+from jobs_before_ray import TREE, assert_names, checked
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.launch import command_line
@@ -24,157 +24,123 @@ REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
 CORRECTION = "algorithm.rollout_correction"
-HEATS = {"0": "0", "-0.7": "-0.7", "nan": "nan", "null": "None", "true": "True"}
-WRONG: list[tuple[str, tuple[str, ...]]] = [
+AGENT = f"{ROLLOUT}.custom.gateway_agent"
+WRONG: list[tuple[str, ...]] = [
     # What trees do not run on.
-    (f"{ACTOR}.strategy=fsdp", (f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2")),
-    ("trainer.use_v1=false", ("trainer.use_v1=False:", "set it to true")),
+    (f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2"),
+    ("trainer.use_v1=false", "trainer.use_v1=False:", "set it to true"),
     # Mistyped choices.
-    (f"{MODEL}.model_type=tree_languagemodel", (f"{MODEL}.model_type=", "did you mean tree_language_model?")),
-    ("trainer.v1.trainer_mode=tree_synk", ("trainer.v1.trainer_mode=tree_synk:", "did you mean tree_sync?")),
-    ("algorithm.adv_estimator=grp0", ("algorithm.adv_estimator=grp0:", "did you mean grpo?")),
-    ("algorithm.adv_estimator=no_such_file.credit", ("algorithm.adv_estimator: no_such_file.credit", "PYTHONPATH")),
-    (
-        "algorithm.adv_estimator=gigpo +algorithm.credit.omga=1",
-        ("algorithm.credit: adv_estimator=gigpo: no option 'omga'", "omega, gamma, by_std, states"),
-    ),
-    (
-        "algorithm.adv_estimator=gigpo +algorithm.credit.states=observed",
-        ("algorithm.credit: adv_estimator=gigpo: states='observed': expected reported or observation",),
-    ),
-    (
-        "algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1",
-        ("algorithm.credit: adv_estimator=rtmc: {'prior': -1}: expected finite numbers",),
-    ),
-    ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", ("algorithm.credit: adv_estimator=gigpo:",)),
+    (f"{MODEL}.model_type=tree_languagemodel", "did you mean tree_language_model?"),
+    ("trainer.v1.trainer_mode=tree_synk", "did you mean tree_sync?"),
+    ("algorithm.adv_estimator=grp0", "did you mean grpo?"),
+    ("algorithm.adv_estimator=no_such_file.credit", "algorithm.adv_estimator: no_such_file.credit", "PYTHONPATH"),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.omga=1", "no option 'omga'", "omega, gamma, by_std, states"),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.states=observed", "'observed': expected reported or observation"),
+    ("algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1", "{'prior': -1}: expected finite numbers"),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", "algorithm.credit: adv_estimator=gigpo:"),
     *(
-        (
-            f"algorithm.adv_estimator={name} algorithm.norm_adv_by_std_in_grpo=false",
-            (f"norm_adv_by_std_in_grpo=False: adv_estimator={name} does not read it", remedy),
-        )
+        (f"algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator={name}", "does not read it", remedy)
         for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
     ),
-    ("+algorithm.credit.omega=1", ("algorithm.credit: adv_estimator=grpo takes no options",)),
-    (f"{ROLLOUT}.name=vlm", (f"{ROLLOUT}.name=vlm:", "did you mean vllm?")),
-    (f"{ACTOR}.policy_loss.loss_mode=vanila", (f"{ACTOR}.policy_loss.loss_mode=", "did you mean vanilla?")),
-    ("machine=cpuu", ("machine=cpuu:", "did you mean cpu?")),
-    ("trainer.logger=[consle]", ("trainer.logger=consle:", "did you mean console?")),
+    ("+algorithm.credit.omega=1 algorithm.adv_estimator=grpo", "adv_estimator=grpo takes no options"),
+    (f"{ROLLOUT}.name=vlm", "did you mean vllm?"),
+    (f"{ACTOR}.policy_loss.loss_mode=vanila", "did you mean vanilla?"),
+    ("machine=cpuu", "did you mean cpu?"),
+    ("trainer.logger=[consle]", "did you mean console?"),
     # Mistyped keys.
-    (f"{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg=fsdp2:", f"did you mean {ACTOR}.strategy?")),
-    (f"+{ACTOR}.strateg=fsdp2", (f"{ACTOR}.strateg:", f"did you mean {ACTOR}.strategy?")),
-    ("actor_rolout_ref.actor.strategy=fsdp2", ("actor_rolout_ref", f"did you mean {ACTOR}.strategy?")),
-    ("data.train_batch_size", ("data.train_batch_size: no KEY=VALUE",)),
-    ("tree=4096", ("tree=4096:", "tree.max_tokens=4096")),
+    (f"{ACTOR}.strateg=fsdp2", f"did you mean {ACTOR}.strategy?"),
+    (f"+{ACTOR}.strateg=fsdp2", f"did you mean {ACTOR}.strategy?"),
+    ("actor_rolout_ref.actor.strategy=fsdp2", f"did you mean {ACTOR}.strategy?"),
+    ("data.train_batch_size", "data.train_batch_size: no KEY=VALUE"),
+    ("tree=4096", "tree.max_tokens=4096"),
     # Options of trees, under the key that the user wrote.
-    ("tree.max_token=5", ("tree.max_token:", "did you mean tree.max_tokens?")),
-    ("tree.max_tokens=-3", ("tree.max_tokens=-3:", "positive integer")),
-    ("tree.max_tokens=abc", ("tree.max_tokens='abc':", "auto or null")),
-    ("tree.attention=fa5", ("tree.attention='fa5':", "fa4")),
-    (f"{ENGINE}.tree.mod=tree", (f"{ENGINE}.tree.mod:", "no such option")),
+    ("tree.max_token=5", "did you mean tree.max_tokens?"),
+    ("tree.max_tokens=-3", "positive integer"),
+    ("tree.max_tokens=abc", "auto or null"),
+    ("tree.attention=fa5", "fa4"),
+    (f"{ENGINE}.tree.mod=tree", "no such option"),
     # What would train on NaN, or on other rows' advantages.
-    *(
-        (f"{ROLLOUT}.temperature={value}", (f"{ROLLOUT}.temperature={said}:", "above 0"))
-        for value, said in HEATS.items()
-    ),
-    (f"{ROLLOUT}.temperature=warm", (f"{ROLLOUT}.temperature=warm:", "expected a number")),
-    (f"{ROLLOUT}.val_kwargs.temperature=-1", (f"{ROLLOUT}.val_kwargs.temperature=-1:", "0 (greedy)")),
-    (f"{ROLLOUT}.temperature=0 {AS_STOCK}", (f"{ROLLOUT}.temperature=0:", "above 0")),
-    ("algorithm.use_pf_ppo=true", ("algorithm.use_pf_ppo=True:", "set it to False")),
+    *((f"{ROLLOUT}.temperature={value}", "above 0") for value in ("0", "-0.7", "nan", "null", "true")),
+    (f"{ROLLOUT}.temperature=warm", "expected a number"),
+    (f"{ROLLOUT}.val_kwargs.temperature=-1", "0 (greedy)"),
+    (f"{ROLLOUT}.temperature=0 {AS_STOCK}", f"{ROLLOUT}.temperature=0:", "above 0"),
+    ("algorithm.use_pf_ppo=true", "set it to False"),
     # Corrections of stale rollouts that would not happen.
     *(
-        (f"{CORRECTION}.{asked} {ROLLOUT}.calculate_log_probs=false", (f"{CORRECTION}.{said}", "log_probs=False"))
+        (f"{CORRECTION}.{asked} {ROLLOUT}.calculate_log_probs=false", f"{CORRECTION}.{said}", "log_probs=False")
         for asked, said in (
             *(("rollout_is=token", "rollout_is=token"), ("rollout_rs=token_k1", "rollout_rs=token_k1")),
             ("bypass_mode=true", "bypass_mode=True"),
         )
     ),
     (
-        f"{CORRECTION}.bypass_mode=true {CORRECTION}.rollout_rs=token_k1 {ROLLOUT}.calculate_log_probs=true",
-        ("policy_loss.loss_mode=vanilla ignores it",),
+        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=true",
+        "policy_loss.loss_mode=vanilla ignores it",
     ),
     # Values and files.
-    (f"{ROLLOUT}.n=0", (f"{ROLLOUT}.n=0:", "at least 1")),
-    (f"{ACTOR}.optim.lr=abc", (f"{ACTOR}.optim.lr=abc:", "expected a number")),
-    (f"{ACTOR}.use_dynamic_bsz=maybe", (f"{ACTOR}.use_dynamic_bsz=maybe:", "true or false")),
-    (f"{MODEL}.path=/nowhere", (f"{MODEL}.path=/nowhere:", "no such folder")),
-    ("data.train_files=/nowhere.parquet", ("data.train_files=/nowhere.parquet:", "no such file")),
+    (f"{ROLLOUT}.n=0", "at least 1"),
+    (f"{ACTOR}.optim.lr=abc", "expected a number"),
+    (f"{ACTOR}.use_dynamic_bsz=maybe", "true or false"),
+    (f"{MODEL}.path=/nowhere", "no such folder"),
+    ("data.train_files=/nowhere.parquet", "no such file"),
     # Values of another type.
-    ("data.train_batch_size=null", ("data.train_batch_size=None: expected a whole number of at least 1",)),
-    ("data.train_max_samples=null", ("data.train_max_samples=None: expected a whole number",)),
-    ("data.gen_batch_size=0", ("data.gen_batch_size=0:", "at least 1, or null")),
-    ("trainer.critic_warmup=null", ("trainer.critic_warmup=None: expected a whole number",)),
-    ("trainer.resume_mode=never", ("trainer.resume_mode=never: expected one of auto, disable, resume_path",)),
-    ("trainer.resume_mode=null", ("trainer.resume_mode=None: expected a text",)),
-    ("trainer.default_local_dir=1", ("trainer.default_local_dir=1: expected a text",)),
-    ("trainer.max_actor_ckpt_to_keep=all", ("trainer.max_actor_ckpt_to_keep=all: expected a whole number or null",)),
-    (f"{MODEL}.lora_rank=null", (f"{MODEL}.lora_rank=None: expected a whole number",)),
-    (f"{ENGINE}.fsdp_size=0", (f"{ENGINE}.fsdp_size=0 on 1 ranks:", "-1 for all")),
-    (f"++{ENGINE}.tree=auto", (f"{ENGINE}.tree='auto': expected options with their names",)),
-    ("tree.router_aux_loss_coef=low", ("tree.router_aux_loss_coef='low' with", "expected a number")),
-    ("tree.custom_weights=null", ("tree.custom_weights=None: expected a text",)),
-    (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", ("hf.kv_cache_bytes='2GB': expected a whole number",)),
-    (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", ("engine_kwargs.hf.cache: no such option", "kv_cache_bytes")),
-    (f"++{ROLLOUT}.custom.gateway_agent=react", ("custom.gateway_agent=react: expected options with their names",)),
+    ("data.train_batch_size=null", "expected a whole number of at least 1"),
+    *((f"{key}=null", "expected a whole number") for key in ("data.train_max_samples", "trainer.critic_warmup")),
+    ("data.gen_batch_size=0", "at least 1, or null"),
+    ("trainer.resume_mode=never", "expected one of auto, disable, resume_path"),
+    *((asked, "expected a text") for asked in ("trainer.resume_mode=null", "trainer.default_local_dir=1")),
+    ("trainer.max_actor_ckpt_to_keep=all", "expected a whole number or null"),
+    (f"{MODEL}.lora_rank=null", "expected a whole number"),
+    (f"{ENGINE}.fsdp_size=0", "on 1 ranks:", "-1 for all"),
+    (f"++{ENGINE}.tree=auto", "='auto': expected options with their names"),
+    ("tree.router_aux_loss_coef=low", "='low' with", "expected a number"),
+    ("tree.custom_weights=null", "expected a text"),
+    (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", "='2GB': expected a whole number"),
+    (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", "no such option", "kv_cache_bytes"),
+    (f"++{AGENT}=react", "expected options with their names"),
     *(
-        (f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.{asked}", (said,))
+        (f"+{AGENT}.{asked} +{AGENT}.agent=a.B", f"{asked.partition('=')[0]}={said}")
         for asked, said in (
-            ("session_timeout_s=long", "gateway_agent.session_timeout_s='long': expected a number"),
-            ("seed=1.5", "gateway_agent.seed=1.5: expected a whole number or null"),
-            ("gateway.max_calls=many", "gateway_agent.gateway.max_calls='many': expected a whole number"),
-            ("gateway.side_calls=[title]", "gateway.side_calls=['title']: expected a list"),
-            ("branching=tail", "gateway_agent.branching='tail': expected options with their names"),
+            ("session_timeout_s=long", "'long': expected a number"),
+            ("seed=1.5", "1.5: expected a whole number or null"),
+            ("gateway.max_calls=many", "'many': expected a whole number"),
+            ("gateway.side_calls=[title]", "['title']: expected a list"),
+            ("branching=tail", "'tail': expected options with their names"),
         )
     ),
+    (f"+{AGENT}.session_timeout_s=-1 +{AGENT}.agent=a.B", "session_timeout_s=-1:", "more than 0"),
+    (f"+{AGENT}.branching.policy=tale +{AGENT}.agent=a.B", "policy='tale':", "turns, entropy, tail, fixed"),
     # What would end the run after the rollouts, or every session of it.
-    ("trainer.save_freq=after_each_epoch", ("trainer.save_freq=after_each_epoch: expected a number of steps",)),
-    (f"{ROLLOUT}.enable_rollout_routing_replay=true", (f"{ROLLOUT}.enable_rollout_routing_replay=True", "=R3")),
-    (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", (f"{MODEL}.lora_adapter_path=/no:", "no such file")),
-    ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", ("reuse_log_probs=True, but", "set it to auto")),
-    (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", (f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor")),
-    (f"+{ROLLOUT}.custom.tree_agent.max_turn=3", ("custom.tree_agent.max_turn: no such option", "max_turns")),
+    ("trainer.save_freq=after_each_epoch", "expected a number of steps"),
+    (f"{ROLLOUT}.enable_rollout_routing_replay=true", "=R3"),
+    (f"{MODEL}.lora_adapter_path=/no {MODEL}.lora_rank=4", f"{MODEL}.lora_adapter_path=/no:", "no such file"),
+    ("tree.reuse_log_probs=true algorithm.use_kl_in_reward=true", "reuse_log_probs=True, but", "set it to auto"),
+    (f"{ENGINE}.fsdp_size=2 trainer.n_gpus_per_node=3", f"{ENGINE}.fsdp_size=2 on 3 ranks:", "divisor"),
+    (f"+{ROLLOUT}.custom.tree_agent.max_turn=3", "no such option", "max_turns"),
+    (f"+{AGENT}.agent=no_module.Agent", "No module named", "PYTHONPATH"),
+    (f"+{AGENT}.agent=tree_rl.rollout.agents.in_environment.Agent", "in_environment.Agent: module", "has no attribute"),
     (
-        f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.session_timeout_s=-1",
-        ("custom.gateway_agent.session_timeout_s=-1:", "more than 0"),
+        f"+{AGENT}.branching.policy=entropy {ROLLOUT}.calculate_log_probs=false",
+        *("branching.policy=entropy reads log-probs", "set it to True"),
     ),
     (
-        f"+{ROLLOUT}.custom.gateway_agent.agent=no_module.Agent",
-        ("custom.gateway_agent.agent=no_module.Agent: No module named", "PYTHONPATH"),
+        f"+{AGENT}.agent=ast.AST +{AGENT}.branching.policy=tail",
+        *("custom.gateway_agent.branching: ast.AST has no `record`", "AgentInEnvironment"),
     ),
-    (
-        f"+{ROLLOUT}.custom.gateway_agent.agent=tree_rl.rollout.agents.in_environment.Agent",
-        ("in_environment.Agent: module", "has no attribute"),
-    ),
-    (
-        f"+{ROLLOUT}.custom.gateway_agent.agent=a.B +{ROLLOUT}.custom.gateway_agent.branching.policy=tale",
-        ("branching.policy='tale':", "turns, entropy, tail, fixed"),
-    ),
-    (
-        f"+{ROLLOUT}.custom.gateway_agent.branching.policy=entropy {ROLLOUT}.calculate_log_probs=false",
-        ("branching.policy=entropy reads log-probs", "set it to True"),
-    ),
-    (
-        f"+{ROLLOUT}.custom.gateway_agent.agent=ast.AST +{ROLLOUT}.custom.gateway_agent.branching.policy=tail",
-        ("custom.gateway_agent.branching: ast.AST has no `record`", "AgentInEnvironment"),
-    ),
-    (
-        f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt",
-        ("default_agent_loop=tree_gateway_agnt: no such agent loop", "did you mean tree_gateway_agent?"),
-    ),
-    (f"tree.reuse_log_probs=true {AS_STOCK}", ("tree.reuse_log_probs=True:", "trainer_mode=tree_sync")),
+    (f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt", "no such agent", "did you mean tree_gateway_agent?"),
+    (f"tree.reuse_log_probs=true {AS_STOCK}", "tree.reuse_log_probs=True:", "trainer_mode=tree_sync"),
     # Keys in another section: the hint names one that exists.
-    ("critic.model.fsdp_config.param_offload=true", ("did you mean critic.fsdp.param_offload?",)),
-    ("data.train_files=[a", ("data.train_files=[a:", "quote it")),
+    ("critic.model.fsdp_config.param_offload=true", "did you mean critic.fsdp.param_offload?"),
+    ("data.train_files=[a", "data.train_files=[a:", "quote it"),
 ]
 
 
-@pytest.mark.parametrize(("argument", "said"), WRONG, ids=[argument for argument, _ in WRONG])
-def test_one_line_names_the_key_and_the_remedy(argument: str, said: tuple[str, ...], good: list[str]) -> None:
+@pytest.mark.parametrize("case", WRONG, ids=[argument for argument, *_ in WRONG])
+def test_one_line_names_the_key_and_the_remedy(case: tuple[str, ...], good: list[str]) -> None:
+    argument, *said = case
     with pytest.raises(ValueError) as refused:
         checked(*good, *argument.split())
-    message = str(refused.value)
-    assert "\n" not in message and len(message) < 400
-    for words in said:
-        assert words in message
+    assert_names(str(refused.value), argument.split(), *said)
 
 
 def test_a_mistyped_folder_is_no_hubs_id(good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
