@@ -17,7 +17,7 @@ def main() -> None:
     tokenizer = tiny_model.build_tokenizer()
     tokenizer.save_pretrained(arguments.directory)
     sizes = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
-    # verl lets vLLM draw no token that the tokenizer lacks; random weights would give such tokens a share of the softmax.
+    # verl lets vLLM draw no token that the tokenizer lacks; random weights would give it a share of the softmax.
     sizes["vocab_size"] = len(tokenizer)
     tiny_model.build_model(tokenizer, seed=arguments.seed, width=512, **sizes).save_pretrained(arguments.directory)
 
