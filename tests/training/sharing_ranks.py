@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     GptOssConfig,
     MistralConfig,
@@ -49,6 +50,10 @@ MODELS = (*CONFIGS, CRITIC, LORA)
 # Its layers call `view` on what attention returns.
 CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**SIZES | {"num_attention_heads": 4}, num_dense_layers=2, sliding_window=5)
 CONFIGS["latent"] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
+# Its gradients are not finite at an embedding of zero, such as that of token 0, which pads.
+PER_LAYER = {"vocab_size_per_layer_input": SIZES["vocab_size"], "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+PER_LAYER |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
+CONFIGS["gemma3n"] = lambda: Gemma3nTextConfig(**SIZES, **PER_LAYER, sliding_window=5)
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 

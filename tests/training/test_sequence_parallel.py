@@ -33,6 +33,7 @@ FOUR_SHARE = [
     *(Case(model=model, shapes=("comb",), max_tokens=6) for model in MODELS[1::2]),
     Case(model="head_a_rank", shapes=("comb",)),
     Case(model="latent", shapes=("branches",), max_tokens=7),
+    Case(model="gemma3n", shapes=("one_row",)),
     Case(shapes=("branches",), max_tokens=4, is_coupled=True),
 ]
 """One group of four ranks."""
@@ -43,6 +44,7 @@ TWO_SHARE = [
     Case(shapes=("long_trunk", ""), max_tokens=9, is_sharded=True),
     Case(model=CRITIC, shapes=("one_token", "branches"), is_sharded=True),
     Case(model=LORA, shapes=("", "long_trunk")),
+    Case(model="gemma3n", shapes=("one_token", "branches"), max_tokens=7),
 ]
 """Two groups of two ranks, each with rows of its own."""
 

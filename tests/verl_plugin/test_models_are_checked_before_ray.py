@@ -90,6 +90,13 @@ def test_an_adapters_folder_is_tried_on_the_model(tmp_path: Path) -> None:
         check(path, lora_rank=4, lora_adapter_path=str(tmp_path / "adapter"))
 
 
+def test_adapters_that_hide_a_routers_bias_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, "glm4_moe", n_routed_experts=4, moe_intermediate_size=16, first_k_dense_replace=1)
+    with pytest.raises(ValueError, match=r"LoRA on the routers of glm4_moe.*target_modules='\[q_proj"):
+        check(path, lora_rank=4, target_modules="all-linear")
+    check(path, lora_rank=4, target_modules=["q_proj", "q_b_proj", "kv_b_proj", "o_proj"])
+
+
 def test_ligers_layers_are_refused_for_families_that_they_do_not_fit(tmp_path: Path) -> None:
     reason = r"model_type=granite.*set actor_rollout_ref\.model\.use_liger=false" if has_liger() else "not installed"
     with pytest.raises(ValueError, match=reason):

@@ -157,11 +157,15 @@ class TreeInputs:
 def _padded(
     input_ids: np.ndarray, position: np.ndarray, end: np.ndarray, past_length: int, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, positions and subtree ends, padded to a multiple of `size` by one-token trees."""
+    """Ids, positions and subtree ends, padded to a multiple of `size` by one-token trees.
+
+    They repeat a token of the rows: at a zero embedding, such as that of the padding token, gradients of Gemma 3n are
+    not finite.
+    """
     tokens = len(end)
     pads = np.arange(tokens, tokens + -tokens % size)
     return (
-        np.append(input_ids, np.zeros_like(pads)),
+        np.append(input_ids, np.full_like(pads, input_ids[0])),
         np.append(position, np.full_like(pads, past_length)),
         np.append(end, pads + 1).astype(np.int32),
     )

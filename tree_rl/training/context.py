@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -95,6 +96,13 @@ class StepContext:
             return None
         size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
         return SequenceParallel(group, size, rank, self.exchanges)
+
+    @cached_property
+    def idle_token(self) -> int:
+        """The first token id that pads in no embedding: where its embedding is zero, gradients of Gemma 3n are not
+        finite, so that even 0 times its logits spoils them."""
+        padding = {part.padding_idx for part in self.module.modules() if isinstance(part, nn.Embedding)}
+        return next(token for token in count() if token not in padding)
 
     @property
     def sharing_ranks(self) -> int:

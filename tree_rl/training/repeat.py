@@ -147,7 +147,7 @@ def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize])
 
 def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> torch.Tensor:
     """A scalar 0 with the graph of one token's outputs, gathered over the ranks as real outputs are."""
-    forest = Forest.from_rows([[0]])
+    forest = Forest.from_rows([[context.idle_token]])
     inputs = TreeInputs.from_forest(forest, context.device, ranks=ranks)
     with context.autocast():
         if VALUES in call.outputs:

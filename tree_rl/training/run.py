@@ -92,7 +92,7 @@ class Runner:
         """A forward of one token or image that keeps FSDP's collectives in step; returns a scalar 0 with graph."""
         if op == TOWER_FORWARD:
             return idle_tower(self._context)
-        inputs = TreeInputs.from_forest(Forest.from_rows([[0]]), self._context.device)
+        inputs = TreeInputs.from_forest(Forest.from_rows([[self._context.idle_token]]), self._context.device)
         return (self._context.forward(**inputs.model_kwargs()).logits * 0).sum().float()
 
 

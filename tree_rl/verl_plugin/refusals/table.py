@@ -377,6 +377,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "load an adapter without them, such as one with embed_tokens among target_modules",
                 when.adapted("input", TrainableTokensWrapper, tied=True)),
         Refusal("", f"ensure_weight_tying of LoRA in {UNSHARDED}", "load an adapter without it", when.ties_by_hand),
+        Refusal("", "LoRA on the routers of {model}, whose bias PEFT then hides (all-linear means them too)",
+                "name other layers, as in {place}.target_modules='[q_proj,q_b_proj,kv_b_proj,o_proj]'",
+                when.adapts_biased_router),
     ),
     Of.BATCH_OF_TEXT: (
         Refusal("", "row {row} carries multimodal inputs ({what})", TEXT, when.carries_media()),
