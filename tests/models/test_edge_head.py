@@ -70,7 +70,7 @@ def test_every_family_gives_what_its_logits_give(family: str) -> None:
     answers: list[Any] = []
     model.get_output_embeddings().register_forward_hook(lambda head, args, answer: answers.append(answer))
     assert_same(evaluate(model), expected)
-    assert [len(answer) for answer in answers] == [3], "the head answered with values, not with logits"
+    assert [isinstance(answer, tuple) for answer in answers] == [True], "the head answered with values, not with logits"
 
 
 @pytest.mark.parametrize("casts", (False, True))

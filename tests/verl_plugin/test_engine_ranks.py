@@ -10,6 +10,7 @@ from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS, run
 from rank_engines import BRANCHES, assert_trains_as_one, share_of
 from rank_processes import run_ranks
+from tiny_families import RECURRENT, save_hybrid
 from verl.utils.metric import Metric
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -52,6 +53,11 @@ def rank_main(rank: int, model: Path) -> dict[str, Any]:
     return found | {"refused": str(refused.value)}
 
 
+def casting_main(rank: int, model: Path) -> dict[str, Any]:
+    engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=30))
+    return {"one_rank_empty": run_share(engine, "one_rank_empty", rank)}
+
+
 def failing_main(rank: int, model: Path) -> None:
     """The last rank's loss fails in the middle of the step, while the others wait in a collective."""
     engine = build_engine(model, tree=TreeConfig(mode="tree", max_tokens=7))
@@ -76,6 +82,12 @@ def two_ranks(model: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("deal", "budget"), DEALT)
 def test_two_ranks_train_as_one(model: Path, two_ranks: list[dict[str, Any]], deal: str, budget: int) -> None:
     assert_trains_as_one(model, two_ranks, deal, f"{deal}_{budget}")
+
+
+def test_a_model_that_casts_its_logits_stays_in_step_with_a_rank_without_rows(tmp_path: Path) -> None:
+    # In float32 the cast returns the head's own output, on which FSDP2's hooks of model and head fire in another order.
+    model = save_hybrid(tmp_path, RECURRENT["nemotron_h"])
+    assert_trains_as_one(model, run_ranks(casting_main, 2, model, seconds=30), "one_rank_empty", "one_rank_empty")
 
 
 @pytest.mark.parametrize("options", SHARDINGS)

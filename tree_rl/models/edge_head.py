@@ -80,8 +80,10 @@ def edge_values(
         answer = model(**model_kwargs, logits_to_keep=keep).logits
     finally:
         _CALL.reset(token)
-    if isinstance(answer, EdgeValues | _AbsorbingValues):
-        return EdgeValues(*answer)
+    if isinstance(answer, _AbsorbingValues):
+        return answer.values
+    if isinstance(answer, EdgeValues):
+        return answer
     if call.is_answered or not isinstance(answer, torch.Tensor):
         raise RuntimeError(
             f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something after "
@@ -150,19 +152,23 @@ class EdgeHead(nn.Linear):
             softcap=rule.softcap,
             **request.extra_flags,
         )
-        return _AbsorbingValues(*values) if rule.computes else values
+        if not rule.computes:
+            return values
+        # Autocast may choose the dtype.
+        no_logits = nn.functional.linear(hidden_1RC.detach()[:, :0], self.weight.detach())
+        return _AbsorbingValues(values, no_logits.dtype)
 
 
 class _AbsorbingValues(NamedTuple):
     """Edge values that already include the model's scaling or capping of logits, so that the model's own has no effect.
 
-    Operations return new tensors, as they do for logits. FSDP2 gathers weights in the order in which gradients reach
+    Operations return new tensors where they do for logits. FSDP2 gathers weights in the order in which gradients reach
     the outputs of model and head, and this order must be the same on ranks that run a forest, rows or a dummy.
     """
 
-    log_prob: torch.Tensor
-    entropy: torch.Tensor | None
-    sum_pi_squared: torch.Tensor | None
+    values: EdgeValues
+    logits_dtype: torch.dtype
+    """Of the logits that the head would have returned."""
 
     def __mul__(self, factor: Any) -> "_AbsorbingValues":
         return self._passed_on()
@@ -172,11 +178,11 @@ class _AbsorbingValues(NamedTuple):
 
     def float(self) -> "_AbsorbingValues":
         """Models that cast their logits (Nemotron-H) get the values, which are float32 already."""
-        return self._passed_on()
+        return self if self.logits_dtype is torch.float32 else self._passed_on()
 
     def contiguous(self) -> "_AbsorbingValues":
-        """Models that want their logits contiguous (OPT) get the values."""
-        return self._passed_on()
+        """Models that want their logits contiguous (OPT), which they are already, get the values."""
+        return self
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_AbsorbingValues":
@@ -185,5 +191,5 @@ class _AbsorbingValues(NamedTuple):
         return args[0]._passed_on()
 
     def _passed_on(self) -> "_AbsorbingValues":
-        extras = (None if value is None else value.clone() for value in self[1:])
-        return _AbsorbingValues(self.log_prob.clone(), *extras)
+        extras = (None if value is None else value.clone() for value in self.values[1:])
+        return self._replace(values=EdgeValues(self.values.log_prob.clone(), *extras))
