@@ -168,7 +168,7 @@ class _AbsorbingValues(NamedTuple):
 
     values: EdgeValues
     logits_dtype: torch.dtype
-    """Of the logits that the head would have returned."""
+    """The dtype that the logits of this head would have had without a request."""
 
     def __mul__(self, factor: Any) -> "_AbsorbingValues":
         return self._passed_on()
