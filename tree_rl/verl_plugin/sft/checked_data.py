@@ -15,6 +15,7 @@ from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.files.open_file import reason
 from tree_rl.inspection.files.parquet import read_parquet
 from tree_rl.inspection.files.quoting import escaped, quoted, quoted_names, quoted_path
+from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
 from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
@@ -25,8 +26,11 @@ def readable_files(data: DictConfig) -> Iterator[None]:
     """Check the files of verl's dataset, and name them if reading fails; custom datasets check theirs.
 
     Raises:
-        InputError: a file is no regular parquet file, is damaged or has no column of messages.
+        InputError: there is no file, one is no regular parquet file, is damaged or has no column of messages, or the
+            chat template takes no message.
     """
+    if not _paths(data.train_files):
+        raise InputError("data.train_files: expected a file, received none; name a parquet file")
     if data.custom_cls.get("path") is not None:
         yield
         return
@@ -45,6 +49,13 @@ def readable_files(data: DictConfig) -> Iterator[None]:
         raise InputError(
             f"data.train_files or data.val_files: expected whole parquet files, but reading fails: {said}; write or "
             "copy them again"
+        ) from error
+    except TEMPLATE_REFUSALS as error:
+        said = escaped(f"{type(error).__name__}: {error}", 200)
+        raise InputError(
+            "data.train_files, data.val_files or model.path: expected files and a chat template of which verl builds "
+            f"its data set (it renders one message of the user, and two), but that fails: {said}; correct them, or set "
+            "model.custom_chat_template"
         ) from error
 
 
