@@ -96,17 +96,22 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
                 f"data.group_key={group_key!r}: expected a column of the dataset, which has {_columns(table)}; name "
                 "one, or set it to null"
             )
-        absent = table[group_key].isna().to_numpy()
+        # In columns of Arrow's types, which verl reads, pandas takes NaN for a value.
+        absent = np.array([value is None or value is pd.NA or value != value for value in _plain(table[group_key])])
         if absent.any():
             row = int(np.argmax(absent))
             raise RowFileError(f"data.group_key={group_key!r}: row {row}: expected a conversation, received nothing")
         # Texts of arrays leave out the middle of long ones.
-        whole = (value.tolist() if isinstance(value, np.ndarray) else value for value in table[group_key])
-        names = np.array(list(map(str, whole)), dtype=object)
+        names = np.array(list(map(str, _plain(table[group_key]))), dtype=object)
         return np.asarray(pd.factorize(names)[0], dtype=np.int64)
     if isinstance(dataset, TokenRowsDataset):
         return conversations_of_rows([ids for ids, _ in dataset.rows])
     return None
+
+
+def _plain(column: pd.Series) -> list[Any]:
+    """Values of a column, arrays as lists."""
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
 
 
 def row_weights(dataset: Any, column: str) -> np.ndarray:
