@@ -42,6 +42,14 @@ def test_a_model_that_mixes_siblings_is_stopped() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_weights_that_are_no_numbers_are_not_blamed_on_trees() -> None:
+    model = build("dense", checkpointing=False)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0] = float("nan")
+    with pytest.raises(TreeMismatchError, match="log_probs of rows that run without a tree are not finite"):
+        TreeStep(model).run(Rows.of(hostile_rows()), mean)
+
+
 def test_mode_flat_is_refused_instead_of_training_trees() -> None:
     step = TreeStep(build("dense"), TreeOptions(mode="flat"))
     for call in (lambda: step.run(Rows.of(hostile_rows()), mean), lambda: step.infer(Rows.of(hostile_rows()))):

@@ -122,3 +122,9 @@ GOOD: dict[str, list[Any]] = {"prompt": [[5, 6]] * 2, "chosen": [[7], [8]], "rej
 def test_what_cannot_train_is_named(read: Read, columns: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=rf"pairs\.parquet: {said}"):
         read(**columns)
+
+
+def test_a_row_longer_than_the_models_positions_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.parquet", prompt=[[1], [1, 2]], chosen=[[3], [4]], rejected=[[4], [5, 6]])
+    with pytest.raises(ValueError, match=r"row 1: rejected: 4 tokens with the prompt exceed the model's 3 positions"):
+        read_preferences(str(path), tokenizer, {}, vocab_size=len(tokenizer), max_positions=3)

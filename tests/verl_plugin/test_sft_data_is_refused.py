@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -74,6 +76,11 @@ def test_a_row_without_a_conversation_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.parquet", **GOOD, episode=["a", None])
     with pytest.raises(InputError, match=r"data\.group_key='episode': row 1"):
         group_rows(TokenRowsDataset(str(path), None, {}), "episode")
+    # As verl's data set reads a file.
+    numbers = write(tmp_path / "numbers.parquet", episode=[1.0, float("nan")])
+    of_verl = SimpleNamespace(dataframe=pd.read_parquet(numbers, dtype_backend="pyarrow"))
+    with pytest.raises(InputError, match=r"data\.group_key='episode': row 1"):
+        group_rows(of_verl, "episode")
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -1,6 +1,7 @@
 """Every SFT row is rendered once before an engine is built: one that cannot train is named by file and number."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,12 +117,88 @@ def test_ids_that_the_model_does_not_embed_are_named(toy: Path, tmp_path: Path) 
     (other / "chat_template.jinja").write_text(ALTERNATES)
     size = len(tokenizer) - 1
     path = write(tmp_path / "new.parquet", GOOD, [say("user", "<new>"), say("assistant")])
-    settings = {"custom_cls": {"path": None}, "train_files": str(path), "num_workers": 0, "max_length": 99}
+    settings = {"custom_cls": {"path": None}, "train_files": str(path), "num_workers": 0, "pad_mode": "no_padding"}
     data = OmegaConf.create(settings)
     dataset = create_sft_dataset(data.train_files, data, AutoTokenizer.from_pretrained(other), None)
     with pytest.raises(InputError, match=rf"new\.parquet: row 1: expected ids in \[0, {size}\), received {size}"):
-        refuse_unusable_rows(dataset, data, key="train_files", vocab_size=size)
-    refuse_unusable_rows(dataset, data, key="train_files", vocab_size=size + 1)
+        refuse_unusable_rows(dataset, data, **(AS_TREES | {"vocab_size": size, "max_positions": None}))
+    refuse_unusable_rows(dataset, data, **(AS_TREES | {"vocab_size": size + 1, "max_positions": None}))
+
+
+AS_TREES: dict[str, Any] = {"key": "train_files", "vocab_size": 10, "on_trees": True, "max_positions": 3}
+BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "first token trained": ({"loss_mask": [1, 1]}, "trains its first token"),
+    "positions that do not count": ({"position_ids": [0, 0]}, "position_ids do not count its tokens"),
+    "longer than the model's positions": (
+        {"input_ids": [1] * 4, "loss_mask": [0, 1, 1, 1], "position_ids": [0, 1, 2, 3]},
+        "4 tokens exceed the model's 3 positions; .* data.truncation=right",
+    ),
+    "short mask": ({"loss_mask": [0]}, "expected a loss_mask entry for each of its 2 tokens, received 1"),
+    "no positions": ({"position_ids": None}, "KeyError: 'position_ids'"),
+    "fractions": ({"input_ids": [1.0, 2.0]}, r"whole numbers, received torch.float32 \[2\]"),
+    "two dimensions": ({"input_ids": [[1, 2]]}, r"one dimension .* received torch.int64 \[1, 2\]"),
+}
+VERLS = ("first token trained", "positions that do not count", "longer than the model's positions")
+
+
+def row_of(**columns: Any) -> dict[str, torch.Tensor]:
+    given = {"input_ids": [1, 2], "loss_mask": [0, 1], "position_ids": [0, 1]} | columns
+    return {name: torch.tensor(values) for name, values in given.items() if values is not None}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_row_of_another_data_set_that_the_engine_would_refuse_is_named(case: str) -> None:
+    columns, complaint = BAD_ROWS[case]
+    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
+    rows = [row_of(), row_of(**columns)]
+    with pytest.raises(InputError, match=rf"data\.train_files: row 1 of the data set of a\.parquet: .*{complaint}"):
+        refuse_unusable_rows(rows, data, **AS_TREES)
+    if case in VERLS:
+        # verl's own forward takes them.
+        refuse_unusable_rows(rows, data, **(AS_TREES | {"on_trees": False}))
+
+
+def test_messages_that_a_tree_cannot_run_are_named(toy: Path, tmp_path: Path) -> None:
+    first = write(tmp_path / "first.parquet", [say("assistant"), say("user")])
+    no_role = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    with pytest.raises(InputError, match=r"first\.parquet: row 0: loss_mask trains its first token"):
+        begin(toy, no_role, f"data.train_files={first}")
+    # The model of the recipes has 2048 positions.
+    long = write(tmp_path / "long.parquet", GOOD, [say("user", "1" * 2100), say("assistant")])
+    with pytest.raises(InputError, match=r"long\.parquet: row 1: \d+ tokens exceed the model's 2048 positions"):
+        begin(toy, ALTERNATES, f"data.train_files={long}", "data.max_length=4000")
+    for path, stock in ((first, "+model.model_type=language_model"), (long, "engine.tree.mode=flat")):
+        with pytest.raises(ReachedEngineError):
+            begin(toy, no_role, f"data.train_files={path}", "data.max_length=4000", stock)
+
+
+def test_long_rows_of_token_ids_are_named(toy: Path, tmp_path: Path) -> None:
+    path = sft_harness.write(tmp_path / "ids.parquet", input_ids=[[5] * 2100], loss_mask=[[0] + [1] * 2099])
+    files = [f"data.train_files={path}", *sft_harness.TOKEN_ROWS, "data.max_length=4000"]
+    with pytest.raises(InputError, match=r"ids\.parquet: row 0: 2100 tokens exceed the model's 2048 positions"):
+        begin(toy, ALTERNATES, *files)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no chat') }}", "{% for message in messages %}", "{{ a.b.c }}"]
+)
+def test_a_template_of_which_verl_builds_no_data_set_is_told(template: str, toy: Path, tmp_path: Path) -> None:
+    good = write(tmp_path / "good.parquet", GOOD)
+    with pytest.raises(InputError, match=r"chat template .* that fails: \w+Error: .*model\.custom_chat_template"):
+        begin(toy, template, f"data.train_files={good}")
+
+
+def test_no_file_is_told(toy: Path) -> None:
+    with pytest.raises(InputError, match=r"data\.train_files: expected a file, received none"):
+        begin(toy, ALTERNATES, "data.train_files=[]")
+
+
+def test_a_batch_smaller_than_the_ranks_is_told(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = write(tmp_path / "good.parquet", GOOD, GOOD)
+    ranks = SimpleNamespace(get_data_parallel_size=lambda: 2)
+    monkeypatch.setattr(TreeSFTTrainer, "_build_engine", lambda self: setattr(self, "engine", ranks))
+    with pytest.raises(InputError, match=r"data\.train_batch_size=1: expected at least one for each of 2 ranks"):
+        begin(toy, ALTERNATES, f"data.train_files={good}")
 
 
 class Countdown(torch.utils.data.Dataset):
@@ -131,13 +208,13 @@ class Countdown(torch.utils.data.Dataset):
         return 900
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.tensor([1, 1 // (700 - index)]), "loss_mask": torch.tensor([0, 1])}
+        return row_of(input_ids=[1, 1 // (700 - index)])
 
 
 def complaint_of(rank: int) -> str:
     data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     with pytest.raises(InputError) as refused:
-        refuse_unusable_rows(Countdown(), data, key="train_files", vocab_size=10)
+        refuse_unusable_rows(Countdown(), data, **AS_TREES)
     return str(refused.value)
 
 

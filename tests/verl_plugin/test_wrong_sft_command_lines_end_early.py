@@ -28,6 +28,11 @@ WRONG: list[tuple[str, ...]] = [
     ("+model.model_type=tree_languagemodel", "did you mean tree_language_model?"),
     ("data.pad_mode=right", "set it to no_padding"),
     ("engine.ulysses_sequence_parallel_size=0", "on 1 ranks:"),
+    ("data.truncation=middle", "expected error, left or right"),
+    ("data.num_workers=-1", "expected a whole number of at least 0"),
+    ("trainer.seed=-1", "expected a whole number of at least 0"),
+    ("data.apply_chat_template_kwargs=thinking",),
+    ("optim.lr_scheduler_type=linear", "constant, cosine"),
     ("optim.lr=[1", "optim.lr=[1:", "quote it"),
 ]
 WRONG_DPO: list[tuple[str, ...]] = [

@@ -80,6 +80,11 @@ class SelfCheck:
                 of_rows = by_trainer([members[row] for row in compared], None)[1][name]
         positions = torch.from_numpy(positions_of_rows(forest.row_index.offsets, compared))
         wanted = torch.from_numpy(rows.wanted_F[positions_of_rows(rows.offsets, compared)])
+        if not torch.isfinite(of_rows.cpu()[wanted]).all():
+            raise TreeMismatchError(
+                f"self-check: {name} of rows that run without a tree are not finite; load a checkpoint whose weights "
+                "are, or another dtype"
+            )
         error = (of_tree[positions.to(of_tree.device)].float() - of_rows.float()).abs().cpu()[wanted]
         self.error = max(_judge(error, name, len(compared), context.compute_dtype), self.error or 0.0)
 

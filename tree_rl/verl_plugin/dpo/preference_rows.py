@@ -26,6 +26,7 @@ from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
 from tree_rl.inspection.row import Row
 from tree_rl.verl_plugin.sft.checked_data import group_rows
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER
 
 PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
 SIDES = (CHOSEN, REJECTED)
@@ -76,6 +77,7 @@ def read_preferences(
     config: Mapping[str, Any],
     *,
     vocab_size: int,
+    max_positions: int | None = None,
     max_samples: int = -1,
 ) -> PreferenceRows:
     """Read and tokenise all pairs.
@@ -85,12 +87,13 @@ def read_preferences(
         tokenizer: the model's; token ids need none.
         config: verl's `data` node: max_length, truncation (error, right), apply_chat_template_kwargs, group_key.
         vocab_size: upper bound of ids, exclusive.
+        max_positions: longest row that the model's positions cover; None for no limit.
         max_samples: number of pairs to keep from the start; -1 keeps all.
 
     Raises:
         InputError: a file cannot be read or lacks a column, or a pair cannot be trained; names file and pair.
     """
-    read = _Reader(tokenizer, config, vocab_size)
+    read = _Reader(tokenizer, config, vocab_size, max_positions)
     pairs, prompts, others = list[tuple[Row, Row]](), list[np.ndarray](), []
     columns_read, group_key = (PROMPT, *SIDES, TOOLS, *MASKS.values()), config.get("group_key", None)
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
@@ -113,7 +116,9 @@ def read_preferences(
             pairs.append(pair)
             prompts.append(prompt)
     if not pairs:
-        raise RowFileError(f"{', '.join(map(quoted_path, paths))}: expected at least one pair, received none")
+        raise RowFileError(
+            f"{', '.join(map(quoted_path, paths)) or 'no file'}: expected at least one pair, received none"
+        )
     rows = PreferenceRows(
         pairs=pairs,
         group_of_pair=conversations_of_rows(prompts, shared_part=1.0),
@@ -139,8 +144,8 @@ def _cells(column: pyarrow.ChunkedArray, name: str, path: Path) -> list[Any]:
 class _Reader:
     """Tokenises the cells of one pair."""
 
-    def __init__(self, tokenizer: Any, config: Mapping[str, Any], vocab_size: int) -> None:
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+    def __init__(self, tokenizer: Any, config: Mapping[str, Any], vocab_size: int, max_positions: int | None) -> None:
+        self._tokenizer, self._vocab_size, self._max_positions = tokenizer, vocab_size, max_positions
         self._max_length, self._truncation = int(config.get("max_length", 0) or 0), config.get("truncation", "error")
         if self._truncation not in ("error", "right"):
             raise RowFileError(f"data.truncation={self._truncation}: expected error or right, as pairs share a prompt")
@@ -182,6 +187,11 @@ class _Reader:
                     "drop the row or set data.truncation=right"
                 )
             ids, mask = ids[: self._max_length], mask[: self._max_length]
+        if self._max_positions is not None and len(ids) > self._max_positions:
+            raise RowFileError(
+                f"{side}: {len(ids)} tokens with the prompt exceed the model's {self._max_positions} positions; "
+                f"{SHORTER}"
+            )
         if not mask.any() or mask[0]:
             raise RowFileError(f"{side}: expected a prompt and a trained token behind it; drop the row")
         return Row(name=side, group="", token_ids=ids, trained=mask.astype(bool))

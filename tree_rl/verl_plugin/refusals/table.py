@@ -26,8 +26,8 @@ CHOICES = {
     "trainer.resume_mode": ("auto", "disable", "resume_path"),
     "trainer.v1.trainer_mode": (*TRAINER_MODES, *TRAINER_MODES.values()),
     **{
-        f"{role}.optim.{name}": ("constant", "cosine")
-        for role in ("actor_rollout_ref.actor", "critic")
+        f"{role}optim.{name}": ("constant", "cosine")
+        for role in ("actor_rollout_ref.actor.", "critic.", "")
         for name in ("lr_scheduler_type", "warmup_style")
     },
 }
@@ -95,6 +95,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("model.lora_rank", "actor_rollout_ref.model.lora_rank"), int),
     **{f"trainer.max_{name}ckpt_to_keep": int | None for name in ("", "actor_", "critic_")},
     "data.val_batch_size": int | None,
+    "data.apply_chat_template_kwargs": Mapping | None,
     **{f"{ROLLOUT}.custom{name}": Mapping | None for name in ("", ".gateway_agent", ".tree_agent")},
 }
 """Types of values of which verl would find out later."""
@@ -136,6 +137,11 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
         Refusal("data.pad_mode", "{option}: trees take rows without padding", "set it to no_padding",
                 lambda mode, config: (mode != "no_padding"
                                       and option(config, "model.model_type") != "language_model")),
+        Refusal("data.truncation", "{key}={value}: expected error, left or right", "",
+                lambda value, config: (value not in ("error", "left", "right")
+                                       and option(config, "data.custom_cls.path") is None)),
+        *(Refusal(key, "{key}={value}: expected a whole number of at least 0", "", lambda value, _: value < 0)
+          for key in ("data.num_workers", "trainer.seed")),
         Refusal("trainer.resume_from_path", "{key}={value}: expected an existing folder named global_step_N",
                 "correct it, or set it to null and trainer.resume_mode=auto", here.no_checkpoint_of_sft),
         Refusal("trainer.test_freq", "{key}={value}, but data.val_files={files}: verl would end at the first test",

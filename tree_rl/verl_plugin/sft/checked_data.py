@@ -15,6 +15,7 @@ from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.files.open_file import reason
 from tree_rl.inspection.files.parquet import read_parquet
 from tree_rl.inspection.files.quoting import escaped, quoted, quoted_names, quoted_path
+from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
 from tree_rl.verl_plugin.sft.decoded_messages import decode_messages
 from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
@@ -25,8 +26,11 @@ def readable_files(data: DictConfig) -> Iterator[None]:
     """Check the files of verl's dataset, and name them if reading fails; custom datasets check theirs.
 
     Raises:
-        InputError: a file is no regular parquet file, is damaged or has no column of messages.
+        InputError: there is no file, one is no regular parquet file, is damaged or has no column of messages, or the
+            chat template takes no message.
     """
+    if not _paths(data.train_files):
+        raise InputError("data.train_files: expected a file, received none; name a parquet file")
     if data.custom_cls.get("path") is not None:
         yield
         return
@@ -45,6 +49,13 @@ def readable_files(data: DictConfig) -> Iterator[None]:
         raise InputError(
             f"data.train_files or data.val_files: expected whole parquet files, but reading fails: {said}; write or "
             "copy them again"
+        ) from error
+    except TEMPLATE_REFUSALS as error:
+        said = escaped(f"{type(error).__name__}: {error}", 200)
+        raise InputError(
+            "data.train_files, data.val_files or model.path: expected files and a chat template of which verl builds "
+            f"its data set (it renders one message of the user, and two), but that fails: {said}; correct them, or set "
+            "model.custom_chat_template"
         ) from error
 
 
@@ -85,17 +96,22 @@ def group_rows(dataset: Any, group_key: str | None) -> np.ndarray | None:
                 f"data.group_key={group_key!r}: expected a column of the dataset, which has {_columns(table)}; name "
                 "one, or set it to null"
             )
-        absent = table[group_key].isna().to_numpy()
+        # In columns of Arrow's types, which verl reads, pandas takes NaN for a value.
+        absent = np.array([value is None or value is pd.NA or value != value for value in _plain(table[group_key])])
         if absent.any():
             row = int(np.argmax(absent))
             raise RowFileError(f"data.group_key={group_key!r}: row {row}: expected a conversation, received nothing")
         # Texts of arrays leave out the middle of long ones.
-        whole = (value.tolist() if isinstance(value, np.ndarray) else value for value in table[group_key])
-        names = np.array(list(map(str, whole)), dtype=object)
+        names = np.array(list(map(str, _plain(table[group_key]))), dtype=object)
         return np.asarray(pd.factorize(names)[0], dtype=np.int64)
     if isinstance(dataset, TokenRowsDataset):
         return conversations_of_rows([ids for ids, _ in dataset.rows])
     return None
+
+
+def _plain(column: pd.Series) -> list[Any]:
+    """Values of a column, arrays as lists."""
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
 
 
 def row_weights(dataset: Any, column: str) -> np.ndarray:

@@ -3,6 +3,8 @@
 Data-parallel ranks share the rows; each renders its share with `data.num_workers` processes, as training does.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.distributed
@@ -13,7 +15,7 @@ from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
 from tree_rl.verl_plugin.sft.checked_data import places_of_rows
-from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
+from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, TokenRowsDataset
 
 REFUSALS = (*TEMPLATE_REFUSALS, AssertionError, OSError)
 """Errors that a template, a tokenizer or a data set raises for a row that it does not expect."""
@@ -31,24 +33,30 @@ ROWS_OF_PROCESS = 200
 NUMBERS_SHOWN = 8
 
 
-def refuse_unusable_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
+def refuse_unusable_rows(
+    dataset: Any, data: DictConfig, *, key: str, vocab_size: int, on_trees: bool, max_positions: int | None
+) -> None:
     """Refuse a data set with a row that cannot train. Collective: all ranks raise the same error.
 
     Args:
         dataset: verl's of messages, ours of token ids, or one of the user.
         data: verl's `data` node.
         key: key of the files in `data`.
+        vocab_size: upper bound of ids, exclusive.
+        on_trees: False if verl's own forward runs the rows, which takes first tokens that train and any positions.
+        max_positions: longest row that a tree of this model takes; None for no limit.
 
     Raises:
         RowFileError: names file and number of the first such row, the number of such rows and the remedy.
     """
     if isinstance(dataset, TokenRowsDataset):
-        # It has already checked every row.
+        # It has already checked everything else of every row.
+        dataset.check_lengths(max_positions if on_trees else None)
         return
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = range(rank, len(dataset), num_ranks)
     tried = DataLoader(
-        _TriedRows(dataset, vocab_size),
+        _TriedRows(dataset, partial(_complaint, vocab_size=vocab_size, on_trees=on_trees, max_positions=max_positions)),
         sampler=share,
         batch_size=32,
         num_workers=min(data.num_workers, len(share) // ROWS_OF_PROCESS),
@@ -74,8 +82,8 @@ def refuse_unusable_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size
 class _TriedRows(Dataset):
     """Rows as (has a trained token, error or None)."""
 
-    def __init__(self, dataset: Any, vocab_size: int) -> None:
-        self._dataset, self._vocab_size = dataset, vocab_size
+    def __init__(self, dataset: Any, complaint_of: Callable[[Mapping[str, Any]], str | None]) -> None:
+        self._dataset, self._complaint_of = dataset, complaint_of
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -83,7 +91,8 @@ class _TriedRows(Dataset):
     def __getitem__(self, index: int) -> tuple[bool, str | None]:
         try:
             row = self._dataset[index]
-            ids, is_trained = row["input_ids"], bool(row["loss_mask"].any())
+            complaint = self._complaint_of(row)
+            is_trained = complaint is None and bool(row["loss_mask"].any())
         except REFUSALS as error:
             said = str(error)
             remedy = next((text.format(said=escaped(said)) for word, text in REMEDIES.items() if word in said), None)
@@ -91,14 +100,36 @@ class _TriedRows(Dataset):
                 remedy = f"its data set or template refuses it: {escaped(f'{type(error).__name__}: {said}', 200)}; "
                 remedy += "correct or drop the row"
             return False, remedy
-        if ids.numel() == 0:
-            return False, "expected at least one token, received none; drop the row"
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            outside = int(ids.max()) if ids.max() >= self._vocab_size else int(ids.min())
-            return False, (
-                f"expected ids in [0, {self._vocab_size}), received {outside}; name the tokenizer of the model "
-                "(model.tokenizer_path)"
-            )
-        if row.get("multi_modal_inputs"):
-            return False, "trees cannot merge images or videos; drop the row or set model.model_type=language_model"
-        return is_trained, None
+        return is_trained, complaint
+
+
+def _complaint(row: Mapping[str, Any], *, vocab_size: int, on_trees: bool, max_positions: int | None) -> str | None:
+    """Why a row cannot train; None if it can."""
+    ids, mask, positions = (row[name] for name in ("input_ids", "loss_mask", "position_ids"))
+    if ids.dim() != 1 or ids.is_floating_point():
+        return f"expected input_ids of one dimension and whole numbers, received {ids.dtype} {list(ids.shape)}"
+    if len(ids) == 0:
+        return "expected at least one token, received none; drop the row"
+    for name, column in (("loss_mask", mask), ("position_ids", positions)):
+        if column.shape[-1] != len(ids):
+            return f"expected a {name} entry for each of its {len(ids)} tokens, received {column.shape[-1]}"
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        outside = int(ids.max()) if ids.max() >= vocab_size else int(ids.min())
+        return (
+            f"expected ids in [0, {vocab_size}), received {outside}; name the tokenizer of the model "
+            "(model.tokenizer_path)"
+        )
+    if row.get("multi_modal_inputs"):
+        return "trees cannot merge images or videos; drop the row or set model.model_type=language_model"
+    if not on_trees:
+        return None
+    if mask[0]:
+        return (
+            "loss_mask trains its first token, which nothing predicts; set its first entry to 0, or for messages "
+            "model.custom_chat_template to one that begins a turn with its role"
+        )
+    if positions.dim() == 1 and (positions.diff() != 1).any():
+        return "position_ids do not count its tokens, as a tree does; let them, or set tree.mode=flat"
+    if max_positions is not None and len(ids) > max_positions:
+        return f"{len(ids)} tokens exceed the model's {max_positions} positions; {SHORTER}"
+    return None

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
-from tree_rl.inspection.files import InputError
+from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.compat import (
@@ -94,18 +94,37 @@ class TreeSFTTrainer(SFTTrainer):
         data = self.config.data
         with readable_files(data):
             super()._build_dataset()
-        vocab_size = self.model_config.hf_config.get_text_config().vocab_size
+        text_config = self.model_config.hf_config.get_text_config()
+        vocab_size = text_config.vocab_size
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
             if dataset is not None:
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
-                refuse_unusable_rows(dataset, data, key=key, vocab_size=vocab_size)
+                refuse_unusable_rows(
+                    dataset,
+                    data,
+                    key=key,
+                    vocab_size=vocab_size,
+                    on_trees=self._runs_trees(),
+                    max_positions=text_config.to_dict().get("max_position_embeddings"),
+                )
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
         engine, weights = self.engine_config, None
         if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
             weights = row_weights(self.train_dataset, engine.tree.custom_weights)
         self.train_dataset = MarkedRows(self.train_dataset, group_of_row=self.group_of_row, weight_of_row=weights)
 
+    def _runs_trees(self) -> bool:
+        """False where verl's own forward runs the rows."""
+        engine = self.engine_config
+        is_ours = (self.config.model.get("model_type", None) or TREE_LANGUAGE_MODEL) == TREE_LANGUAGE_MODEL
+        return is_ours and isinstance(engine, TreeFSDPEngineConfig) and engine.tree.mode != "flat"
+
     def _build_dataloader(self) -> None:
+        ranks, rows = self.engine.get_data_parallel_size(), self.config.data.train_batch_size
+        if rows < ranks:
+            raise RowFileError(
+                f"data.train_batch_size={rows}: expected at least one for each of {ranks} ranks; raise it"
+            )
         super()._build_dataloader()
         if self.group_of_row is not None:
             self.train_sampler = ConversationSampler(

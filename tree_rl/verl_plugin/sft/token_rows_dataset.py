@@ -17,6 +17,8 @@ from tree_rl.tree import Jagged
 
 IDS, MASK = "input_ids", "loss_mask"
 INT32_MAX = 2**31 - 1
+SHORTER = "drop the row, or lower data.max_length and set data.truncation=right"
+"""What to do about a row that is longer than the model's positions."""
 
 
 class TokenRowsDataset(Dataset):
@@ -74,6 +76,15 @@ class TokenRowsDataset(Dataset):
             if ids.min() < 0 or ids.max() >= vocab_size:
                 at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
                 raise RowFileError(f"{quoted_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
+
+    def check_lengths(self, max_positions: int | None) -> None:
+        """Raise a `RowFileError`, which names file and row, for a row longer than the model's positions."""
+        for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
+            if max_positions is not None and len(ids) > max_positions:
+                raise RowFileError(
+                    f"{quoted_path(path)}: row {number}: {len(ids)} tokens exceed the model's {max_positions} "
+                    f"positions; {SHORTER}"
+                )
 
     def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
         """Append at most `limit` rows of a file; return its other columns."""
