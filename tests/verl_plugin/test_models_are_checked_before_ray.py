@@ -46,6 +46,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mixtral", ONE_OF_FOUR, {"engine": REPLAY}, r"router_replay\.mode=R3"),
     ("qwen3", UNTIED, {"target_modules": ["embed_tokens", "q_proj"]}, r"LoRA on the embedding .*exclude_modules"),
     ("qwen3", UNTIED, {"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
+    ("qwen3", UNTIED, {"target_modules": "["}, r"model\.target_modules=\[: unterminated character set"),
+    ("qwen3", UNTIED, {"target_modules": ["mlp"]}, r"model\.target_modules=\['mlp'\]: Target module [^\n]{9,300}$"),
 ]
 
 

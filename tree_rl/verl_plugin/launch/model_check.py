@@ -1,5 +1,6 @@
 """Checks a model before Ray starts: builds it from its config without weights, and checks it as the workers do."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from peft import LoraConfig, PeftConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForTokenClassification, PretrainedConfig
 
+from tree_rl.inspection.files.quoting import escaped
 from tree_rl.models import UnsupportedModelError, check_model
 from tree_rl.models.fused_layers import why_not_liger
 from tree_rl.models.images import IMAGE_READERS
@@ -185,8 +187,9 @@ def _check_adapters(built: Any, model: DictConfig, key: str) -> None:
         else:
             adapters = PeftConfig.from_pretrained(str(Path(path).expanduser()))
         wrapped = get_peft_model(built, adapters)
-    except ValueError as error:
-        raise ValueError(f"{key}.target_modules={asked.get('target_modules')}: {error}") from error
+    except (ValueError, re.error) as error:
+        said = escaped(" ".join(str(error).split()), 300)
+        raise ValueError(f"{key}.target_modules={asked.get('target_modules')}: {said}") from error
     check_dropout(wrapped)
     refuse_if_unsupported(built, key, Of.ADAPTERS)
 
