@@ -45,14 +45,14 @@ class TreeDPOTrainer(TreeSFTTrainer):
     def _read(self, name: str) -> PreferenceRows:
         data = self.config.data
         files = data[f"{name}_files"]
-        text_config = self.model_config.hf_config.get_text_config()
+        vocab_size, max_positions = self._limits()
         try:
             return read_preferences(
                 files if isinstance(files, str) else list(files),
                 self.model_config.tokenizer,
                 data,
-                vocab_size=text_config.vocab_size,
-                max_positions=text_config.to_dict().get("max_position_embeddings"),
+                vocab_size=vocab_size,
+                max_positions=max_positions,
                 max_samples=data.get(f"{name}_max_samples", -1),
             )
         except InputError as error:

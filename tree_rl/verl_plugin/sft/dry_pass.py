@@ -15,7 +15,7 @@ from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.messages.template_form import REFUSALS as TEMPLATE_REFUSALS
 from tree_rl.verl_plugin.sft.checked_data import places_of_rows
-from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, TokenRowsDataset
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset, too_long
 
 REFUSALS = (*TEMPLATE_REFUSALS, AssertionError, OSError)
 """Errors that a template, a tokenizer or a data set raises for a row that it does not expect."""
@@ -130,6 +130,4 @@ def _complaint(row: Mapping[str, Any], *, vocab_size: int, on_trees: bool, max_p
         )
     if positions.dim() == 1 and (positions.diff() != 1).any():
         return "position_ids do not count its tokens, as a tree does; let them, or set tree.mode=flat"
-    if max_positions is not None and len(ids) > max_positions:
-        return f"{len(ids)} tokens exceed the model's {max_positions} positions; {SHORTER}"
-    return None
+    return too_long(len(ids), max_positions)

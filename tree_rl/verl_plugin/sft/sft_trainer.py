@@ -94,8 +94,7 @@ class TreeSFTTrainer(SFTTrainer):
         data = self.config.data
         with readable_files(data):
             super()._build_dataset()
-        text_config = self.model_config.hf_config.get_text_config()
-        vocab_size = text_config.vocab_size
+        vocab_size, max_positions = self._limits()
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
             if dataset is not None:
                 check_rows(dataset, data, key=key, vocab_size=vocab_size)
@@ -105,13 +104,18 @@ class TreeSFTTrainer(SFTTrainer):
                     key=key,
                     vocab_size=vocab_size,
                     on_trees=self._runs_trees(),
-                    max_positions=text_config.to_dict().get("max_position_embeddings"),
+                    max_positions=max_positions,
                 )
         self.group_of_row = group_rows(self.train_dataset, data.get("group_key", None))
         engine, weights = self.engine_config, None
         if isinstance(engine, TreeFSDPEngineConfig) and engine.tree.path_weighting == "custom":
             weights = row_weights(self.train_dataset, engine.tree.custom_weights)
         self.train_dataset = MarkedRows(self.train_dataset, group_of_row=self.group_of_row, weight_of_row=weights)
+
+    def _limits(self) -> tuple[int, int | None]:
+        """The model's number of token ids, and of positions if they have a limit."""
+        settings = self.model_config.hf_config.get_text_config()
+        return settings.vocab_size, settings.to_dict().get("max_position_embeddings")
 
     def _runs_trees(self) -> bool:
         """False where verl's own forward runs the rows."""

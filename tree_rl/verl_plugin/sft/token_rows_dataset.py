@@ -21,6 +21,13 @@ SHORTER = "drop the row, or lower data.max_length and set data.truncation=right"
 """What to do about a row that is longer than the model's positions."""
 
 
+def too_long(num_tokens: int, max_positions: int | None) -> str | None:
+    """Why a tree cannot take a row of so many tokens; None if it can, or if the model's positions have no limit."""
+    if max_positions is None or num_tokens <= max_positions:
+        return None
+    return f"{num_tokens} tokens exceed the model's {max_positions} positions; {SHORTER}"
+
+
 class TokenRowsDataset(Dataset):
     """Rows of token ids and masks; select it with `data.custom_cls.{path,name}`.
 
@@ -80,11 +87,8 @@ class TokenRowsDataset(Dataset):
     def check_lengths(self, max_positions: int | None) -> None:
         """Raise a `RowFileError`, which names file and row, for a row longer than the model's positions."""
         for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
-            if max_positions is not None and len(ids) > max_positions:
-                raise RowFileError(
-                    f"{quoted_path(path)}: row {number}: {len(ids)} tokens exceed the model's {max_positions} "
-                    f"positions; {SHORTER}"
-                )
+            if (said := too_long(len(ids), max_positions)) is not None:
+                raise RowFileError(f"{quoted_path(path)}: row {number}: {said}")
 
     def _read_file(self, path: Path, limit: int | None) -> pd.DataFrame:
         """Append at most `limit` rows of a file; return its other columns."""
