@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from experts import write_command
 from generate import build_tasks, to_row
-from scripted_model import HERMES, Dialect, ScriptedModel, differences, overlap
+from scripted_model import HERMES, Dialect, ScriptedModel, differences
 from sdk_client import ANSWER_TOOLS, CLIENTS
 
 from tree_rl.benchmark.results import read_csv, write_csv
@@ -34,6 +34,7 @@ from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.transcript import rows_of_calls
+from tree_rl.tree import Forest
 
 SECONDS = 240
 TASK = "lru_cache"
@@ -80,27 +81,6 @@ TEXTS: Mapping[str, tuple[str, Callable[[list[str], Mapping[str, str]], list[str
 }
 """Agents whose model answers in text -> what its prompts hold, its turns."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"aider": {"arguments": "*.py"}}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One client with one dialect."""
-
-    client: str
-    version: str
-    dialect: str
-    stream: str
-    works: bool
-    """Reward 1.0 for a harness, the right answer for a library, and no difference."""
-    calls: int
-    rows: int
-    por: float
-    """Potential overlap ratio of the rows."""
-    longest_prompt: int
-    """Tokens."""
-    longest_prompt_characters: int
-    differences: int
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,8 +151,8 @@ def script_of(client: str, dialect: Dialect) -> tuple[str, list[str]]:
     return shell.name, [*calls, dialect.writes("The cache is repaired.")]
 
 
-async def play_cell(client: str, dialect: Dialect, stream: str, python: str, readable: list[str]) -> Cell:
-    """One session."""
+async def play_cell(client: str, dialect: Dialect, stream: str, python: str, readable: list[str]) -> dict[str, str]:
+    """One session, as a row of the table."""
     tool, turns = script_of(client, dialect)
     model = ScriptedModel(dialect=dialect, tool=tool, turns=turns)
     options = GatewayOptions(max_context_tokens=500_000, max_turn_tokens=20_000)
@@ -187,21 +167,23 @@ async def play_cell(client: str, dialect: Dialect, stream: str, python: str, rea
         except (ValueError, ImportError) as error:
             played = Played(is_right=False, version="", note=str(error)[-200:])
         record = await gateway.close_session(session)
-    wrong = differences(model, record)
-    return Cell(
-        client=client,
-        version=played.version or harness_version(client),
-        dialect=dialect.name,
-        stream=stream,
-        works=played.is_right and not wrong,
-        calls=len(record.calls),
-        rows=len(rows_of_calls(record.calls)),
-        por=round(overlap(record.calls), 3),
-        longest_prompt=max((len(call.prompt_ids) for call in record.calls), default=0),
-        longest_prompt_characters=max(model.prompts, default=0),
-        differences=wrong,
-        note=played.note,
-    )
+    wrong, rows = differences(model, record), rows_of_calls(record.calls)
+    cell = {
+        "client": client,
+        "version": played.version or harness_version(client),
+        "dialect": dialect.name,
+        "stream": stream,
+        # Reward 1.0 for a harness, the right answer for a library, and no difference.
+        "works": played.is_right and not wrong,
+        "calls": len(record.calls),
+        "rows": len(rows),
+        "por": round(Forest.from_rows([row.token_ids for row in rows]).por, 3),
+        "longest_prompt": max((len(call.prompt_ids) for call in record.calls), default=0),
+        "longest_prompt_characters": max(model.prompts, default=0),
+        "differences": wrong,
+        "note": played.note,
+    }
+    return {name: str(value) for name, value in cell.items()}
 
 
 def harness_version(client: str) -> str:
@@ -262,8 +244,8 @@ def main() -> None:
         for client in clients:
             for stream in ("whole", "streamed") if client in CLIENTS else ("its own",):
                 cell = asyncio.run(play_cell(client, dialect, stream, arguments.python, arguments.readable))
-                write_cell(arguments.output, {name: str(value) for name, value in asdict(cell).items()})
-                print("ok " if cell.works else "NO ", *asdict(cell).values(), flush=True)
+                write_cell(arguments.output, cell)
+                print("ok " if cell["works"] == "True" else "NO ", *cell.values(), flush=True)
 
 
 def write_cell(path: Path, cell: dict[str, str]) -> None:

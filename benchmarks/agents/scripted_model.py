@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.gateway.backend import Generation
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import ModelCall, rows_of_calls
+from tree_rl.rollout.transcript import rows_of_calls
 
 ROOT = Path(__file__).parents[2]
 HERMES = ROOT / "tests" / "rollout" / "reasoning_chat.jinja"
@@ -180,11 +180,3 @@ def differences(model: ScriptedModel, record: RecordedSession) -> int:
         drawn = zip(passed, row.response_log_probs, row.response_mask, strict=True)
         trained |= {(number, log_prob) for number, log_prob, mask in drawn if mask}
     return wrong + len(generated ^ trained)
-
-
-def overlap(calls: Sequence[ModelCall]) -> float:
-    """Potential overlap ratio of the rows of calls: 1 - tokens of their tree / tokens of the rows alone."""
-    prefixes, rows = Prefixes(), rows_of_calls(calls) if calls else []
-    for row in rows:
-        prefixes.of(row.token_ids)
-    return 1 - len(prefixes.numbers) / max(1, sum(len(row.token_ids) for row in rows))

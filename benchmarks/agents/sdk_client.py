@@ -34,15 +34,23 @@ def openai_chat(streamed: bool) -> str:
     """Chat completions of the package `openai`."""
     import openai
 
+    completions: Any = openai.OpenAI().chat.completions
+
+    def ask(**asked: Any) -> Any:
+        if not streamed:
+            return completions.create(model=MODEL, **asked)
+        with completions.stream(model=MODEL, **asked) as events:
+            return events.get_final_completion()
+
+    return _chat(ask)
+
+
+def _chat(ask: Callable[..., Any]) -> str:
+    """Chat until the model calls no tool; `ask` returns a chat completion."""
     tools = [{"type": "function", "function": {"name": "shell", "description": DESCRIPTION, "parameters": SCHEMA}}]
     talk: list[Any] = [{"role": "user", "content": ASKED}]
-    client = openai.OpenAI()
     while True:
-        if streamed:
-            with client.chat.completions.stream(model=MODEL, messages=talk, tools=tools) as events:
-                message = events.get_final_completion().choices[0].message
-        else:
-            message = client.chat.completions.create(model=MODEL, messages=talk, tools=tools).choices[0].message
+        message = ask(messages=talk, tools=tools).choices[0].message
         if not message.tool_calls:
             return str(message.content)
         talk.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
@@ -123,17 +131,11 @@ def litellm_chat(streamed: bool) -> str:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm
 
-    tools = [{"type": "function", "function": {"name": "shell", "description": DESCRIPTION, "parameters": SCHEMA}}]
-    talk: list[Any] = [{"role": "user", "content": ASKED}]
-    while True:
-        answer: Any = litellm.completion(model=f"openai/{MODEL}", messages=talk, tools=tools, stream=streamed)
-        if streamed:
-            answer = litellm.stream_chunk_builder(list(answer), messages=talk)
-        message = answer.choices[0].message
-        if not message.tool_calls:
-            return str(message.content)
-        talk.append(message.model_dump(exclude_none=True))
-        talk += [{"role": "tool", "tool_call_id": call.id, "content": LISTING} for call in message.tool_calls]
+    def ask(**asked: Any) -> Any:
+        answer: Any = litellm.completion(model=f"openai/{MODEL}", stream=streamed, **asked)
+        return litellm.stream_chunk_builder(list(answer), messages=asked["messages"]) if streamed else answer
+
+    return _chat(ask)
 
 
 def openai_agents(streamed: bool) -> str:

@@ -38,6 +38,8 @@ from tree_rl.benchmark.against_packed import packed_attention
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import Columns, Spread, collect_rows
+from tree_rl.cost.cost_model import ModelShape
+from tree_rl.cost.model_sizes import MODEL_SIZES, full_name
 from tree_rl.inspection.text import format_table
 from tree_rl.tree import Forest, measure_forest
 
@@ -62,31 +64,10 @@ BACKWARD_FACTOR = 2.5
 HEADER = ("shape", "heads", "tokens", "contender", "ms fwd", "ms f+b", "range", "TF fwd", "TF f+b", "speed-up", "ideal")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadLayout:
-    """Attention heads of a model."""
-
-    heads: int
-    """Query heads."""
-    kv_heads: int
-    """Key and value heads."""
-    head_size: int
-    """Head size of queries and keys."""
-    value_size: int | None = None
-    """Head size of values; None: that of keys."""
-
-
-HEAD_LAYOUTS = {
-    "qwen3-8b": HeadLayout(heads=32, kv_heads=8, head_size=128),
-    "qwen3-0.6b": HeadLayout(heads=16, kv_heads=8, head_size=128),
-    "qwen3-32b": HeadLayout(heads=64, kv_heads=8, head_size=128),
-    "qwen3-30b-a3b": HeadLayout(heads=32, kv_heads=4, head_size=128),
-    "llama-3.2-1b": HeadLayout(heads=32, kv_heads=8, head_size=64),
-    "deepseek-v2-lite": HeadLayout(heads=16, kv_heads=16, head_size=192, value_size=128),
-    "glm-4.7-flash": HeadLayout(heads=20, kv_heads=20, head_size=256),
-    "tiny": HeadLayout(heads=4, kv_heads=2, head_size=16),
-    "tiny-latent": HeadLayout(heads=4, kv_heads=4, head_size=24, value_size=16),
-}
+LLAMA = ModelShape(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocab=128_256)
+SIZES = {"tiny": MODEL_SIZES["tiny"].shape, "llama-3.2-1b": LLAMA}
+SIZES |= {full_name(key): size.shape for key, size in MODEL_SIZES.items()}
+"""Models with the heads to measure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,14 +134,14 @@ def sample(lengths: np.ndarray, most_tokens: int, most_rows: int) -> np.ndarray:
     return lengths[np.unique(np.linspace(0, len(lengths) - 1, count).round().astype(int))]
 
 
-def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: HeadLayout) -> str | None:
+def reason_against(name: str, device: torch.device, dtype: torch.dtype, heads: ModelShape) -> str | None:
     """Why a contender cannot run, or None."""
     kind, impl = name.split()
     reason_of = unavailable_reason if kind == "tree" else packed_attention.unavailable_reason
-    return reason_of(impl, device=device, dtype=dtype, head_size=heads.head_size, value_size=heads.value_size)
+    return reason_of(impl, device=device, dtype=dtype, head_size=heads.head_dim, value_size=heads.value_size)
 
 
-def check(contender: Contender, heads: HeadLayout, dtype: torch.dtype) -> float:
+def check(contender: Contender, heads: ModelShape, dtype: torch.dtype) -> float:
     """Largest relative error of output and gradients on a small forest: the reference holds all scores.
 
     Raises:
@@ -176,11 +157,11 @@ def check(contender: Contender, heads: HeadLayout, dtype: torch.dtype) -> float:
 
 
 def inputs_of(
-    tokens: int, heads: HeadLayout, dtype: torch.dtype, device: torch.device
+    tokens: int, heads: ModelShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Normal q [N, H, D], k and v as leaves, and a gradient of the output."""
     torch.manual_seed(0)
-    size, value_size = heads.head_size, heads.value_size or heads.head_size
+    size, value_size = heads.head_dim, heads.value_size
     shapes = ((heads.heads, size), (heads.kv_heads, size), (heads.kv_heads, value_size), (heads.heads, value_size))
     q, k, v, grad = (torch.randn(tokens, *shape, dtype=dtype, device=device) for shape in shapes)
     return [t.requires_grad_() for t in (q, k, v)], grad
@@ -198,7 +179,7 @@ def measure(
     device: torch.device,
 ) -> Iterator[Columns]:
     """Rows of the CSV of one forest: gate, then forward alone, then forward and backward, contenders in turns."""
-    heads = HEAD_LAYOUTS[layout]
+    heads = SIZES[layout]
     forest = SHAPES[shape](tokens).forest()
     small = SHAPES[shape](min(tokens, GATE_TOKENS)).forest()
     overlap = measure_forest(forest)
@@ -239,9 +220,9 @@ def measure(
         yield row | columns(contender, heads, found)
 
 
-def columns(contender: Contender, heads: HeadLayout, times: Mapping[str, Sequence[float]]) -> Columns:
+def columns(contender: Contender, heads: ModelShape, times: Mapping[str, Sequence[float]]) -> Columns:
     """Milliseconds over the rounds and TFLOP/s on visible pairs."""
-    flops = 2.0 * contender.pairs * heads.heads * (heads.head_size + (heads.value_size or heads.head_size))
+    flops = 2.0 * contender.pairs * heads.heads * (heads.head_dim + heads.value_size)
     found: Columns = {"measured_tokens": contender.tokens, "sample_scaled_by": contender.scale}
     for name, factor in (("forward", 1.0), ("total", 1 + BACKWARD_FACTOR)):
         spread = Spread.of(times[name])
@@ -285,7 +266,7 @@ def main() -> None:
     options = parser(__doc__, group_seconds=0.06)
     options.add_argument("--quick", action="store_true", help="32,768 tokens alone")
     options.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    options.add_argument("--heads", nargs="+", choices=HEAD_LAYOUTS, default=["qwen3-8b"])
+    options.add_argument("--heads", nargs="+", choices=SIZES, default=["qwen3-8b"])
     options.add_argument("--tokens", nargs="+", type=int, help=f"default {TOKENS}")
     options.add_argument("--contenders", nargs="+", help="such as 'tree fa4' 'paths cudnn' 'causal fa4'; default all")
     options.add_argument("--rounds", type=int, default=3, help="groups of each contender, in turns")

@@ -20,7 +20,7 @@ from kernel_runs import GateError
 from tree_kernels import tree_attention
 
 cpu = torch.device("cpu")
-heads = attention.HEAD_LAYOUTS["tiny"]
+heads = attention.SIZES["tiny"]
 (right,) = attention.contenders_named("tree sdpa", SHAPES["grpo"](300).forest(), cpu)
 everything = torch.full_like(right.subtree_end, 300)
 wrong = dataclasses.replace(right, run=lambda q, k, v: tree_attention(q, k, v, everything, impl="sdpa"))

@@ -1,12 +1,11 @@
 """Branches start from recorded tokens and an equal environment, by copy or by replay; all is real but the model."""
 
 import random
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_sessions import DrawingModel, build_tasks, forked, play, serving
 from sandboxes_here import HERE, needs_bubblewrap
 from transformers import PreTrainedTokenizerFast
 
@@ -17,9 +16,6 @@ from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.tree import Forest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from copy_and_replay import DrawingModel, build_tasks, forked, play, serving
 
 
 def here() -> SweEnvironment:
@@ -100,8 +96,8 @@ async def test_an_agent_that_does_not_repeat_itself_is_not_forked(chatml: PreTra
 
 @needs_bubblewrap
 async def test_forks_by_copy_and_by_replay_are_equal(chatml: PreTrainedTokenizerFast) -> None:
-    """Of ten sessions; benchmarks/copy_and_replay.py forks 200."""
-    rows = await forked(chatml, "steady", 10, sandbox=HERE)
+    """Of ten sessions; docs/benchmarks/learning.md has 200."""
+    rows = await forked(chatml, 10, sandbox=HERE)
     assert all(row["same_reward"] and row["same_tokens"] for row in rows)
     assert all(row["places"] == row["turns"] for row in rows), "nothing overlaps in a session of one line"
     assert [row["replay_repeated_calls"] for row in rows] == [row["calls_before"] for row in rows]
@@ -120,6 +116,6 @@ async def test_forks_by_copy_and_by_replay_are_equal(chatml: PreTrainedTokenizer
 async def test_a_session_that_does_not_repeat_itself_is_forked_by_copy_alone(
     chatml: PreTrainedTokenizerFast, kind: str, unconfined: bool
 ) -> None:
-    for row in await forked(chatml, kind, 2, sandbox=SandboxOptions(unconfined=unconfined)):
+    for row in await forked(chatml, 2, sandbox=SandboxOptions(unconfined=unconfined), restless=kind):
         assert ("copy_reward" in row) == (not unconfined) and "replay_reward" not in row
         assert row["replay_fault"].startswith("the session does not repeat itself: shell returned")

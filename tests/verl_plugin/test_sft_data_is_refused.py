@@ -95,7 +95,10 @@ def test_mistakes_are_told_before_an_engine_is_built(
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(good.read_bytes()[:-10])
     for overrides, complaint in (
-        ([f"data.train_files={outside}", *TOKEN_ROWS], r"outside.*row 1, column input_ids: .*received 1000000 at 1"),
+        (
+            [f"data.train_files={outside}", "data.train_batch_size=2", *TOKEN_ROWS],
+            r"outside.*row 1, column input_ids: .*received 1000000 at 1",
+        ),
         (
             [f"data.train_files={good}", f"data.val_files={outside}", "data.train_batch_size=2", *TOKEN_ROWS],
             r"outside.*row 1, column input_ids",

@@ -44,7 +44,7 @@ def rows(path: Path, tokenizer: Any, cells: list[Any]) -> list[tuple[list[int], 
         {"messages_key": "messages", "train_batch_size": 1, "pad_mode": "no_padding", "custom_cls": {"path": None}}
     )
     dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
-    check_rows(dataset, data, key="train_files", vocab_size=len(tokenizer))
+    check_rows(dataset, data, key="train_files")
     return [(dataset[n]["input_ids"].tolist(), dataset[n]["loss_mask"].tolist()) for n in range(len(dataset))]
 
 

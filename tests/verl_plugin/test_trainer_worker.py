@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from engine_harness import Row, ppo_batch, save_model, tiny_qwen3
 from local_trainer import build_worker
 from verl.utils import tensordict_utils as tu
 
-from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.trainer.workers import shuffled_rows
 
 ROWS = [
@@ -50,12 +48,3 @@ def test_critic_model_type_chooses_the_tree_critic(tmp_path: Path) -> None:
     assert type(tree.engine).__name__ == "TreeFSDPEngineWithValueHead"
     output = tree.train_mini_batch(ppo_batch(ROWS, num_mini_batch=1, epochs=1))
     assert tu.get(output, "metrics")["loss"][0] > 0
-
-
-def test_a_process_without_the_engine_is_named(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl.workers.engine import EngineRegistry
-
-    left = {name: value for name, value in EngineRegistry._engines.items() if not name.startswith("tree_")}
-    monkeypatch.setattr(EngineRegistry, "_engines", left)
-    with pytest.raises(PluginNotLiveError, match=r"worker rank 0 on .*tree_language_model.*VERL_USE_EXTERNAL_PLUGINS"):
-        build_worker(model_path)

@@ -215,7 +215,7 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
     values += [f"++{MODEL}.override_config.x=null", "data.train_files=[a,b]", "trainer.project_name='a b'"]
     others = [argument for argument in good if "data.train_files" not in argument]
     found = read_job([*others, *values], PROGRAM).config
-    with command_line.initialize_config_dir(str(PROGRAM.folder / PROGRAM.config_path), version_base=None):
+    with command_line.initialize_config_dir(str(PROGRAM.folder / "config"), version_base=None):
         assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
 
 

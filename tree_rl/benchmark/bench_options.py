@@ -60,8 +60,6 @@ class BenchOptions:
     """Implementation of `tree_kernels.tree_attention`."""
     packed_attention: str
     """Implementation of `packed_attention`; against verl, an attention of transformers."""
-    project_all: bool
-    """Packed rows project every token to the vocabulary, not only the trained ones."""
     trace: bool
     """Profile one update of each side."""
     out: Path | None

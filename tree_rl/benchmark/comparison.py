@@ -1,7 +1,7 @@
 """Times of the tree and of its rival on one batch: the columns of the CSV and the tables on the terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.gradient_errors import GradientErrors
@@ -26,10 +26,6 @@ class Comparison:
     """What the gate saw."""
     times: Mapping[str, Sequence[UpdateTimes]]
     """Two sides, `TREE` and its rival: updates in the order of the repeats."""
-
-    def with_all_projected(self) -> "Comparison":
-        """The same times, with rows that projected every token to the vocabulary: another FLOP bound."""
-        return replace(self, overlap=replace(self.overlap, flat_head_tokens=self.overlap.flat_tokens))
 
     def columns(self, shape: ModelShape) -> Columns:
         """A row of the CSV; the model's shape gives the FLOP bound.

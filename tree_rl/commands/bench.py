@@ -73,9 +73,6 @@ def bench_update(
     packed_attention: Annotated[
         str, typer.Option(help="Attention of rows: fa4, cudnn, fa2, flash, flex or sdpa.")
     ] = "auto",
-    project_all: Annotated[
-        bool, typer.Option("--project-all", help="Packed rows project untrained tokens, too.")
-    ] = False,
     checkpointing: Annotated[bool, typer.Option(help="Recompute every layer in the backward.")] = True,
     liger: Annotated[
         bool | None,
@@ -125,7 +122,6 @@ def bench_update(
             learning_rate=learning_rate,
             tree_attention=tree_attention,
             packed_attention=packed_attention,
-            project_all=project_all,
             trace=trace,
             out=out,
             commit=commit,

@@ -24,7 +24,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.terminal import one_line_errors, say
 from tree_rl.inspection.model_shape import read_model_shape
 from tree_rl.inspection.run_plan import plan_run
-from tree_rl.inspection.scale.gpu_split import GivenSeconds, format_split, propose_split
+from tree_rl.inspection.scale.gpu_split import format_split, propose_split
 from tree_rl.inspection.scale.predict_scale import ScaleSettings, format_scale, predict_scale
 from tree_rl.inspection.text import format_run_plan
 from tree_rl.inspection.verdict.as_json import divided, planned, scaled
@@ -109,7 +109,7 @@ def plan_file(
         elif cluster:
             refuse_unused(context, "--model", "max_tokens", *OF_STEPS)
         if ranks is not None and cluster and model is None:
-            given = GivenSeconds(rollout=rollout_seconds, training=training_seconds, rows=rows_seconds)
+            given = {"rollout": rollout_seconds, "trees": training_seconds, "rows": rows_seconds}
             splits, sources = propose_split(file, given, ranks, server_gpus=server_gpus, sharing=sp)
             say(divided(splits, sources) if as_json else format_split(splits, sources))
             return

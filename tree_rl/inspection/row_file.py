@@ -1,7 +1,7 @@
 """Rows of a file of token ids, texts, chat messages or model calls."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from tree_rl.inspection.messages.conversation import CONVERSATIONS
 from tree_rl.inspection.recording import Recording, Taken
 from tree_rl.inspection.row import Row, check_vocabulary
 from tree_rl.inspection.steps import STEPS, separate_steps
-from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows, taken_tokens
+from tree_rl.inspection.token_rows import GROUPS, TOKEN_COLUMNS, has_token_ids, read_token_rows
 from tree_rl.tree.report.counted import counted
 
 SESSIONS = ".npz"
-NO_PADDING = "text has none"
+IDS, TEXTS, CALLS, CHATS = "token ids", "texts", "calls", "chats"
+"""What the rows of a file can be."""
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """Files that Hugging Face writes next to the data."""
@@ -82,13 +83,13 @@ def _read_file(
     values = None if named is None else file.values(named)
     groups = [own_group] * file.num_rows if values is None else [str(value) for value in values]
     try:
-        content = _content_of(file)
+        content, columns = _content_of(file)
         if values is None and path.suffix == SESSIONS:
             named = "folder"
-        if values is None and content.pair and not content.is_calls:
-            groups, named = [str(value) for value in file.values(content.pair[0])], f"equal {content.pair[0]}"
+        if values is None and content == TEXTS:
+            groups, named = [str(value) for value in file.values(columns[0])], f"equal {columns[0]}"
         chat = None if tokenizer is None else ChatTokenizer(tokenizer)
-        rows, taken = _read_rows(file, content, groups, chat, rows_per)
+        rows, taken = _read_rows(file, content, columns, groups, chat, rows_per)
         known = 2**31 - 1 if chat is None else max(chat.vocabulary.get_vocab().values(), default=-1) + 1
         check_vocabulary(rows, vocab_size or known)
         if values is not None:
@@ -108,25 +109,14 @@ def _read_file(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Content:
-    """Columns of a file without token ids; all None for a file with them."""
-
-    pair: tuple[str, str] | None = None
-    """Columns of prompts and of answers."""
-    is_calls: bool = False
-    """True if `pair` holds messages, False if it holds text."""
-    conversation: str | None = None
-    """Column of conversations."""
-
-
-def _content_of(file: ColumnFile) -> _Content:
+def _content_of(file: ColumnFile) -> tuple[str, tuple[str, ...]]:
+    """What the rows of a file are, and the columns to read: of prompts and answers, or of conversations."""
     if has_token_ids(file.columns):
-        return _Content()
+        return IDS, ()
     if calls := call_pair(file):
-        return _Content(pair=calls, is_calls=True)
+        return CALLS, calls
     if texts := text_pair(file.columns):
-        return _Content(pair=texts)
+        return TEXTS, texts
     column = next((name for name in CONVERSATIONS if name in file.columns), None)
     if column is None:
         raise RowFileError(
@@ -134,35 +124,41 @@ def _content_of(file: ColumnFile) -> _Content:
             f"messages ({', '.join(CONVERSATIONS)}), or texts or calls ({', '.join(map(' and '.join, PAIRS))}); "
             f"received {quoted_names(file.names)}"
         )
-    return _Content(conversation=column)
+    return CHATS, (column,)
 
 
 def _read_rows(
-    file: ColumnFile, content: _Content, groups: list[str], chat: ChatTokenizer | None, rows_per: RowsPer
+    file: ColumnFile,
+    content: str,
+    columns: tuple[str, ...],
+    groups: list[str],
+    chat: ChatTokenizer | None,
+    rows_per: RowsPer,
 ) -> tuple[list[Row], Taken]:
     """The rows, and the columns that were read; the caller fills in `Taken.group`."""
-    pair, column = content.pair, content.conversation
-    if pair is not None and not content.is_calls:
-        loss = f"all of {pair[1]}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
-        return read_text_rows(file, pair, groups, chat), Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
-    if pair is None and column is None:
-        return read_token_rows(file.columns, groups), taken_tokens(file.columns)
-    if chat is None:
+    if content == IDS:
+        return read_token_rows(file.columns, groups)
+    if content == TEXTS:
+        prompts, answers = columns
+        rows = read_text_rows(file, (prompts, answers), groups, chat)
+        loss = f"all of {answers}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
+    elif chat is None:
         raise RowFileError(
             "chat messages need --tokenizer, an id in the local cache or a folder "
             "(examples/write_qwen_tokenizer.py of `tree-rl recipes` makes one)"
         )
-    if pair is not None:
-        rows, left_out = read_calls(file, pair, groups, chat)
-        loss = f"all of {pair[1]}" + (f" ({counted(left_out, 'record')} left out: no answered call)" * bool(left_out))
-        return rows, Taken(tokens=pair, loss=loss, padding=NO_PADDING, group=None)
-    tools, systems = (
-        file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)
-    )
-    name = str(column)
-    rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
-    loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
-    return rows, Taken(tokens=(name,), loss=loss, padding=NO_PADDING, group=None)
+    elif content == CALLS:
+        requests, answers = columns
+        rows, left_out = read_calls(file, (requests, answers), groups, chat)
+        loss = f"all of {answers}" + (f" ({counted(left_out, 'record')} left out: no answered call)" * bool(left_out))
+    else:
+        (name,) = columns
+        tools, systems = (
+            file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)
+        )
+        rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
+        loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
+    return rows, Taken(tokens=columns, loss=loss, padding="text has none", group=None)
 
 
 def data_files(path: Path) -> list[Path]:

@@ -25,8 +25,8 @@ def has_token_ids(columns: Columns) -> bool:
     return WHOLE in columns or _pair(columns) is not None
 
 
-def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
-    """One row per row of a file of token ids.
+def read_token_rows(columns: Columns, groups: list[str]) -> tuple[list[Row], Taken]:
+    """One row per row of a file of token ids, and the columns that were read; the caller fills in `Taken.group`.
 
     Args:
         columns: `input_ids`, or `prompt_ids` and `response_ids`, or verl's `prompts` and `responses`; optionally
@@ -54,19 +54,8 @@ def read_token_rows(columns: Columns, groups: list[str]) -> list[Row]:
             kept = _attention(seen[number], len(ids), f"row {number}, column {ATTENTION}")
             ids, trained = ids[kept], trained if trained is None else trained[kept]
         rows.append(Row(name=f"row {number}", group=group, token_ids=ids, trained=trained, record=number))
-    return rows
-
-
-def taken_tokens(columns: Columns) -> Taken:
-    """The columns that `read_token_rows` reads, without the group."""
-    pair = _pair(columns)
-    mask = next((name for name in MASKS if name in columns), None)
-    return Taken(
-        tokens=pair or (WHOLE,),
-        loss=f"all of {pair[1]}" if pair and mask is None else mask,
-        padding=ATTENTION if ATTENTION in columns else None,
-        group=None,
-    )
+    loss = f"all of {pair[1]}" if pair and mask is None else mask
+    return rows, Taken(tokens=pair or (WHOLE,), loss=loss, padding=None if seen is None else ATTENTION, group=None)
 
 
 def _pair(columns: Columns) -> tuple[str, str] | None:

@@ -56,10 +56,7 @@ def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> lis
         checkpointing=options.checkpointing,
         liger=options.has_fused_layers,
     )
-    planners = {
-        TREE: tree_planner(max_tokens, device),
-        PACKED: packed_planner(max_tokens, device, project_all=options.project_all),
-    }
+    planners = {TREE: tree_planner(max_tokens, device), PACKED: packed_planner(max_tokens, device)}
     path = options.csv("deviation" if options.steps else "update")
     measured = _curves(options, model, planners) if options.steps else _times(options, model, planners, say)
     rows = collect_rows(measured, about, path)
@@ -111,7 +108,6 @@ def _times(
         say(f"POR {por:g}, {number} of {len(asked)}")
         before = partial(trace, batch)
         found = compare(model, optimizer, batch, planners, repeats=options.repeats, before_timing=before)
-        found = found.with_all_projected() if options.project_all else found
         columns = found.columns(options.size.shape)
         say(format_phases(columns, PACKED, PHASES))
         yield columns
@@ -166,7 +162,7 @@ def _setting(options: BenchOptions) -> Columns:
         "packed_attention": packed,
         "tree_linear_attention": linear,
         "packed_linear_attention": PACKED_LINEAR_ATTENTION if linear else "",
-        "packed_head": "all tokens" if options.project_all else "trained tokens",
+        "packed_head": "trained tokens",
         "max_tokens": str(options.max_tokens or MAX_TOKENS),
         "learning_rate": f"{options.learning_rate if options.steps else LEARNING_RATE:g}",
     }

@@ -63,18 +63,15 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
     return plan
 
 
-def packed_planner(max_tokens: int, device: torch.device, *, project_all: bool = False) -> Planner:
-    """Rows end to end, at most `max_tokens` tokens a forward.
-
-    With `project_all` the log-prob of every token is computed; otherwise of trained tokens alone, as the tree does.
-    """
+def packed_planner(max_tokens: int, device: torch.device) -> Planner:
+    """Rows end to end, at most `max_tokens` tokens a forward; log-probs of trained tokens alone, as over trees."""
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
         for chosen in pack_rows([len(row) for row in batch.rows], max_tokens):
             yield ForwardPlan(
                 rows=tuple(chosen),
                 inputs=PackedInputs.from_rows([batch.rows[index] for index in chosen], device),
-                edges=cache(partial(_packed_edges, batch, chosen, device, project_all)),
+                edges=cache(partial(_packed_edges, batch, chosen, device)),
                 advantages=partial(_advantages, batch, chosen, device),
             )
 
@@ -127,11 +124,8 @@ def _tree_edges(batch: Batch, rows: Sequence[int], forest: Forest, device: torch
     return plan_edges(forest, _predicts_trained(batch, rows), np.ones(len(rows), dtype=np.float32), device)
 
 
-def _packed_edges(batch: Batch, chosen: Sequence[int], device: torch.device, project_all: bool) -> EdgePlan:
-    rows = [batch.rows[index] for index in chosen]
-    has_next_F = np.concatenate([np.arange(len(row)) < len(row) - 1 for row in rows])
-    wanted_F = has_next_F if project_all else _predicts_trained(batch, chosen)
-    return plan_packed_edges(rows, wanted_F, device)
+def _packed_edges(batch: Batch, chosen: Sequence[int], device: torch.device) -> EdgePlan:
+    return plan_packed_edges([batch.rows[index] for index in chosen], _predicts_trained(batch, chosen), device)
 
 
 def _advantages(batch: Batch, rows: Sequence[int], device: torch.device) -> torch.Tensor:

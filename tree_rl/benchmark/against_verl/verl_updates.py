@@ -6,7 +6,7 @@ An update is what the trainer asks of a worker: log-probs and entropy of all row
 import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,6 @@ def refuse_options(options: BenchOptions) -> None:
     """Raise an InputError that names the first option for which this comparison has no meaning."""
     asked = {
         "--steps": options.steps > 0,
-        "--project-all (stock verl projects every token)": options.project_all,
         "--trace": options.trace,
         f"--dtype {options.precision}": options.dtype not in PRECISIONS,
         # Stock verl carries the state of linear attention from row to row, and rounding chooses experts near a tie.
@@ -118,8 +117,9 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
         # The first update of each side compiles and warms up.
         times = {name: spent[1:] for name, spent in time_in_turns(updates, repeats=options.repeats + 1).items()}
         comparison = Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
-        projected = shape.flop_bound(comparison.with_all_projected().overlap)
-        yield comparison.columns(shape) | {"flop_bound_all_projected": projected}
+        # Stock verl projects every token to the vocabulary.
+        projected = replace(comparison.overlap, flat_head_tokens=comparison.overlap.flat_tokens)
+        yield comparison.columns(shape) | {"flop_bound_all_projected": shape.flop_bound(projected)}
 
 
 def check_engine_gradients(sides: Mapping[str, Side], batch: Batch, truth: list[torch.Tensor]) -> GradientErrors:

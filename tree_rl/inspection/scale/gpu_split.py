@@ -1,7 +1,7 @@
 """`tree-rl plan --cluster` without rows: proposes GPUs for rollout and training from measured times of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -27,34 +27,24 @@ HEADER = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenSeconds:
-    """GPU-seconds of a step on the command line, in place of measured ones."""
-
-    rollout: float | None = None
-    training: float | None = None
-    """Training on trees."""
-    rows: float | None = None
-    """Training without trees."""
-
-
 def propose_split(
-    run: Path | None, given: GivenSeconds, gpus: int, *, server_gpus: int, sharing: int
+    run: Path | None, given: Mapping[str, float | None], gpus: int, *, server_gpus: int, sharing: int
 ) -> tuple[dict[str, Split], list[str]]:
     """The fastest split with trees and without ("trees", "rows"; a part without times is left out), and its sources.
 
     Args:
         run: the log of a run whose rollouts and updates take turns, or its folder.
+        given: GPU-seconds of a step in place of measured ones: of "rollout", of training on "trees", on "rows".
 
     Raises:
         InputError: a time is missing, the run is asynchronous, or there are too few GPUs.
     """
     loads, said = ({}, []) if run is None else _measured(read_run(run))
     measured = list(loads.values())
-    rollout = given.rollout or (measured[0].rollout if measured else None)
+    rollout = given["rollout"] or (measured[0].rollout if measured else None)
     weights = measured[0].weights if measured else 0.0
     trainings = {name: load.training for name, load in loads.items()}
-    trainings |= {name: seconds for name, seconds in (("trees", given.training), ("rows", given.rows)) if seconds}
+    trainings |= {name: seconds for name in ("trees", "rows") if (seconds := given[name])}
     if rollout is None or not trainings:
         raise InputError(
             "--cluster without --model: expected the log of a run, or --rollout-seconds with --training-seconds or "

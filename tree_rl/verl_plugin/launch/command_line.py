@@ -37,7 +37,6 @@ class Program:
     """Name of the module after `python -m`."""
     folder: Path
     """Folder to which `--config-path` is relative, as for Hydra."""
-    config_path: str
     config_name: str
     expand: Callable[[Sequence[str], str], list[str]]
     """Function (overrides, config name) that expands short forms."""
@@ -65,7 +64,7 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
     """
     parser = _Parser(prog=f"python -m {program.name}", allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as verl takes them; tree.KEY; machine=cpu")
-    parser.add_argument("--config-path", "-cp", default=program.config_path, help="folder of the config")
+    parser.add_argument("--config-path", "-cp", default="config", help="folder of the config")
     parser.add_argument("--config-name", "-cn", default=program.config_name, help="its name there")
     line = parser.parse_intermixed_args(list(arguments))
     name = line.config_name.removesuffix(".yaml")

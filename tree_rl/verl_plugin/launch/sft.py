@@ -19,7 +19,6 @@ from tree_rl.verl_plugin.sft.sft_trainer import train
 PROGRAM = Program(
     name="tree_rl.sft",
     folder=Path(__file__).parents[1],
-    config_path="config",
     config_name="tree_sft_trainer",
     expand=expand_sft,
 )

@@ -56,7 +56,6 @@ assert _VERL is not None and _VERL.origin is not None
 PROGRAM = Program(
     name="tree_rl.train",
     folder=Path(_VERL.origin).parent / "trainer",
-    config_path="config",
     config_name=STOCK_CONFIG,
     expand=expand,
 )

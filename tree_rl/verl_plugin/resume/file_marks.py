@@ -7,7 +7,6 @@ import contextlib
 import errno
 import hashlib
 import io
-import json
 import os
 import pickle
 import stat
@@ -100,7 +99,7 @@ def why_damaged(folder: Path, files: Mapping[str, FileMark]) -> str | None:
 
 
 def why_unreadable_files(folder: Path, names: Iterable[str]) -> str | None:
-    """Name a file that is missing or visibly damaged without a mark; None if there is none."""
+    """Name a file of torch that is missing or, by the CRC-32 of its entries, damaged; None if there is none."""
     return next((reason for name in names if (reason := _why_unreadable(folder / name)) is not None), None)
 
 
@@ -144,16 +143,15 @@ def _why_changed(path: Path, sha256: str) -> str | None:
 
 
 def _why_unreadable(path: Path) -> str | None:
-    """Damage that shows without a mark: torch's files have a CRC-32 of every tensor, and JSON must parse."""
     try:
         with open_regular(path) as stream:
-            if path.suffix == ".pt":
-                wrong = _wrong_entry(zipfile.ZipFile(stream))
-                if wrong is not None:
-                    return f"{path} has changed: {wrong!r:.200} in it is not what torch wrote"
-                _open_archive(path)
-            if path.suffix == ".json":
-                json.loads(stream.readall())
+            wrong = _wrong_entry(zipfile.ZipFile(stream))
+            if wrong is not None:
+                return f"{path} has changed: {wrong!r:.200} in it is not what torch wrote"
+            # torch is stricter than Python's zipfile. `weights_only` refuses the archive's other objects, so nothing is
+            # unpickled and no tensor is read.
+            with contextlib.suppress(pickle.UnpicklingError):
+                torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError) as error:
         return f"{path} is garbage: {error!r:.200}"
     except OSError as error:
@@ -165,13 +163,6 @@ def _wrong_entry(archive: zipfile.ZipFile) -> str | None:
     """An entry with a wrong CRC-32, or with DOS's attribute of a folder, which torch would read as empty."""
     marked = (entry.filename for entry in archive.infolist() if entry.external_attr & 0x10)
     return archive.testzip() or next(marked, None)
-
-
-def _open_archive(path: Path) -> None:
-    """Raise a RuntimeError if torch, which is stricter than Python's zipfile, cannot open an archive."""
-    # `weights_only` refuses the archive's other objects, so nothing is unpickled and no tensor is read.
-    with contextlib.suppress(pickle.UnpicklingError):
-        torch.load(path, map_location="meta", mmap=True, weights_only=True)
 
 
 def _cannot_read(path: Path, error: OSError) -> str:

@@ -199,8 +199,8 @@ class ResumableTrainer(PPOTrainer):
             return folder
         if mode != "auto":
             return None
-        choice = choose_checkpoint(self._root, lambda folder, record: why_checkpoint_damaged(folder, record, parts))
-        return None if choice.step is None else folder_of_step(self._root, choice.step)
+        step = choose_checkpoint(self._root, lambda folder, record: why_checkpoint_damaged(folder, record, parts))
+        return None if step is None else folder_of_step(self._root, step)
 
     def _checkpoint_parts(self) -> list[Part]:
         actor = self.config.actor_rollout_ref.actor

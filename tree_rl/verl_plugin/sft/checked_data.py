@@ -59,8 +59,8 @@ def readable_files(data: DictConfig) -> Iterator[None]:
         ) from error
 
 
-def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> None:
-    """Decode messages; refuse rows that cannot train, and fewer rows than a batch, which would train nothing.
+def check_rows(dataset: Any, data: DictConfig, *, key: str) -> None:
+    """Decode messages; refuse fewer rows than a batch, which would train nothing.
 
     Args:
         dataset: our rows of token ids, verl's dataset of messages, or one of the user.
@@ -68,11 +68,9 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str, vocab_size: int) -> 
         key: key of the files in `data`.
 
     Raises:
-        RowFileError: names the row.
+        RowFileError: messages cannot be read (names the row), or there are too few rows.
     """
-    if isinstance(dataset, TokenRowsDataset):
-        dataset.check_vocabulary(vocab_size)
-    elif data.custom_cls.get("path") is None:
+    if data.custom_cls.get("path") is None:
         decode_messages(dataset, data, key=key, place=places_of_rows(dataset, data, key))
     if len(dataset) < data.train_batch_size:
         raise RowFileError(

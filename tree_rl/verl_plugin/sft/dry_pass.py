@@ -51,7 +51,7 @@ def refuse_unusable_rows(
     """
     if isinstance(dataset, TokenRowsDataset):
         # It has already checked everything else of every row.
-        dataset.check_lengths(max_positions if on_trees else None)
+        dataset.check_for_model(vocab_size, max_positions if on_trees else None)
         return
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = range(rank, len(dataset), num_ranks)

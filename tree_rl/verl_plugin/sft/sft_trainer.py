@@ -97,7 +97,7 @@ class TreeSFTTrainer(SFTTrainer):
         vocab_size, max_positions = self._limits()
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
             if dataset is not None:
-                check_rows(dataset, data, key=key, vocab_size=vocab_size)
+                check_rows(dataset, data, key=key)
                 refuse_unusable_rows(
                     dataset,
                     data,

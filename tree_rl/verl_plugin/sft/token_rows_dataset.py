@@ -77,16 +77,13 @@ class TokenRowsDataset(Dataset):
         self.dataframe = pd.concat(tables, ignore_index=True)
         """The other columns, one of which may identify the conversation."""
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise a `RowFileError`, which names file, row and id, for an id outside [0, vocab_size)."""
+    def check_for_model(self, vocab_size: int, max_positions: int | None) -> None:
+        """Raise a `RowFileError`, which names file and row, for an id outside [0, vocab_size) or a row longer than the
+        model's positions."""
         for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
-            if ids.min() < 0 or ids.max() >= vocab_size:
-                at = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+            if ids.max() >= vocab_size:
+                at = int(np.argmax(ids >= vocab_size))
                 raise RowFileError(f"{quoted_path(path)}: {_outside(number, at, ids[at], vocab_size)}")
-
-    def check_lengths(self, max_positions: int | None) -> None:
-        """Raise a `RowFileError`, which names file and row, for a row longer than the model's positions."""
-        for (path, number), (ids, _) in zip(self.row_places, self.rows, strict=True):
             if (said := too_long(len(ids), max_positions)) is not None:
                 raise RowFileError(f"{quoted_path(path)}: row {number}: {said}")
 

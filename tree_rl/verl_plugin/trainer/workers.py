@@ -1,8 +1,6 @@
-"""verl's workers for a tree run: mini-batches keep groups whole, and workers need the tree engines to start."""
+"""verl's workers for a tree run, in which mini-batches keep groups whole."""
 
 import dataclasses
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,6 @@ from verl.workers.config import TrainingWorkerConfig
 from tree_rl.verl_plugin.compat import (
     ActorRolloutRefWorker,
     DetachActorWorker,
-    EngineRegistry,
     TrainingWorker,
     response_from_nested,
 )
@@ -23,7 +20,6 @@ from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
 from tree_rl.verl_plugin.engine.verl_loss import HOLDS_CELLS, averages_sequences
 from tree_rl.verl_plugin.options import TREE_VALUE_MODEL
-from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError
 from tree_rl.verl_plugin.resume.rank_files import CheckpointFilesWorker
 from tree_rl.verl_plugin.trainer.rows_of_step import assign_rows_of_step
 
@@ -36,16 +32,6 @@ WITHOUT_ADAPTER = "no_lora_adapter"
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
-def require_live_plugin(model_type: str) -> None:
-    """Raise a PluginNotLiveError if verl in this process lacks the config's engine."""
-    if model_type not in EngineRegistry._engines:
-        process = f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} (pid {os.getpid()})"
-        raise PluginNotLiveError(
-            f"worker {process}: verl has no engine for model_type={model_type!r}; install tree_rl in this "
-            "worker's environment and leave VERL_USE_EXTERNAL_PLUGINS unset or auto (tree-rl doctor shows the cause)"
-        )
-
-
 class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
     """verl's training worker, with mini-batches of whole cells instead of shuffled rows."""
 
@@ -53,7 +39,6 @@ class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
         # verl's trainer hard-codes the critic's model type; here `critic.model.model_type` chooses it.
         if config.model_type == "value_model" and config.model_config.get("model_type") == TREE_VALUE_MODEL:
             config = dataclasses.replace(config, model_type=TREE_VALUE_MODEL)
-        require_live_plugin(config.model_type)
         super().__init__(config)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -115,10 +100,6 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
 
     actor_worker_cls = TreeTrainingWorker
     ref_worker_cls = TreeTrainingWorker
-
-    def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
-        require_live_plugin(config.model.get("model_type", "language_model"))
-        super().__init__(config, role, distillation_config, **kwargs)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
