@@ -98,16 +98,10 @@ async def play(
     think: bool = False,
     sandbox: SandboxOptions | None = None,
 ) -> list[dict[str, Any]]:
-    """Play every task once.
+    """Play every task once, and return the rows. Raises `RuntimeError` for a session without reward 1.
 
     Args:
-        tokenizer: writes the rows.
-        tasks: to solve.
         think: reason before every turn; the agent cuts reasoning out of its history, so every turn is a row.
-        sandbox: of the sessions.
-
-    Raises:
-        RuntimeError: a session without reward 1.
     """
     reasoning: Reasoning = "inline" if think else "field"
     options = GatewayOptions(max_context_tokens=32_768, max_turn_tokens=8192, reasoning=reasoning)
