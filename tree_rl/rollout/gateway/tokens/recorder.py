@@ -16,10 +16,9 @@ from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import (
     BranchCause,
+    DriftKind,
     DriftReport,
-    ReturnedTurn,
     find_drifted_siblings,
-    first_difference,
 )
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
@@ -68,11 +67,14 @@ class Recorder:
         self._unread: dict[int, CallFault] = {}
 
     def drift_report(self) -> DriftReport:
-        siblings = find_drifted_siblings(self.calls, self._renderer.decode)
-        returned = [self._drift_of(node, written) for node, written in self._returned.items()]
+        returned: dict[int, DriftKind] = {}
+        for node, written in self._returned.items():
+            if node.turn is not None and self._is_tokenized_otherwise(node, written):
+                returned[node.turn.call] = "retokenized" if written == node.turn.raw_text else "rewritten"
         return DriftReport(
-            returned=tuple(turn for turn in returned if turn is not None),
-            siblings=siblings,
+            returned=returned,
+            was_reused=self._options.on_drift == "reuse",
+            siblings=find_drifted_siblings(self.calls, self._renderer.decode),
             branch_causes=self._branch_causes,
             guessed=tuple(sorted(self._guessed)),
             unread=self._unread,
@@ -244,21 +246,12 @@ class Recorder:
         kept = [(form[0].removeprefix(opening), form[1]) for form in forms if form and form[0].startswith(opening)]
         return tuple(dict.fromkeys(kept))
 
-    def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
-        turn, prompt = node.turn, node.parent
-        if turn is None or prompt is None:
-            return None
+    def _is_tokenized_otherwise(self, node: Node, written: str) -> bool:
+        """True if a turn as it was written in a later prompt tokenizes to other ids than its own."""
+        assert node.parent is not None
         # With the prompt's last piece, because a token may join its end with the turn's start.
-        _, encoded = self._in_pieces(prompt.text + written)
-        again = tuple(token for ids in encoded for token in ids)
-        different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
-        return different and ReturnedTurn(
-            call=turn.call,
-            position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
-            text=different[1],
-            kind="retokenized" if written == turn.raw_text else "rewritten",
-            was_reused=self._options.on_drift == "reuse",
-        )
+        _, encoded = self._in_pieces(node.parent.text + written)
+        return tuple(token for ids in encoded for token in ids) != node.parent.ids + node.ids
 
     async def _tokenized(self, match: Match) -> tuple[list[str], list[tuple[int, ...]]]:
         """The pieces of a prompt that no recorded token covers, and their ids. Raises for a prompt that is too long."""
