@@ -12,7 +12,7 @@ from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import (
     BranchCause,
@@ -23,7 +23,6 @@ from tree_rl.rollout.gateway.tokens.drift import (
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
-from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
 CHARACTERS_OF_A_MESSAGE = 160
@@ -196,19 +195,28 @@ class Recorder:
     def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
         """Read a turn: the message, including the opening, and the fault of a call that stayed text.
 
+        If one call is broken, the whole turn is text, as from a stock server; a last call that the turn's end cut off
+        stays text after the calls before it.
+
         Args:
             text: text that the model generated, without its end token.
-            call: index of the recorded call.
+            call: index of the recorded call; makes the ids of tool calls unique in the session.
         """
-        return read_message(
-            prompt.opening + text,
-            tools=prompt.request.tools,
-            is_reasoning_open=self._opens_reasoning(prompt),
-            reasoning=self._options.reasoning,
-            key=f"{self._session}_{call}",
-            dialect=self._renderer.dialect,
-            other_format=self._renderer.other_format,
+        text, tools = prompt.opening + text, prompt.request.tools
+        turn = self._renderer.dialect.read(text, tools=tools, is_reasoning_open=self._opens_reasoning(prompt))
+        fault, other_format = turn.fault, self._renderer.other_format
+        if other_format and not turn.calls and fault is None and other_format.is_in(text, tools):
+            fault = "other_format"
+        calls = tuple(
+            CalledTool(id=f"call_{self._session}_{call}_{n}", name=one.name, arguments=one.arguments, written_id=one.id)
+            for n, one in enumerate(turn.calls)
         )
+        thought, content = turn.reasoning, turn.content
+        if self._options.reasoning == "inline":
+            thought, content = None, turn.marked_reasoning + content
+        elif thought is not None:
+            content = content.strip()
+        return ChatMessage(role="assistant", content=content, reasoning=thought, tool_calls=calls), fault
 
     def _opens_reasoning(self, prompt: Prompt) -> bool:
         return self._renderer.dialect.opens_reasoning(prompt.text.removesuffix(prompt.opening))
