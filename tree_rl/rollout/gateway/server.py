@@ -153,7 +153,8 @@ class HttpApplication:
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
     def _session(self, request: Request) -> Session:
-        token = request.headers.get("x-api-key") or gemini.key_of(request) or ""
+        named = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
+        token = named or request.query_params.get("key", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = bearer.strip()
