@@ -10,7 +10,7 @@ INSTALLED_BY = {
     **dict.fromkeys(
         ("verl", "ray", "tensordict", "transfer_queue", "hydra", "peft", "pandas", "wrapt"), "tree_rl[verl]"
     ),
-    **dict.fromkeys(("starlette", "uvicorn", "openai", "anthropic"), "tree_rl[gateway]"),
+    **dict.fromkeys(("starlette", "uvicorn", "openai"), "tree_rl[gateway]"),
     **dict.fromkeys(("minisweagent", "litellm", "swerex"), "tree_rl[agents]"),
     "matplotlib": "tree_rl[report]",
     "liger_kernel": "tree_rl[gpu]",

@@ -29,20 +29,13 @@ class Line:
 
 def within(name: str, value: float | None, low: float, high: float, unit: str = "") -> Line:
     """Expect a figure between two bounds."""
-    if value is None:
-        return Line(name=name, expected=f"{low:g} to {high:g}{unit}", got="nothing", holds=False)
-    return Line(name=name, expected=f"{low:g} to {high:g}{unit}", got=f"{value:.3g}{unit}", holds=low <= value <= high)
+    got = "nothing" if value is None else f"{value:.3g}{unit}"
+    is_within = value is not None and low <= value <= high
+    return Line(name=name, expected=f"{low:g} to {high:g}{unit}", got=got, holds=is_within)
 
 
 def lines(run: RunLog, log: str, *, device: str, seconds: float) -> Iterator[Line]:
-    """All expectations.
-
-    Args:
-        run: its metrics.
-        log: text of its console.
-        device: gpu or cpu.
-        seconds: of the whole run, its start included.
-    """
+    """All expectations of a run, from its metrics, the text of its console, and its seconds, the start included."""
     attention = re.search(r"\battention: (\w+)", log)
     chosen = attention[1] if attention else "nothing"
     wanted = ATTENTION[device]

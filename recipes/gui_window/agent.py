@@ -23,13 +23,7 @@ class WindowAgent:
     async def run(
         self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
     ) -> AgentResult:
-        """Play the screens of a task.
-
-        Args:
-            endpoint: the gateway.
-            messages: the data set's, which are not needed.
-            task: `seed` chooses the screens.
-        """
+        """Play the screens that the task's `seed` chooses."""
         screens, turns = Screens(task["seed"], CLICKS), list[dict[str, Any]]()
         # Reading certificates for every session would take a quarter of the rollout.
         http = openai.DefaultAsyncHttpxClient(verify=False)

@@ -71,14 +71,7 @@ def build_model(processor: Any, *, seed: int) -> Any:
 
 
 def show(model: Any, processor: Any, *, steps: int, seed: int) -> None:
-    """Train on the last click of sessions that click right.
-
-    Args:
-        model: is trained.
-        processor: of the model.
-        steps: optimizer steps.
-        seed: of the first session; every session has another.
-    """
+    """Train on the last click of sessions that click right; `seed` is the first's, and every session has another."""
     loss = torch.tensor(float("nan"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(steps):
@@ -106,13 +99,7 @@ def _session(seed: int, *, clicks: int) -> tuple[list[dict[str, Any]], list[Any]
 
 
 def save(folder: Path, *, shown: int, seed: int) -> None:
-    """Write model, tokenizer and processor, whose code transformers copies.
-
-    Args:
-        folder: is written.
-        shown: supervised steps.
-        seed: of the weights.
-    """
+    """Write model, tokenizer and processor, whose code transformers copies, after `shown` supervised steps."""
     processor = build_processor()
     model = build_model(processor, seed=seed)
     show(model, processor, steps=shown, seed=1_000_000)

@@ -54,41 +54,19 @@ DONE = "Done."
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
-class Expert:
-    """Speaks for the model: token ids in, token ids out.
-
-    Args:
-        habit: What it does.
-        rooms: Rooms asked for.
-        tokenizer: Of the policy.
-    """
-
-    def __init__(self, habit: Habit, rooms: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> None:
-        self._rooms = tuple(rooms[: habit.reads])
-        self._reports = habit.reports
-        self._tokenizer = tokenizer
-
-    async def __call__(self, prompt_ids: list[int], *, max_tokens: int) -> tuple[list[int], None]:
-        """Answer a prompt; an expert has no log-probs."""
-        said = self.say(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
-        return self._tokenizer.encode(said + self._tokenizer.eos_token, add_special_tokens=False), None
-
-    def say(self, context: str) -> str:
-        """Choose the next turn from the text so far."""
-        turns = context.split("<|im_start|>assistant\n")
-        if len(turns) == 2:
-            return (
-                act(f"read {' '.join(self._rooms)}", [f"cat {room}.txt" for room in self._rooms])
-                if self._rooms
-                else DONE
-            )
-        results = [result.removeprefix("stock: ") for result in RESPONSE.findall(turns[-2])]
-        if f"> {REPORT}" in turns[-2]:
-            return DONE
-        if len(results) < len(self._rooms):
-            return f"stock: {results[0]}"
-        found = " ".join(results[: self._reports])
-        return act(f"stock: {found}", [f"echo {found} > {REPORT}"])
+def next_turn(habit: Habit, rooms: Sequence[str], context: str) -> str:
+    """What an expert says, asked for these rooms, after the text so far."""
+    turns = context.split("<|im_start|>assistant\n")
+    reads = rooms[: habit.reads]
+    if len(turns) == 2:
+        return act(f"read {' '.join(reads)}", [f"cat {room}.txt" for room in reads]) if reads else DONE
+    results = [result.removeprefix("stock: ") for result in RESPONSE.findall(turns[-2])]
+    if f"> {REPORT}" in turns[-2]:
+        return DONE
+    if len(results) < len(reads):
+        return f"stock: {results[0]}"
+    found = " ".join(results[: habit.reports])
+    return act(f"stock: {found}", [f"echo {found} > {REPORT}"])
 
 
 def act(reasoning: str, commands: Sequence[str]) -> str:
@@ -111,39 +89,32 @@ class Demonstration:
 
 
 class Stage:
-    """The gateway's model, played by experts: one for each session."""
+    """The gateway's model, played by experts, who have no log-probs."""
 
-    def __init__(self) -> None:
-        self.experts: dict[str, Expert] = {}
-        """Session -> who speaks in it."""
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.plays: dict[str, Play] = {}
+        """Play of each session, by its id."""
+        self._tokenizer = tokenizer
 
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
         """Answer as the session's expert."""
-        ids, _ = await self.experts[session](list(prompt_ids), max_tokens=max_tokens)
+        habit, task = self.plays[session]
+        said = next_turn(habit, task["rooms"], self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False))
+        ids = self._tokenizer.encode(said + self._tokenizer.eos_token, add_special_tokens=False)
         return Generation(token_ids=tuple(ids), log_probs=None, finish_reason="stop")
 
 
 async def demonstrate(plays: Sequence[Play], tokenizer: PreTrainedTokenizerFast) -> list[Demonstration]:
-    """Record demonstrations.
+    """Record one demonstration per play, in order. Raises `RuntimeError` if a session failed."""
+    stage, free = Stage(tokenizer), asyncio.Semaphore(AT_ONCE)
 
-    Args:
-        plays: Expert and task of each session.
-        tokenizer: Of the policy.
-
-    Returns:
-        One demonstration per play, in order.
-
-    Raises:
-        RuntimeError: A session failed.
-    """
-    stage, free = Stage(), asyncio.Semaphore(AT_ONCE)
-
-    async def play(gateway: Gateway, habit: Habit, task: Mapping[str, Any]) -> Demonstration:
+    async def demonstration(gateway: Gateway, play: Play) -> Demonstration:
+        _, task = play
         async with free:
             session = gateway.open_session()
-            stage.experts[session.id] = Expert(habit, task["rooms"], tokenizer)
+            stage.plays[session.id] = play
             done = await run_task(
                 agent=ReActAgent(AGENT),
                 environment=StockEnvironment(),
@@ -160,16 +131,11 @@ async def demonstrate(plays: Sequence[Play], tokenizer: PreTrainedTokenizerFast)
         return Demonstration(calls=record.calls, done=done)
 
     async with Gateway(tokenizer=tokenizer, backend=stage, options=GATEWAY) as gateway:
-        return await asyncio.gather(*[play(gateway, habit, task) for habit, task in plays])
+        return await asyncio.gather(*[demonstration(gateway, play) for play in plays])
 
 
 def draw_plays(count: int, *, seed: int) -> list[Play]:
-    """Draw tasks, and an expert for each.
-
-    Args:
-        count: Sessions.
-        seed: Decides them.
-    """
+    """Draw tasks, and an expert for each."""
     random_source = random.Random(seed)
     tasks = [draw_task(random_source) for _ in range(count)]
     habits = random_source.choices(list(HABITS.values()), [habit.share for habit in HABITS.values()], k=count)

@@ -6,12 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> PreTrainedModel:
-    """Build the untrained policy: two layers of width 128, embeddings tied.
-
-    Args:
-        tokenizer: Gives the vocabulary size and the end and padding ids.
-        seed: Of the initialisation.
-    """
+    """Build the untrained policy: two layers of width 128, embeddings tied."""
     model = tiny_model.build_model(tokenizer, seed=seed, width=128, rope_theta=10000.0, initializer_range=0.05)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     for layer in model.model.layers:

@@ -42,35 +42,23 @@ def task_words() -> list[str]:
 
 
 def demonstration_table(records: list[Demonstration]) -> pd.DataFrame:
-    """Cut sessions into rows as the rollout does.
-
-    Args:
-        records: Sessions of the experts.
-
-    Returns:
-        Columns conversation, input_ids, loss_mask (1 on the expert's tokens), reward.
-    """
-    columns: dict[str, list] = {"conversation": [], "input_ids": [], "loss_mask": [], "reward": []}
-    for conversation, record in enumerate(records):
-        for row in rows_of_calls(record.calls):
-            columns["conversation"].append(conversation)
-            columns["input_ids"].append(np.array(row.token_ids, dtype=np.int64))
-            columns["loss_mask"].append(np.array([0] * len(row.prompt_ids) + list(row.response_mask), dtype=np.int64))
-            columns["reward"].append(record.done.reward)
-    return pd.DataFrame(columns)
+    """Cut sessions into rows as the rollout does; `loss_mask` is 1 on the expert's tokens."""
+    return pd.DataFrame(
+        {
+            "conversation": conversation,
+            "input_ids": np.array(row.token_ids, dtype=np.int64),
+            "loss_mask": np.array([0] * len(row.prompt_ids) + list(row.response_mask), dtype=np.int64),
+            "reward": record.done.reward,
+        }
+        for conversation, record in enumerate(records)
+        for row in rows_of_calls(record.calls)
+    )
 
 
 def prompt_table(count: int, *, seed: int) -> pd.DataFrame:
-    """Draw the tasks of GRPO, in verl's columns.
-
-    Args:
-        count: Tasks.
-        seed: Decides them.
-    """
+    """Draw the tasks of GRPO, in verl's columns."""
     random_source = random.Random(seed)
-    tasks = [draw_task(random_source) for _ in range(count)]
-    for index, task in enumerate(tasks):
-        task["index"] = index
+    tasks = [{**draw_task(random_source), "index": index} for index in range(count)]
     return pd.DataFrame(
         {
             "prompt": [first_messages(task) for task in tasks],
@@ -87,13 +75,7 @@ def play_all(plays: list[Play], tokenizer: PreTrainedTokenizerFast) -> list[Demo
 
 
 def prepare(folder: Path, *, seed: int, demonstrations: int) -> None:
-    """Write `model/`, `demonstrations.parquet` and `tasks.parquet`.
-
-    Args:
-        folder: Where to; created.
-        seed: Decides weights, demonstrations and tasks.
-        demonstrations: Sessions to demonstrate.
-    """
+    """Write `model/`, `demonstrations.parquet` and `tasks.parquet` into a folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(task_words())
     tokenizer.save_pretrained(folder / "model")

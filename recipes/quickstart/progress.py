@@ -44,13 +44,7 @@ class Phase:
 
 
 def run_phase(phase: Phase) -> float:
-    """Run a phase to its end and show its progress.
-
-    Args:
-        phase: What to run.
-
-    Returns:
-        Seconds it took.
+    """Run a phase to its end, show its progress, and return the seconds it took.
 
     Raises:
         PhaseFailedError: it failed or ran past its limit.

@@ -5,165 +5,96 @@ The rows are those of GRPO's first step, so the weights are those that generated
 
 import argparse
 import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
-from verl.trainer.config import CheckpointConfig
-from verl.utils import tensordict_utils as tu
-from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, HFModelConfig
-from verl.workers.engine import EngineRegistry
-from verl.workers.utils.losses import ppo_loss
 
+from tree_rl.benchmark.against_verl.engines import FLOAT32, initialized, join_process_group
+from tree_rl.benchmark.against_verl.verl_updates import Side, gradients_of, update
+from tree_rl.benchmark.against_verl.worker_rows import rows_as_received
+from tree_rl.benchmark.batch import Batch
+from tree_rl.benchmark.comparison import time_in_turns
+from tree_rl.benchmark.gradient_errors import relative_error
+from tree_rl.benchmark.phases import UPDATE
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, read_trees
-from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.sft import join_as_only_rank
+from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
+from tree_rl.verl_plugin.options import TreeConfig
 
 MICRO_BATCH_TOKENS = {"tree": 16384, "flat": 1024}
 """Rows are packed into one sequence whose attention mask is dense on a CPU: 1024 is their fastest budget (of 512, 1024,
 2048, 4096 and 16384, five times slower)."""
-FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def build_engine(model: Path, mode: str) -> Any:
-    """Create the actor's engine as the run has it, in one mode of `tree.mode`."""
-    engine = EngineRegistry.new(
-        model_type="tree_language_model",
-        backend="fsdp2",
-        model_config=HFModelConfig(
-            path=str(model), override_config={"attn_implementation": "sdpa"}, enable_gradient_checkpointing=False
-        ),
-        engine_config=TreeFSDPEngineConfig(
-            strategy="fsdp2",
-            use_torch_compile=False,
-            mixed_precision=FLOAT32,
-            model_dtype="fp32",
-            tree=TreeConfig(mode=mode, self_check=False),
-        ),
-        optimizer_config=FSDPOptimizerConfig(lr=0.0, weight_decay=0.0, total_training_steps=100),
-        checkpoint_config=CheckpointConfig(),
+def side_of(model: Path, mode: str) -> Side:
+    """The actor's engine as the run has it, in one mode of `tree.mode`."""
+    engine = initialized(
+        TreeFSDPEngineWithLMHead,
+        model,
+        tree=TreeConfig(mode=mode, self_check=False),
+        checkpointing=False,
+        mixed_precision=FLOAT32,
+        model_dtype="fp32",
+        use_torch_compile=False,
     )
-    engine.initialize()
-    return engine
+    return Side(engine=engine, max_tokens=MICRO_BATCH_TOKENS[mode])
 
 
-def as_batch(rows: list[FinishedRow]) -> TensorDict:
-    """Rows as verl's workers receive them, old log-probs still missing."""
-    advantages = group_advantages(rows)
-    masks = [torch.tensor(row.response_mask) for row in rows]
-    return tu.get_tensordict(
-        {
-            "input_ids": _nested([torch.tensor(row.token_ids) for row in rows]),
-            "position_ids": _nested([torch.arange(len(row.token_ids)) for row in rows]),
-            "prompts": _nested([torch.tensor(row.prompt_ids) for row in rows]),
-            "responses": _nested([torch.tensor(row.response_ids) for row in rows]),
-            "response_mask": _nested(masks),
-            "loss_mask": _nested(masks),
-            "advantages": _nested(
-                [torch.full(mask.shape, float(value)) for mask, value in zip(masks, advantages, strict=True)]
-            ),
-            "uid": [row.uid for row in rows],
-            "temperature": torch.ones(len(rows)),
-        },
-        non_tensor_dict={
-            "use_remove_padding": True,
-            "use_dynamic_bsz": True,
-            "global_batch_size": len(rows),
-        },
+def batch_of(rows: list[FinishedRow]) -> Batch:
+    """Rows of complete groups as one optimizer step."""
+    trained = [np.array([0] * len(row.prompt_ids) + list(row.response_mask), dtype=bool) for row in rows]
+    return Batch(
+        name="step 1",
+        rows=tuple(np.array(row.token_ids, dtype=np.int64) for row in rows),
+        trained=tuple(trained),
+        groups=tuple(row.uid for row in rows),
+        advantage_B=group_advantages(rows),
     )
 
 
 def group_advantages(rows: list[FinishedRow]) -> np.ndarray:
-    """GRPO's advantage of every row: its session's reward against the other sessions of the task.
-
-    Args:
-        rows: Complete groups.
-
-    Returns:
-        float32 [rows].
-    """
-    advantages = np.zeros(len(rows), dtype=np.float32)
-    for uid in {row.uid for row in rows}:
-        members = [index for index, row in enumerate(rows) if row.uid == uid]
-        rewards = {rows[index].session: rows[index].reward for index in members}
-        values = np.array(list(rewards.values()), dtype=np.float64)
-        for index in members:
-            advantages[index] = (rewards[rows[index].session] - values.mean()) / (values.std(ddof=1) + 1e-6)
-    return advantages
+    """GRPO's advantage of every row, float32 [rows]: its session's reward against the other sessions of the task."""
+    groups: dict[str, list[float]] = {}
+    for (uid, _), reward in {(row.uid, row.session): row.reward or 0.0 for row in rows}.items():
+        groups.setdefault(uid, []).append(reward)
+    scales = {uid: (np.mean(rewards), np.std(rewards, ddof=1) + 1e-6) for uid, rewards in groups.items()}
+    return np.array([((row.reward or 0.0) - scales[row.uid][0]) / scales[row.uid][1] for row in rows], dtype=np.float32)
 
 
-def update(engine: Any, data: TensorDict, loss: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    """One forward and backward over the batch.
-
-    Returns:
-        Seconds, and the gradient of every parameter.
-    """
-    engine.optimizer_zero_grad()
-    started = time.perf_counter()
-    with engine.train_mode(disable_auto_offload=True):
-        engine.forward_backward_batch(data, loss)
-        seconds = time.perf_counter() - started
-        gradients = {name: p.grad.full_tensor().clone() for name, p in engine.module.named_parameters()}
-    return seconds, gradients
+def log_probs(side: Side, batch: Batch) -> torch.Tensor:
+    """Log-prob of every token after a row's first, and a last entry without meaning, of all rows together."""
+    with side.engine.eval_mode(disable_auto_offload=True):
+        data = rows_as_received(batch, max_tokens=side.budget(batch))
+        return side.engine.infer_batch(data)["model_output"]["log_probs"].values()
 
 
-def log_probs(engine: Any, data: TensorDict) -> torch.Tensor:
-    """Log-prob of every token of every row, float32 [F]."""
-    with engine.eval_mode(disable_auto_offload=True), torch.no_grad():
-        return engine.forward_backward_batch(data, None, forward_only=True)["model_output"]["log_probs"].values()
-
-
-def trained_positions(rows: list[FinishedRow]) -> torch.Tensor:
-    """bool [F]: positions whose next token is trained."""
-    flags = [[*([0] * (len(row.prompt_ids) - 1)), *row.response_mask, 0] for row in rows]
-    return torch.tensor([flag for row in flags for flag in row], dtype=torch.bool)
-
-
-def replay(model: Path, rows: list[FinishedRow], *, repeats: int) -> dict[str, Any]:
+def replay(model: Path, batch: Batch, *, repeats: int) -> dict[str, Any]:
     """Measure updates of the same rows in both modes, interleaved.
 
     Args:
         model: Hugging Face folder.
-        rows: The batch.
+        batch: The rows.
         repeats: Timed updates of each mode, after one that is not counted.
 
     Returns:
         `seconds` of each mode, `log_prob_error` (largest absolute), `gradient_error` (largest relative, by parameter).
     """
-    engines = {mode: build_engine(model, mode) for mode in MICRO_BATCH_TOKENS}
-    data = as_batch(rows)
-    trained = trained_positions(rows)
-    scored = {}
-    for mode, engine in engines.items():
-        tu.assign_non_tensor(data, max_token_len_per_gpu=MICRO_BATCH_TOKENS[mode])
-        scored[mode] = log_probs(engine, data)
-    error = float((scored["tree"] - scored["flat"]).abs()[trained].max())
-    pieces = scored["flat"].split([len(row.token_ids) for row in rows])
-    data["old_log_probs"] = _nested(
-        [piece[len(row.prompt_ids) - 1 : -1] for piece, row in zip(pieces, rows, strict=True)]
-    )
-    config = FSDPActorConfig(strategy="fsdp2", rollout_n=8, ppo_micro_batch_size_per_gpu=1)
-    loss = partial(ppo_loss, config=config)
-    seconds: dict[str, list[float]] = {"tree": [], "flat": []}
-    gradients: dict[str, dict[str, torch.Tensor]] = {}
-    for turn in range(1 + repeats):
-        for mode, engine in engines.items():
-            tu.assign_non_tensor(data, max_token_len_per_gpu=MICRO_BATCH_TOKENS[mode])
-            took, gradients[mode] = update(engine, data, loss)
-            if turn:
-                seconds[mode].append(took)
-    relative = [
-        float((gradients["tree"][name] - flat).norm() / flat.norm()) for name, flat in gradients["flat"].items()
-    ]
-    return {"rows": len(rows), "seconds": seconds, "log_prob_error": error, "gradient_error": max(relative)}
-
-
-def _nested(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+    sides = {mode: side_of(model, mode) for mode in MICRO_BATCH_TOKENS}
+    tree, flat = (log_probs(side, batch) for side in sides.values())
+    trained = torch.from_numpy(np.concatenate([np.append(mask[1:], False) for mask in batch.trained]))
+    # Compared before the first update, which moves the weights.
+    pairs = zip(*(gradients_of(side, batch) for side in sides.values()), strict=True)
+    gradient_error = max(relative_error([ours], [theirs]) for ours, theirs in pairs)
+    updates = {mode: partial(update, side, batch) for mode, side in sides.items()}
+    times = time_in_turns(updates, repeats=repeats + 1)
+    return {
+        "rows": len(batch.rows),
+        "seconds": {mode: [one.phases[UPDATE] for one in spent[1:]] for mode, spent in times.items()},
+        "log_prob_error": float((tree - flat).abs()[trained].max()),
+        "gradient_error": gradient_error,
+    }
 
 
 if __name__ == "__main__":
@@ -173,8 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("output", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    join_as_only_rank()
-    torch.distributed.init_process_group("gloo")
-    result = replay(arguments.model, read_trees(arguments.trees, 1), repeats=arguments.repeats)
+    join_process_group()
+    result = replay(arguments.model, batch_of(read_trees(arguments.trees, 1)), repeats=arguments.repeats)
     arguments.output.write_text(json.dumps(result))
     torch.distributed.destroy_process_group()

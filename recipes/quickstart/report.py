@@ -42,12 +42,7 @@ def largest_group(rows: list[FinishedRow]) -> list[FinishedRow]:
 
 
 def show_session(rows: list[FinishedRow], tokenizer: Tokenizer) -> str:
-    """Write one session's rows as HTML text, trained tokens marked.
-
-    Args:
-        rows: Of one task; the session with the best reward is shown.
-        tokenizer: Of the policy.
-    """
+    """Write the rows of the session with the best reward, of one task, as HTML text, trained tokens marked."""
     best = max(rows, key=lambda row: row.reward or 0.0).session
     parts, before = list[str](), tuple[int, ...]()
     for number, row in enumerate(row for row in rows if row.session == best):

@@ -32,14 +32,7 @@ class StockEnvironment(ShellEnvironment):
 
 
 def draw_task(random_source: random.Random) -> dict[str, Any]:
-    """Draw a task about three of the eight rooms.
-
-    Args:
-        random_source: Decides the rooms and every number.
-
-    Returns:
-        `files` (file name to content, of all rooms) and `rooms` (those to report, in order).
-    """
+    """Draw `files` (file name to content, of all eight rooms) and `rooms` (the three to report, in order)."""
     return {
         "files": {f"{room}.txt": f"stock: {room} {random_source.randrange(10)}\n" for room in ROOMS},
         "rooms": random_source.sample(ROOMS, ROOMS_ASKED),

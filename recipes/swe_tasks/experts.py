@@ -34,20 +34,13 @@ AT_ONCE = 8
 def edit_command(path: str, wrong: str, right: str) -> str:
     """A command that replaces the lines in which two versions of a file differ."""
     old, new = wrong.splitlines(), right.splitlines()
-    edits = [
-        (lines.a, lines.a + lines.size, lines.b, lines.b + lines.size)
-        for lines in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_matching_blocks()
-    ]
-    start, stop = edits[0][1] if edits[0][0] == 0 else 0, len(old)
-    tail = edits[-2] if len(edits) > 1 else None
-    if tail is not None and tail[1] == len(old):
-        stop = tail[0]
-    shift = len(new) - len(old)
-    replacement = "\n".join(new[start : stop + shift])
-    first, last = start + 1, stop
-    if last < first:
+    matcher = difflib.SequenceMatcher(a=old, b=new, autojunk=False)
+    changes = [span for kind, *span in matcher.get_opcodes() if kind != "equal"]
+    start, stop = changes[0][0], changes[-1][1]
+    replacement = "\n".join(new[changes[0][2] : changes[-1][3]])
+    if stop == start:
         return f"sed -i '{start}r /dev/stdin' {path} <<'END'\n{replacement}\nEND"
-    return f"sed -i -e '{last}r /dev/stdin' -e '{first},{last}d' {path} <<'END'\n{replacement}\nEND"
+    return f"sed -i -e '{stop}r /dev/stdin' -e '{start + 1},{stop}d' {path} <<'END'\n{replacement}\nEND"
 
 
 def write_command(files: Mapping[str, str]) -> str:
@@ -98,16 +91,10 @@ async def play(
     think: bool = False,
     sandbox: SandboxOptions | None = None,
 ) -> list[dict[str, Any]]:
-    """Play every task once.
+    """Play every task once, and return the rows. Raises `RuntimeError` for a session without reward 1.
 
     Args:
-        tokenizer: writes the rows.
-        tasks: to solve.
         think: reason before every turn; the agent cuts reasoning out of its history, so every turn is a row.
-        sandbox: of the sessions.
-
-    Raises:
-        RuntimeError: a session without reward 1.
     """
     reasoning: Reasoning = "inline" if think else "field"
     options = GatewayOptions(max_context_tokens=32_768, max_turn_tokens=8192, reasoning=reasoning)

@@ -1,6 +1,7 @@
 """Every dialect reads the calls, text and reasoning that its family writes, and never more; the rest stays text."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from gateway_harness import SHELL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tree_rl.rollout.gateway.dialects.dialect import THINK_START
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
 from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.turn_reading import read_message
+from tree_rl.rollout.gateway.tokens.recorder import Recorder
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
@@ -164,9 +167,12 @@ def test_an_engine_that_is_not_installed_is_named(engine: str, monkeypatch: pyte
 CALL = '<tool_call>{"name": "x"}</tool_call>'
 
 
-def read(text: str, **options: Any) -> ChatMessage:
-    settings: dict[str, Any] = {"tools": [SHELL], "is_reasoning_open": False, "reasoning": "field", "key": "s_0"}
-    return read_message(text, **{"dialect": Hermes(), "other_format": None, **settings, **options})[0]
+def read(text: str, *, is_reasoning_open: bool = False, reasoning: Any = "field") -> ChatMessage:
+    renderer: Any = SimpleNamespace(dialect=Hermes(), other_format=None)
+    options = GatewayOptions(max_context_tokens=1, max_turn_tokens=1, reasoning=reasoning)
+    opened = THINK_START if is_reasoning_open else ""
+    prompt: Any = SimpleNamespace(request=SimpleNamespace(tools=[SHELL]), text=opened, opening="")
+    return Recorder("s", renderer=renderer, options=options).read(prompt, text, 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
-"""Answers are what OpenAI's SDK writes; those of the Responses API and of Gemini's read back as the same message."""
+"""Answers are what the clients' SDKs write; those of the Responses API and Gemini read back as the same message."""
 
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from anthropic.types import Message, RawMessageStreamEvent
 from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tree_rl.rollout.gateway.protocols import gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import read_json
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
@@ -31,6 +32,7 @@ MESSAGES = st.builds(
     tool_calls=CALLS,
 )
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MESSAGE_EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
@@ -48,7 +50,7 @@ def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
 
 
 def events_of(written: bytes) -> list[Any]:
-    return [json.loads(line[6:]) for line in written.decode().splitlines() if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in written.decode().split("\n") if line.startswith("data: {")]
 
 
 @settings(max_examples=60)
@@ -62,7 +64,20 @@ def test_chat_completions_are_what_the_sdk_writes(
     request = ChatRequest(model=model, messages=(), count=len(choices), with_log_probs=with_log_probs)
     written = openai_chat.answer(request, replace(completed(messages[0]), choices=choices))
     made = ChatCompletion.model_validate(written).model_dump(mode="json", exclude_unset=True)
-    assert json.dumps(written) == json.dumps(made), "character for character"
+    assert json.loads(json.dumps(written)) == made
+    for event in events_of(b"".join(openai_chat.stream(request, completed(messages[0])))):
+        assert ChatCompletionChunk.model_validate(event).model_dump(mode="json", exclude_unset=True) == event
+
+
+@settings(max_examples=30)
+@given(MESSAGES, st.sampled_from(["stop", "length", "tool_calls", "stop_sequence"]))
+def test_messages_are_what_the_sdk_writes(message: ChatMessage, cause: Any) -> None:
+    request = ChatRequest(model="m", messages=())
+    written = anthropic_messages.answer(request, completed(message, cause))
+    assert Message.model_validate(written).model_dump(mode="json", exclude_unset=True) == written
+    for event in events_of(b"".join(anthropic_messages.stream(request, completed(message, cause)))):
+        made = MESSAGE_EVENTS.validate_python(event)
+        assert made.model_dump(mode="json", exclude_unset=True) == event and made.type == event["type"]
 
 
 @settings(max_examples=30)

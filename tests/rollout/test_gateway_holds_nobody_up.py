@@ -133,10 +133,9 @@ def test_siblings_are_compared_only_where_their_text_begins_alike(
     renderer = Renderer(tiny.tokenizer, {})
     plain = [number for number in range(len(tiny.tokenizer)) if number not in renderer.special_ids]
     calls = [ModelCall(prompt_ids=(1,), response_ids=(first, *plain[-20:]), log_probs=None) for first in plain]
-    found = find_drifted_siblings(calls, renderer.decode)
+    find_drifted_siblings(calls, renderer.decode)
     # All 400,000 pairs would be decoded at least twice each.
     assert len(calls) > 800 and len(decoded) < 100 * len(calls)
-    assert all(len(one.text) > 0 for one in found)
 
 
 async def test_the_garbage_collector_leaves_alone_what_was_there_before_a_gateway(tiny: SimpleNamespace) -> None:

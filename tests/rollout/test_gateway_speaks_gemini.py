@@ -10,6 +10,7 @@ from gateway_harness import talking, trained_text
 from protocol_turns import LS, THOUGHT, TURNS, writing
 
 from tree_rl.rollout.gateway.protocols.gemini import read_request
+from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 from tree_rl.rollout.transcript import rows_of_calls
 
 SCHEMA = {
@@ -103,7 +104,8 @@ def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:
     ]
     body = {"contents": [user("q"), {"role": "model", "parts": calls}, {"role": "function", "parts": results}]}
     messages = read_request(body, model="m", is_stream=False, as_events=False).messages
-    turn, *outputs = messages[1:]
+    # As `OwnTurns.restore` does for every protocol.
+    turn, *outputs = with_ids_of_calls(messages, answered_calls(messages))[1:]
     ids = [call.id for call in turn.tool_calls]
     assert len(set(ids)) == 4
     assert [message.tool_call_id for message in outputs] == [ids[1], ids[0], ids[2], ids[3], None]

@@ -244,7 +244,7 @@ async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch:
         started = time.monotonic()
         slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
         assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
-        assert 1.5 <= slow.seconds <= time.monotonic() - started
+        assert time.monotonic() - started >= 1.5
     finally:
         await sandbox.close()
     inspected, run, killed = [json.loads(line) for line in (docker / "asked.jsonl").read_text().splitlines()]

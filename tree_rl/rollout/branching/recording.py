@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,7 +60,6 @@ class Recording:
     fault: str | None = None
     """Why it could not branch; None if it did, and for a first session."""
     _folder: OwnedFolder | None = None
-    _copies: int = 0
 
     @property
     def generated_tokens(self) -> int:
@@ -76,10 +76,7 @@ class Recording:
         """An empty folder, until `close`."""
         if self._folder is None:
             self._folder = OwnedFolder("copies")
-        made = self._folder.path / str(self._copies)
-        self._copies += 1
-        made.mkdir()
-        return made
+        return Path(tempfile.mkdtemp(dir=self._folder.path))
 
     def finish(self, session: str, calls: tuple[ModelCall, ...], resumption: Resumption | None) -> None:
         """Keep the record of the closed session, `session` at the gateway; sets `fault` if it never came to its cut."""

@@ -30,9 +30,8 @@ from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 Run = Callable[[str], Awaitable[CommandResult]]
 """Executes a command in the repository."""
 UNITTEST_RUNNER = "unittest_runner.py"
-READ_BYTES = 24_000
-"""Bytes of a test file in the image read per command: small enough for the output limit, in base64."""
 MAX_TEST_FILE_BYTES = 1 << 20
+"""Size from which a test file in the image gets no canaries. Judges keep more output than that in base64."""
 ADDED_TO_PYTEST = "export PYTEST_ADDOPTS='--maxfail=0'; "
 """Option for pytest, because a configuration that stops at the first failure would stop at a canary."""
 CONFIGURING = {
@@ -108,23 +107,12 @@ def test_path(log_format: str, target: str) -> str | None:
 
 
 async def _read(run: Run, path: str) -> str | None:
-    """Read a text file of the sandbox; None if it is missing or large."""
-    content = b""
-    while len(content) < MAX_TEST_FILE_BYTES:
-        command = f"tail -c +{len(content) + 1} {shlex.quote(path)} | head -c {READ_BYTES} | base64"
-        done = await run(command)
-        if done.truncated:
-            return None
-        try:
-            read = base64.b64decode("".join(done.output.split()), validate=True)
-        except ValueError:
-            return None
-        content += read
-        if len(read) < READ_BYTES:
-            break
+    """Read a text file of the sandbox; None if it is missing, large or no text."""
+    done = await run(f"head -c {MAX_TEST_FILE_BYTES} {shlex.quote(path)} | base64")
     try:
-        return content.decode() if 0 < len(content) < MAX_TEST_FILE_BYTES else None
-    except UnicodeDecodeError:
+        content = base64.b64decode("".join(done.output.split()), validate=True)
+        return content.decode() if 0 < len(content) < MAX_TEST_FILE_BYTES and not done.truncated else None
+    except ValueError:
         return None
 
 

@@ -83,18 +83,14 @@ class SweEnvironment:
             await self._sandbox.stop()
 
     async def score(self, outcome: Outcome) -> float:
-        """Run the tests: 1.0 if all that count pass, else 0.0. Stores their result in `report`."""
-        self.report = await self.test()
-        return float(self.report.is_solved)
+        """Run the tests on a copy of the files in a new sandbox: 1.0 if all that count pass, else 0.0.
 
-    async def test(self) -> TestReport:
-        """End the session, and run the task's tests on a copy of its files in a new sandbox.
-
-        Raises `SandboxError` or `SandboxDied` if the new sandbox fails.
+        Stores their result in `report`. Raises `SandboxError` or `SandboxDied` if the new sandbox fails.
         """
         sandbox, task = self._running
         await sandbox.stop()
-        return await judge_session(task, sandbox, sandbox.fresh())
+        self.report = await judge_session(task, sandbox, sandbox.fresh())
+        return float(self.report.is_solved)
 
     async def close(self) -> None:
         if self._sandbox is not None:

@@ -7,7 +7,7 @@ reader of the report knows their names.
 """
 
 import base64
-import importlib.util
+import importlib
 import json
 import os
 import sys
@@ -48,49 +48,17 @@ class Report(unittest.TestResult):
         self.verdicts.append(("XPASS", test.id()))
 
 
-def tests_of(target: str, loader: unittest.TestLoader) -> unittest.TestSuite:
-    """The tests of a module, or of a class or method in it."""
+def make_packages(target: str) -> None:
+    """Make packages of the folders above a target that are none, or an installed package of their name would win."""
     parts = target.split(".")
-    number = len(parts)
-    while number > 1 and not os.path.exists(place_of(parts[:number])):
-        number -= 1
-    module = module_at(parts[:number])
-    rest = ".".join(parts[number:])
-    return loader.loadTestsFromName(rest, module) if rest else loader.loadTestsFromModule(module)
-
-
-def place_of(parts: list[str]) -> str:
-    """The file of a module in the repository; a file takes precedence over a folder."""
-    path = os.path.join(os.getcwd(), *parts)
-    return path + ".py" if os.path.isfile(path + ".py") else os.path.join(path, "__init__.py")
-
-
-def module_at(parts: list[str]) -> ModuleType:
-    """Import a module of tests by its path, so that nothing shadows it."""
-    for number in range(1, len(parts) + 1):
-        name = ".".join(parts[:number])
-        if name in sys.modules:
+    for number in range(1, len(parts)):
+        name, folder = ".".join(parts[:number]), os.path.join(os.getcwd(), *parts[:number])
+        if name in sys.modules or not os.path.isdir(folder) or os.path.isfile(os.path.join(folder, "__init__.py")):
             continue
-        folder = os.path.join(os.getcwd(), *parts[:number])
-        if number < len(parts) and not os.path.isfile(os.path.join(folder, "__init__.py")):
-            sys.modules[name] = ModuleType(name)
-            sys.modules[name].__path__ = [folder]
-        else:
-            load(name, os.path.join(folder, "__init__.py") if number < len(parts) else place_of(parts))
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [folder]
         if number > 1:
-            setattr(sys.modules[".".join(parts[: number - 1])], parts[number - 1], sys.modules[name])
-    return sys.modules[".".join(parts)]
-
-
-def load(name: str, path: str) -> None:
-    """Execute a file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    sys.modules[name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    try:
-        spec.loader.exec_module(sys.modules[name])  # type: ignore[union-attr]
-    except BaseException:
-        del sys.modules[name]
-        raise
+            setattr(importlib.import_module(".".join(parts[: number - 1])), parts[number - 1], sys.modules[name])
 
 
 def main() -> None:
@@ -105,7 +73,8 @@ def main() -> None:
     report, loader, tests = Report(), unittest.TestLoader(), unittest.TestSuite()
     for target in targets:
         try:
-            tests.addTests(tests_of(target, loader))
+            make_packages(target)
+            tests.addTests(loader.loadTestsFromName(target))
         # The code under test may raise any exception. These tests are then missing from the report.
         except Exception as error:  # noqa: BLE001
             os.write(report_to, f"{target}: {error!r}\n".encode("utf-8", "replace"))

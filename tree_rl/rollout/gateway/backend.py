@@ -22,7 +22,6 @@ class BackendError(Exception):
 
     def __init__(self, message: str, *, status: int = 500, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
         self.status = status
         self.retry_after = retry_after
 

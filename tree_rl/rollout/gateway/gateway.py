@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tree_rl.extras import require_modules
 
-require_modules("the gateway", "starlette", "uvicorn", "openai", "anthropic")
+require_modules("the gateway", "starlette", "uvicorn")
 
 import uvicorn
 

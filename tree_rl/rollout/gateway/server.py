@@ -52,18 +52,15 @@ class HttpApplication:
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}
         self._by_token: dict[bytes, Session] = {}
-        self._responses: dict[str, openai_responses.StoredResponses] = {}
         self._model = model
 
     def add(self, session: Session) -> None:
         self._by_id[session.id] = session
         self._by_token[token_digest(session.token)] = session
-        self._responses[session.id] = openai_responses.StoredResponses()
 
     def remove(self, session: Session) -> None:
         self._by_id.pop(session.id, None)
         self._by_token.pop(token_digest(session.token), None)
-        self._responses.pop(session.id, None)
 
     def sessions(self) -> list[Session]:
         return list(self._by_id.values())
@@ -116,7 +113,7 @@ class HttpApplication:
 
     async def _respond(self, request: Request) -> Response:
         session = self._session(request)
-        stored = self._responses[session.id]
+        stored = session.responses
         asked = await _read(request, partial(openai_responses.read_request, remembered=stored))
         task = session.start_answer(asked, agent=_agent(request))
         stored.expect(asked, task)
@@ -126,7 +123,7 @@ class HttpApplication:
 
     async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
         session = self._session(request)
-        return JSONResponse(await read(self._responses[session.id], request))
+        return JSONResponse(await read(session.responses, request))
 
     async def _gemini(self, request: Request) -> Response:
         model, _, method = request.path_params["call"].rpartition(":")
@@ -140,7 +137,7 @@ class HttpApplication:
         return await self._serve_chat(gemini, read, request)
 
     async def _count_input(self, request: Request) -> Response:
-        read = partial(openai_responses.read_count_request, remembered=self._responses[self._session(request).id])
+        read = partial(openai_responses.read_count_request, remembered=self._session(request).responses)
         return await self._count(openai_responses.token_count, read, request)
 
     async def _count(
@@ -156,7 +153,8 @@ class HttpApplication:
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
     def _session(self, request: Request) -> Session:
-        token = request.headers.get("x-api-key") or gemini.key_of(request) or ""
+        named = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
+        token = named or request.query_params.get("key", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = bearer.strip()

@@ -22,6 +22,7 @@ from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.openai_responses import StoredResponses
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.images import without_images
@@ -76,6 +77,8 @@ class Session:
         self.id = secrets.token_hex(8)
         self._id_in_group = self.id if group is None else f"{group}/{self.id}"
         self.token = secrets.token_urlsafe(32)
+        self.responses = StoredResponses()
+        """For the Responses API."""
         self.refused: Counter[int] = Counter()
         self.is_exhausted = False
         """True once a call was refused because of `max_calls`."""

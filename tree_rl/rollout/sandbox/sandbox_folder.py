@@ -54,7 +54,6 @@ class CommandResult:
     timed_out: bool
     """True if the wall-clock limit ended it."""
     truncated: bool
-    seconds: float
 
 
 class SandboxFolder:
@@ -189,11 +188,10 @@ class SandboxFolder:
             SandboxDied: the sandbox was stopped.
         """
         limits = replace(limits or self.limits, network=self.limits.network)
-        started = time.monotonic()
         try:
             argv, script = script_argv(command)
         except ValueError as error:
-            return CommandResult(output=str(error), exit_code=REFUSED, timed_out=False, truncated=False, seconds=0.0)
+            return CommandResult(output=str(error), exit_code=REFUSED, timed_out=False, truncated=False)
         try:
             running = self._begin(argv, [] if script is None else [script], environment or {}, limits)
         finally:
@@ -214,7 +212,6 @@ class SandboxFolder:
             exit_code=status,
             timed_out=read.timed_out,
             truncated=read.is_truncated,
-            seconds=time.monotonic() - started,
         )
 
     def _begin(

@@ -212,7 +212,6 @@ class SweRexSandbox:
             exit_code=KILLED if timed_out or response.exit_code is None else response.exit_code,
             timed_out=timed_out,
             truncated=len(output) > limits.output_bytes,
-            seconds=seconds,
         )
 
     async def _run_asking(self, argv: Sequence[str], seconds: float) -> CommandResponse:
@@ -330,7 +329,7 @@ class SweRexSandbox:
 
 
 def _refused(reason: str) -> CommandResult:
-    return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False, seconds=0.0)
+    return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
 
 
 async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:

@@ -50,10 +50,6 @@ class SideCall:
             except re.error as error:
                 raise ValueError(f"side_calls.{self.name}: {pattern!r} is no regular expression: {error}") from error
 
-    @property
-    def has_pattern(self) -> bool:
-        return bool(self.agent or self.headers or self.system or self.user)
-
     def matches(self, messages: Sequence[ChatMessage], *, agent: str, headers: Mapping[str, str]) -> bool:
         """True if a request is a call of this kind."""
         if self.agent and not re.fullmatch(self.agent, agent):
@@ -100,7 +96,8 @@ def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[Side
     calls = [one if isinstance(one, SideCall) else _read(one) for one in given]
     known = {one.name for one in KNOWN_SIDE_CALLS}
     # A tuple that was already read contains the known ones.
-    own = [one for one in calls if one.has_pattern and replace(one, weight=1.0) not in KNOWN_SIDE_CALLS]
+    patterned = [one for one in calls if one.agent or one.headers or one.system or one.user]
+    own = [one for one in patterned if replace(one, weight=1.0) not in KNOWN_SIDE_CALLS]
     weights = {one.name: one.weight for one in calls if one not in own}
     for name in weights:
         if name not in known:

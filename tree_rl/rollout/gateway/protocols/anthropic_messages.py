@@ -1,11 +1,9 @@
-"""Anthropic's Messages API. Answers are built with the types of Anthropic's SDK."""
+"""Anthropic's Messages API. Answers equal those that Anthropic's SDK serializes."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
-
-from anthropic.types import Message, MessageTokensCount, ModelInfo
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to_call
@@ -66,7 +64,7 @@ def stream(request: ChatRequest, completion: Completion) -> Iterator[bytes]:
 
 
 def token_count(num_tokens: int) -> dict[str, Any]:
-    return MessageTokensCount(input_tokens=num_tokens).model_dump(mode="json")
+    return {"input_tokens": num_tokens}
 
 
 def error_body(error: RequestError | BackendError) -> dict[str, Any]:
@@ -87,8 +85,7 @@ def models(name: str) -> dict[str, Any]:
 
 
 def model(name: str) -> dict[str, Any]:
-    made = ModelInfo.model_construct(id=name, display_name=name, created_at="1970-01-01T00:00:00Z", type="model")
-    return made.model_dump(mode="json", exclude_unset=True, warnings=False)
+    return {"id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z", "type": "model"}
 
 
 def _request(fields: Fields, *, max_tokens: int | None) -> ChatRequest:
@@ -234,22 +231,19 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
 def _message(
     request: ChatRequest, completion: Completion, *, content: list[dict[str, Any]], choice: Choice | None
 ) -> dict[str, Any]:
-    made = Message.model_validate(
-        {
-            "id": f"msg_{completion.id}",
-            "type": "message",
-            "role": "assistant",
-            "model": request.model,
-            "content": content,
-            "stop_reason": None if choice is None else STOP_REASONS[choice.stop_cause],
-            "stop_sequence": None if choice is None else choice.stop_sequence,
-            "usage": {
-                "input_tokens": completion.prompt_tokens,
-                "output_tokens": 0 if choice is None else completion.completion_tokens,
-            },
-        }
-    )
-    return made.model_dump(mode="json", exclude_unset=True)
+    return {
+        "id": f"msg_{completion.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": content,
+        "stop_reason": None if choice is None else STOP_REASONS[choice.stop_cause],
+        "stop_sequence": None if choice is None else choice.stop_sequence,
+        "usage": {
+            "input_tokens": completion.prompt_tokens,
+            "output_tokens": 0 if choice is None else completion.completion_tokens,
+        },
+    }
 
 
 def _blocks(message: ChatMessage) -> Iterator[dict[str, Any]]:

@@ -92,9 +92,8 @@ class Completion:
 class ChatProtocol(Protocol[Asked]):
     """The functions and constants that the module of each protocol has."""
 
-    @property
-    def PING(self) -> bytes:  # noqa: N802 (a constant of the module)
-        """The event that keeps a stream alive."""
+    PING: bytes
+    """The event that keeps a stream alive."""
 
     def answer(self, request: Asked, completion: Completion) -> dict[str, Any]:
         """The body of a whole answer."""

@@ -116,10 +116,6 @@ def read_count_request(body: Any, *, model: str) -> ChatRequest:
     return ChatRequest(model=model, **_content(fields))
 
 
-def key_of(request: Request) -> str | None:
-    return request.headers.get(KEY_HEADER) or request.query_params.get("key")
-
-
 def speaks_gemini(request: Request) -> bool:
     path = request.scope["path"]
     return (

@@ -8,7 +8,6 @@ from typing import Any
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, Media
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import unseal
-from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 
 ROLES = ("user", "model", "function")
 NAMED = ("properties", "defs", "$defs")
@@ -37,7 +36,7 @@ def read_contents(contents: Iterable[Fields], media: Media) -> list[ChatMessage]
         else:
             for content in group:
                 messages += _given(content.objects("parts", required=True), media)
-    return with_ids_of_calls(messages, answered_calls(messages))
+    return messages
 
 
 def text_of_parts(parts: Iterable[Fields], media: Media) -> str:

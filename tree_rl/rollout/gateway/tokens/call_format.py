@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tree_rl.rollout.gateway.dialects.dialect import Dialect, Tools
 from tree_rl.rollout.gateway.dialects.typed_text import name_of
@@ -32,7 +32,6 @@ _TOOL_TOKEN = re.compile(r"tool|function", re.IGNORECASE)
 
 logger = logging.getLogger(__name__)
 
-Shared = TypeVar("Shared", str, tuple[int, ...])
 Render = Callable[..., str]
 """`Renderer.render`."""
 
@@ -115,7 +114,7 @@ def common_prefix(one: str, other: str) -> str:
     return one[: shared_length(one, other)]
 
 
-def shared_length(one: Shared, other: Shared) -> int:
+def shared_length(one: str, other: str) -> int:
     """Length of the common prefix, by bisection: comparing slices is much faster than a loop."""
     low, high = 0, min(len(one), len(other))
     while low < high:

@@ -12,7 +12,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
-from tree_rl.rollout.gateway.tokens.call_format import shared_length
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.tree import Forest
 
@@ -23,41 +22,16 @@ WINDOW_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReturnedTurn:
-    """A generated turn in a later prompt, whose text tokenizes to other ids than the model sampled."""
-
-    call: int
-    """Index of the call that generated the turn."""
-    position: int
-    """Position of the first differing token, counted from the start of the call's prompt."""
-    text: str
-    """The model's text from there to where both tokenizations meet again."""
-    kind: DriftKind
-    """retokenized: equal text has other ids. rewritten: the template changes the text, such as spaces in the arguments
-    of a tool call."""
-    was_reused: bool
-    """True if the later prompt kept the model's ids (`on_drift=reuse`)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DriftedSiblings:
-    """Two calls of a session that branch only because one text has two tokenizations."""
-
-    calls: tuple[int, int]
-    position: int
-    """Position of the first differing token, counted from the start of either sequence."""
-    text: str
-    """Text of both tokenizations."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
     """The drift of a session."""
 
-    returned: tuple[ReturnedTurn, ...]
-    """Turns with drift, avoided or not. Each is reported once, where it first came back."""
-    siblings: tuple[DriftedSiblings, ...]
-    """Branches of the session's token trie whose only cause is drift."""
+    returned: Mapping[int, DriftKind] = field(default_factory=dict)
+    """Calls whose turns came back as a text that tokenizes to other ids than the model sampled. retokenized: equal text
+    has other ids. rewritten: the template changes the text, such as spaces in the arguments of a tool call."""
+    was_reused: bool = True
+    """True if later prompts kept the model's ids (`on_drift=reuse`)."""
+    siblings: tuple[tuple[int, int], ...] = ()
+    """Pairs of calls that branch only because one text has two tokenizations."""
     branch_causes: Mapping[int, BranchCause] = field(default_factory=dict)
     """Why a call's turn, sent back, still branched: the prompt does not continue its tokens. reasoning_dropped:
     the template drops the turn's reasoning. rewritten: it renders the turn, or something before it, differently.
@@ -70,11 +44,11 @@ class DriftReport:
 
     def figures(self) -> dict[str, int]:
         """Number of each kind of event, by the metric's name. Every report has all names."""
-        kinds = Counter(turn.kind for turn in self.returned)
+        kinds = Counter(self.returned.values())
         causes = Counter(self.branch_causes.values())
         faults = Counter(self.unread.values())
         return {
-            "drift_avoided": sum(turn.was_reused for turn in self.returned),
+            "drift_avoided": len(self.returned) if self.was_reused else 0,
             **{f"drift_returned_{kind}": kinds[kind] for kind in get_args(DriftKind)},
             "drift_branches": len(self.siblings),
             **{f"drift_{cause}": causes[cause] for cause in get_args(BranchCause)},
@@ -84,31 +58,10 @@ class DriftReport:
         }
 
 
-def first_difference(
-    generated: tuple[int, ...], again: tuple[int, ...], decode: Callable[[Sequence[int]], str]
-) -> tuple[int, str] | None:
-    """Compare two tokenizations of a turn.
-
-    Args:
-        generated: ids that the model sampled.
-        again: ids of its text in the later prompt.
-
-    Returns:
-        Index of the first differing token, and the model's text from there to where both meet again. None if all ids
-        are equal.
-    """
-    start = shared_length(generated, again)
-    if start == len(generated) == len(again):
-        return None
-    left, right = generated[start:], again[start:]
-    meeting = _meeting(left, right, decode)
-    return start, decode(left[: meeting or WINDOW_TOKENS])
-
-
 def find_drifted_siblings(
     calls: Sequence[ModelCall], decode: Callable[[Sequence[int]], str]
-) -> tuple[DriftedSiblings, ...]:
-    """Find branches of a session's token trie between two tokenizations of one text."""
+) -> tuple[tuple[int, int], ...]:
+    """The pairs of calls at branches of a session's token trie between two tokenizations of one text."""
     sequences = [np.array(call.prompt_ids + call.response_ids, dtype=np.int64) for call in calls]
     if not sequences:
         return ()
@@ -121,11 +74,8 @@ def find_drifted_siblings(
         owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in children]
         windows = [sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners]
         for left, right in _pairs_to_compare(windows, decode):
-            meeting = _meeting(windows[left], windows[right], decode)
-            if meeting:
-                first, second = sorted((owners[left], owners[right]))
-                text = decode(windows[left][:meeting])
-                found.append(DriftedSiblings(calls=(first, second), position=position, text=text))
+            if _meet(windows[left], windows[right], decode):
+                found.append((min(owners[left], owners[right]), max(owners[left], owners[right])))
     return tuple(found)
 
 
@@ -154,18 +104,18 @@ def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], s
     return next((text for text in texts if text and not text.endswith("\ufffd")), "")
 
 
-def _meeting(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Number of tokens of `left` after which both have the same text; None if the texts differ."""
+def _meet(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
+    """True if both have the same text up to some token of each."""
     left_count = right_count = 1
     while left_count <= min(len(left), WINDOW_TOKENS) and right_count <= min(len(right), WINDOW_TOKENS):
         left_text, right_text = decode(left[:left_count]), decode(right[:right_count])
         if left_text == right_text and not left_text.endswith("\ufffd"):
-            return left_count
+            return True
         shorter, longer = sorted((left_text.rstrip("\ufffd"), right_text.rstrip("\ufffd")), key=len)
         if not longer.startswith(shorter):
-            return None
+            return False
         if len(left_text) <= len(right_text):
             left_count += 1
         else:
             right_count += 1
-    return None
+    return False

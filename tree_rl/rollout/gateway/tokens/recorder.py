@@ -12,19 +12,17 @@ from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import (
     BranchCause,
+    DriftKind,
     DriftReport,
-    ReturnedTurn,
     find_drifted_siblings,
-    first_difference,
 )
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
-from tree_rl.rollout.gateway.tokens.turn_reading import read_message
 from tree_rl.rollout.transcript import ModelCall
 
 CHARACTERS_OF_A_MESSAGE = 160
@@ -68,11 +66,14 @@ class Recorder:
         self._unread: dict[int, CallFault] = {}
 
     def drift_report(self) -> DriftReport:
-        siblings = find_drifted_siblings(self.calls, self._renderer.decode)
-        returned = [self._drift_of(node, written) for node, written in self._returned.items()]
+        returned: dict[int, DriftKind] = {}
+        for node, written in self._returned.items():
+            if node.turn is not None and self._is_tokenized_otherwise(node, written):
+                returned[node.turn.call] = "retokenized" if written == node.turn.raw_text else "rewritten"
         return DriftReport(
-            returned=tuple(turn for turn in returned if turn is not None),
-            siblings=siblings,
+            returned=returned,
+            was_reused=self._options.on_drift == "reuse",
+            siblings=find_drifted_siblings(self.calls, self._renderer.decode),
             branch_causes=self._branch_causes,
             guessed=tuple(sorted(self._guessed)),
             unread=self._unread,
@@ -194,19 +195,28 @@ class Recorder:
     def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
         """Read a turn: the message, including the opening, and the fault of a call that stayed text.
 
+        If one call is broken, the whole turn is text, as from a stock server; a last call that the turn's end cut off
+        stays text after the calls before it.
+
         Args:
             text: text that the model generated, without its end token.
-            call: index of the recorded call.
+            call: index of the recorded call; makes the ids of tool calls unique in the session.
         """
-        return read_message(
-            prompt.opening + text,
-            tools=prompt.request.tools,
-            is_reasoning_open=self._opens_reasoning(prompt),
-            reasoning=self._options.reasoning,
-            key=f"{self._session}_{call}",
-            dialect=self._renderer.dialect,
-            other_format=self._renderer.other_format,
+        text, tools = prompt.opening + text, prompt.request.tools
+        turn = self._renderer.dialect.read(text, tools=tools, is_reasoning_open=self._opens_reasoning(prompt))
+        fault, other_format = turn.fault, self._renderer.other_format
+        if other_format and not turn.calls and fault is None and other_format.is_in(text, tools):
+            fault = "other_format"
+        calls = tuple(
+            CalledTool(id=f"call_{self._session}_{call}_{n}", name=one.name, arguments=one.arguments, written_id=one.id)
+            for n, one in enumerate(turn.calls)
         )
+        thought, content = turn.reasoning, turn.content
+        if self._options.reasoning == "inline":
+            thought, content = None, turn.marked_reasoning + content
+        elif thought is not None:
+            content = content.strip()
+        return ChatMessage(role="assistant", content=content, reasoning=thought, tool_calls=calls), fault
 
     def _opens_reasoning(self, prompt: Prompt) -> bool:
         return self._renderer.dialect.opens_reasoning(prompt.text.removesuffix(prompt.opening))
@@ -244,21 +254,12 @@ class Recorder:
         kept = [(form[0].removeprefix(opening), form[1]) for form in forms if form and form[0].startswith(opening)]
         return tuple(dict.fromkeys(kept))
 
-    def _drift_of(self, node: Node, written: str) -> ReturnedTurn | None:
-        turn, prompt = node.turn, node.parent
-        if turn is None or prompt is None:
-            return None
+    def _is_tokenized_otherwise(self, node: Node, written: str) -> bool:
+        """True if a turn as it was written in a later prompt tokenizes to other ids than its own."""
+        assert node.parent is not None
         # With the prompt's last piece, because a token may join its end with the turn's start.
-        _, encoded = self._in_pieces(prompt.text + written)
-        again = tuple(token for ids in encoded for token in ids)
-        different = first_difference(prompt.ids + node.ids, again, self._renderer.decode)
-        return different and ReturnedTurn(
-            call=turn.call,
-            position=len(self.calls[turn.call].prompt_ids) - len(prompt.ids) + different[0],
-            text=different[1],
-            kind="retokenized" if written == turn.raw_text else "rewritten",
-            was_reused=self._options.on_drift == "reuse",
-        )
+        _, encoded = self._in_pieces(node.parent.text + written)
+        return tuple(token for ids in encoded for token in ids) != node.parent.ids + node.ids
 
     async def _tokenized(self, match: Match) -> tuple[list[str], list[tuple[int, ...]]]:
         """The pieces of a prompt that no recorded token covers, and their ids. Raises for a prompt that is too long."""
