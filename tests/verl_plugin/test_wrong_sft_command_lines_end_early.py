@@ -32,6 +32,11 @@ WRONG: list[tuple[str, ...]] = [
     ("data.num_workers=-1", "expected a whole number of at least 0"),
     ("trainer.seed=-1", "expected a whole number of at least 0"),
     ("data.apply_chat_template_kwargs=thinking",),
+    (
+        "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft data.custom_cls.name=TokenRowDataset",
+        "it defines no TokenRowDataset",
+        "correct it, or data.custom_cls.name",
+    ),
     ("optim.lr_scheduler_type=linear", "constant, cosine"),
     ("optim.lr=[1", "optim.lr=[1:", "quote it"),
 ]

@@ -56,6 +56,8 @@ LOOP = "agent_name"
 """Column in which a prompt names its agent loop."""
 OWN_DATA_SET = "data.custom_cls.path"
 """Key of a data set that may read anything."""
+PACKAGE = "pkg://"
+"""Prefix of a module by its name, where verl takes the path of a file too."""
 CPUS_OF_A_PROCESS = 3
 """Processors that verl asks Ray for with each GPU."""
 
@@ -309,19 +311,33 @@ def _lacks(folder: Path, needed: dict[str, tuple[str, ...]]) -> Words | None:
 
 
 def lacks_name(key: str) -> Condition:
-    """A condition for a user's file that Python cannot read, or that does not define the name at `key`."""
+    """A condition for a user's module that Python cannot read, or that does not define the name at `key`."""
 
     def condition(path: Any, config: Any) -> Words | None:
-        file, name = Path(path or "").expanduser(), option(config, key)
+        file, name = _source_of(path or ""), option(config, key)
         if not path or not name or not file.is_file():
             return None
         try:
             found = {*_names_in(ast.parse(file.read_bytes()))}
         except (SyntaxError, ValueError) as error:
             return {"reason": f"Python cannot read it ({error})", "remedy": "correct it"}
-        return None if {name, "*"} & found else {"reason": f"it defines no {name}", "remedy": f"correct it, or {key}"}
+        # A module's own __getattr__ may make any name.
+        known = {name, "*", "__getattr__"} & found
+        return None if known else {"reason": f"it defines no {name}", "remedy": f"correct it, or {key}"}
 
     return condition
+
+
+def _source_of(path: str) -> Path:
+    """The file of verl's path of a module; for `pkg://` of a module that is not found here, the path itself."""
+    if not path.startswith(PACKAGE):
+        return Path(path).expanduser()
+    try:
+        spec = find_spec(path.removeprefix(PACKAGE).replace("/", "."))
+    except ImportError:
+        spec = None
+    origin = None if spec is None else spec.origin
+    return Path(origin if origin is not None and origin.endswith(".py") else path)
 
 
 def _names_in(tree: ast.Module) -> Iterator[str]:

@@ -2,5 +2,6 @@
 
 from tree_rl.verl_plugin.sft.checked_data import group_rows
 from tree_rl.verl_plugin.sft.sft_trainer import TreeSFTTrainer, join_as_only_rank
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
-__all__ = ["TreeSFTTrainer", "group_rows", "join_as_only_rank"]
+__all__ = ["TokenRowsDataset", "TreeSFTTrainer", "group_rows", "join_as_only_rank"]
