@@ -37,6 +37,9 @@ WRONG: list[tuple[str, ...]] = [
         "it defines no TokenRowDataset",
         "correct it, or data.custom_cls.name",
     ),
+    ("optim.optimizer=AdamX", "optim:", "AdamX"),
+    ("optim.optimizer_impl=torch.optm", "optim:", "torch.optm"),
+    ("optim.betas=[0.9,1.5]", "optim:", "1.5"),
     ("optim.lr_scheduler_type=linear", "constant, cosine"),
     ("optim.lr=[1", "optim.lr=[1:", "quote it"),
 ]

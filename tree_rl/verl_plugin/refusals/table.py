@@ -146,6 +146,7 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "correct it, or set it to null and trainer.resume_mode=auto", here.no_checkpoint_of_sft),
         Refusal("trainer.test_freq", "{key}={value}, but data.val_files={files}: verl would end at the first test",
                 "set it to -1, or name files", when.tests_nothing),
+        Refusal("optim", "{key}: {reason}", "", here.no_optimizer),
     ),
     Of.MODEL_FILES: (
         *(Refusal(key, "{key}={value}: no such folder on this machine",
