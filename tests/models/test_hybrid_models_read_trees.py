@@ -1,5 +1,5 @@
 """Models with Gated DeltaNets, short convolutions or Mamba 2: a forest has the log-probs and gradients of its rows run
-alone through stock code.
+alone through stock code; so in partitions of any size, where states, or keys and values of two sizes, cross cuts.
 
 transformers' own float32 recurrence is off by up to tens of per cent in gate gradients that nearly cancel, so float32
 trees are held against stock rows in float64.
@@ -12,9 +12,23 @@ import pytest
 import torch
 from dense_models import assert_reads_trees
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latent_models import latent_configs
 from peft import LoraConfig, get_peft_model
-from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, gradients, stock_rows_in_float64, tree
-from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
+from recurrent_gradients import (
+    CONFIGS,
+    FLOAT32_TOLERANCE,
+    assert_partitions_equal_rows,
+    assert_same,
+    assert_same_gradients,
+    gradients,
+    partitioned,
+    row_gradients,
+    stock_rows_in_float64,
+    tree,
+)
+from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig, Qwen3NextConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
@@ -144,3 +158,58 @@ def test_a_gated_delta_net_of_another_kind_is_refused_by_name(
         layer.linear_attn = KimiDeltaAttention()
     with pytest.raises(UnsupportedModelError, match=named):
         check_model(model)
+
+
+LATENT = latent_configs(initializer_range=0.1)
+ROWS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=12), min_size=1, max_size=5)
+TWO_LAYERS = Qwen3NextConfig(
+    **{
+        **HYBRIDS["qwen3_next"].to_dict(),
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_only_layers": [0, 1],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "capacity"),
+    (
+        *(("qwen3_next", capacity) for capacity in (3, 5, 17)),
+        *(("lfm2", 3), ("granite_4", 17), ("nemotron_h", 16), ("falcon_h1", 3), ("zamba2", 3)),
+    ),
+)
+def test_every_budget_in_float64(family: str, capacity: int) -> None:
+    rows, preview, offload = rows_with_prefix(20), capacity == 5, capacity == 17
+    assert_partitions_equal_rows(CONFIGS[family], rows, capacity, preview=preview, offload=offload)
+
+
+@pytest.mark.parametrize(
+    ("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40), ("nemotron_h", 3), ("falcon_h1", 16), ("zamba2", 16))
+)
+def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
+    assert_partitions_equal_rows(CONFIGS[family], rows_with_prefix(30), capacity, checkpointing=True, offload=True)
+
+
+@pytest.mark.parametrize("capacity", (3, 16, 10_000))
+@pytest.mark.parametrize("family", LATENT)
+def test_every_budget_of_latent_attention(family: str, capacity: int) -> None:
+    checkpointing, offload = capacity == 3, capacity == 16
+    assert_partitions_equal_rows(
+        LATENT[family], rows_with_prefix(20), capacity, checkpointing=checkpointing, offload=offload
+    )
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Any:
+    return build(TWO_LAYERS, torch.float64)
+
+
+@settings(max_examples=12, deadline=None, database=None)
+@given(rows=ROWS, capacity=st.integers(1, 30), seed=st.integers(0, 2**16))
+def test_any_rows_any_budget(two_layers: Any, rows: list[list[int]], capacity: int, seed: int) -> None:
+    with float64_throughout():
+        expected = row_gradients(two_layers, rows)
+        use_tree_attention(two_layers)
+        got = partitioned(two_layers, rows, capacity, offload=seed % 2 == 0)
+        assert_same_gradients(got, expected, 1e-10)
