@@ -3,7 +3,6 @@
 python -m pytest -m slow tests/verl_plugin/test_async_trainers_ray.py
 """
 
-import re
 from pathlib import Path
 
 import pytest
@@ -51,9 +50,7 @@ def train(tmp_path: Path, *overrides: str, updates: int = 1) -> list[dict[str, f
     ]
     environment = toy_qwen.job_environment(tmp_path)
     finished = toy_qwen.run_main_ppo(tmp_path, given, environment=environment, seconds=580)
-    lines = [line for line in finished.stdout.splitlines() if "training/global_step:" in line]
-    pattern = r"([\w/]+):(?:np\.\w+\()?(-?[\d.]+(?:e[+-]?\d+)?)"
-    steps = [{name: float(value) for name, value in re.findall(pattern, line)} for line in lines]
+    steps = toy_qwen.read_metrics(finished.stdout)
     assert len(steps) == STEPS
     for figures in steps:
         # A torn group would bring fewer sessions than its prompt has.
