@@ -161,22 +161,17 @@ def rank_main(rank: int, model: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    wrapped_model(wrapped_config("qwen3_vl", initializer_range=0.2)).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def two_ranks(model: Path) -> list[dict[str, dict[str, torch.Tensor]]]:
-    return run_ranks(rank_main, 2, model)
+def two_ranks(paths: dict[str, Path]) -> list[dict[str, dict[str, torch.Tensor]]]:
+    return run_ranks(rank_main, 2, paths["qwen3_vl"])
 
 
 @pytest.mark.parametrize("deal", DEALS)
-def test_two_ranks_train_as_one(model: Path, two_ranks: list[dict[str, dict[str, torch.Tensor]]], deal: str) -> None:
-    reader = reading_model(model)
+def test_two_ranks_train_as_one(
+    paths: dict[str, Path], two_ranks: list[dict[str, dict[str, torch.Tensor]]], deal: str
+) -> None:
+    reader = reading_model(paths["qwen3_vl"])
     parts = [batch_of(reader, deal, share, **ALONE) for share, rows in enumerate(DEALS[deal]) if rows]
-    _, expected = as_one_rank(model, parts)
+    _, expected = as_one_rank(paths["qwen3_vl"], parts)
     assert any("visual" in name for name in expected)
     for name in [f"{name}{deal}_{budget}" for name, _, deals in RUNS if deal in deals for budget in BUDGETS]:
         for gradients_of in two_ranks:
