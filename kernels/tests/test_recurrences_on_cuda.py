@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import (
-    DELTA_RULE,
-    RECURRENCES,
-    fork,
-    layout_of,
-    outputs_and_gradients,
-    rounded_leaves,
-)
+from recurrences import DELTA_RULE, RECURRENCES, fork, layout_of, outputs_and_gradients, rounded_leaves
 from recurrences import relative_error as relative_error_in_norm
 from tree_shapes import SHAPES, paths_of
 

@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_problems import (
-    ANY_OPTIONS,
-    EVERYTHING,
-    by,
-    in_float64,
-    outputs_and_gradients,
-    problem,
-    relative_error,
-)
+from attention_problems import ANY_OPTIONS, EVERYTHING, by, in_float64, outputs_and_gradients, problem, relative_error
 from hypothesis import given, settings
 from row_by_row import row_by_row_attention
 from tree_shapes import SHAPES, subtree_end_of, tries

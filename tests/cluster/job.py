@@ -4,7 +4,6 @@ A run has a folder, and its processes are those that run in it: whoever reads or
 """
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -163,15 +162,9 @@ def two_nodes(address: str) -> list[str]:
     ]
 
 
-def figures_of_steps(log: str) -> dict[int, dict[str, str]]:
-    """The console's figures of every step, as printed."""
-    steps = {}
-    for line in log.splitlines():
-        match = re.search(r"\bstep:(\d+) - ", line)
-        if match:
-            printed = dict(re.findall(r"([\w/]+):(?:np\.\w+\()?(-?[\d.e+-]+)", line))
-            steps[int(match[1])] = {name: printed[name] for name in FIGURES}
-    return steps
+def figures_of_steps(log: str) -> dict[int, dict[str, float]]:
+    """The console's figures of every step."""
+    return {int(step["step"]): {name: step[name] for name in FIGURES} for step in toy_qwen.read_metrics(log)}
 
 
 def read_ledger(root: Path) -> list[dict[str, int | str]]:

@@ -1,12 +1,13 @@
 """Every command of the documents runs as printed, or its flags are those of the program that it starts."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_table import ROWS, RUNS, SLOW, TREATMENTS, row_of, treated
+from command_table import RECIPE, ROWS, RUNS, SLOW, TREATMENTS, row_of, treated
 from flag_checks import (
     check_docker,
     check_option_names,
@@ -20,8 +21,8 @@ from flag_checks import (
 )
 from shell_blocks import ALL, DOCUMENTS, ROOT, Command, inline_commands
 
-CONFIG_OF_8B = """{"model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
- "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}"""
+from tree_rl.cost.model_sizes import MODEL_SIZES
+
 LINKED = ("benchmarks", "examples", "recipes", "scripts", "tests", "tree_rl", "kernels")
 FIRST = ("examples/write_qwen_tokenizer.py",)
 """Programs whose files other commands read."""
@@ -113,7 +114,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Commands write figures beside those of the documents.
     shutil.copytree(ROOT / "docs", folder / "docs")
     (folder / "Qwen3-8B").mkdir()
-    (folder / "Qwen3-8B" / "config.json").write_text(CONFIG_OF_8B)
+    (folder / "Qwen3-8B" / "config.json").write_text(json.dumps({"model_type": "qwen3", **MODEL_SIZES["8b"].config()}))
     return folder
 
 
@@ -126,11 +127,10 @@ def with_tokenizer(reader: Path) -> Path:
     return reader
 
 
-def run(command: Command, folder: Path) -> str:
+def run(command: Command, folder: Path, **variables: str) -> str:
     """What a command prints. Fails if it ends with another status than 0."""
-    done = subprocess.run(
-        ["bash", "-c", command.text], cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
+    shell = {**environment(), **variables}
+    done = subprocess.run(["bash", "-c", command.text], cwd=folder, env=shell, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 
@@ -145,6 +145,24 @@ def test_it_runs_as_printed(command: Command, reader: Path) -> None:
 @pytest.mark.parametrize("command", named([c for c in treated(SLOW) if not set(FIRST) & set(c.words)]))
 def test_it_runs_as_printed_slowly(command: Command, with_tokenizer: Path) -> None:
     run(command, with_tokenizer)
+
+
+RECIPES = [command for command in treated(RECIPE) if not command.variables and len(command.words) == 2]
+"""For the tiny model."""
+
+
+def test_four_recipes_are_printed() -> None:
+    printed = {f"recipes/{name}/README.md" for name in ("grpo", "ppo", "sft", "dpo")}
+    assert {command.document for command in RECIPES} >= printed
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("command", [pytest.param(command, id=command.text) for command in RECIPES])
+def test_a_recipe_runs_on_a_cpu_as_printed(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    run(command, tmp_path, PYTHON="python")
 
 
 @pytest.mark.slow

@@ -1,11 +1,15 @@
-"""Links inside the repository: the file exists, and so does the heading that an anchor names, as GitHub names it."""
+"""Links inside the repository: the file exists, and so does the heading that an anchor names, as GitHub names it.
 
+So do the public names of the page about the code.
+"""
+
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from shell_blocks import DOCUMENTS, FENCE
+from shell_blocks import DOCUMENTS, FENCE, ROOT
 
 LINK = re.compile(r'\]\((?!\w+:)([^)\s]+)\)|\b(?:src|srcset|href)="(?!\w+:)([^"\s]+)"')
 
@@ -41,3 +45,11 @@ def test_headings_are_named_as_github_names_them(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `key`: [one](two.md), & 3!\n```bash\n# no heading\n```\n## Twice\n## Twice\n### a-b_c\n")
     assert anchors(page) == {"a-key-one--3", "twice", "twice-1", "a-b_c"}
+
+
+PAGE = (ROOT / "docs" / "code.md").read_text(encoding="utf-8").split("## Public names")[1]
+
+
+@pytest.mark.parametrize("name", re.findall(r"`((?:tree_rl|tree_kernels)\.[\w.]+)`", PAGE))
+def test_a_public_name_is_importable(name: str) -> None:
+    pkgutil.resolve_name(name)

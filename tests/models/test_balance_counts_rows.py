@@ -7,17 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import (
-    BIASED,
-    EXPERTS,
-    FAMILIES,
-    LAYERS,
-    SIZES,
-    SPARSE,
-    assert_equal_gradients,
-    build,
-    gradients,
-)
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build, gradients
 from partitioned_steps import partitioned_gradients
 from tiny_sizes import BRANCHING
 from transformers import MellumConfig, PretrainedConfig

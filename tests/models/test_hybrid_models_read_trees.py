@@ -1,25 +1,102 @@
 """Models with Gated DeltaNets, short convolutions or Mamba 2: a forest has the log-probs and gradients of its rows run
-alone through stock code.
+alone through stock code; so in partitions of any size, where states, or keys and values of two sizes, cross cuts.
 
 transformers' own float32 recurrence is off by up to tens of per cent in gate gradients that nearly cancel, so float32
 trees are held against stock rows in float64.
 """
 
 import copy
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dense_models import assert_reads_trees
+from equal_gradients import assert_equal_gradients
 from hybrid_models import HYBRIDS, VOCAB, build, float64_throughout, rows_with_prefix
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latent_models import latent_configs
+from partitioned_steps import partitioned_gradients
 from peft import LoraConfig, get_peft_model
-from recurrent_gradients import CONFIGS, FLOAT32_TOLERANCE, assert_same, gradients, stock_rows_in_float64, tree
-from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig
+from recurrent_models import RECURRENT
+from transformers import AutoModelForCausalLM, Mamba2Config, MiniMaxConfig, Qwen3NextConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
+
+FLOAT32_TOLERANCE = 2e-5
+CONFIGS = HYBRIDS | RECURRENT
+Gradients = dict[str, torch.Tensor]
+Result = tuple[torch.Tensor, Gradients]
+"""Log-probs and gradients."""
+
+
+def gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
+    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    loss = (log_probs_F * weight_F.to(log_probs_F.dtype)).sum()
+    return log_probs_F.detach(), dict(zip(parameters, torch.autograd.grad(loss, parameters.values()), strict=True))
+
+
+@cache
+def stock_rows_in_float64(family: str, prefix: int) -> Result:
+    with float64_throughout():
+        model = build(CONFIGS[family], torch.float64)
+        return gradients(model, branch_log_probs(model, rows_with_prefix(prefix)))
+
+
+def tree(family: str, prefix: int, dtype: torch.dtype, *, checkpointing: bool = False) -> Result:
+    model = build(CONFIGS[family], dtype)
+    check_model(model)
+    use_tree_attention(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return gradients(model, forest_log_probs(model, Forest.from_rows(rows_with_prefix(prefix))))
+
+
+def assert_same(got: Result, expected: Result, tolerance: float) -> None:
+    torch.testing.assert_close(got[0].double(), expected[0], rtol=tolerance, atol=tolerance)
+    assert_same_gradients(got[1], expected[1], tolerance)
+
+
+assert_same_gradients = partial(assert_equal_gradients, floor=1e-3)
+"""One that nearly vanishes is held against the largest."""
+
+
+def row_gradients(model: Any, rows: list[Any]) -> Gradients:
+    """Of the sum of squared log-probs, every row alone."""
+    parameters = dict(model.named_parameters())
+    loss = branch_log_probs(model, rows).square().sum()
+    gradients = torch.autograd.grad(loss, parameters.values(), allow_unused=True, materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def partitioned(
+    model: Any, rows: list[Any], capacity: int, *, offload: bool = False, preview: bool = False
+) -> Gradients:
+    """The same through one partitioned step."""
+
+    def loss(log_probs_F: torch.Tensor) -> torch.Tensor:
+        return log_probs_F.square().sum()
+
+    return partitioned_gradients(model, Forest.from_rows(rows), capacity, loss, preview=preview, relays_on_host=offload)
+
+
+def assert_partitions_equal_rows(
+    config: Any, rows: list[Any], capacity: int, *, checkpointing: bool = False, **options: bool
+) -> None:
+    """In float64; `options` as in `partitioned`."""
+    with float64_throughout():
+        model = build(config, torch.float64)
+        expected = row_gradients(model, rows)
+        use_tree_attention(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        assert_same_gradients(partitioned(model, rows, capacity, **options), expected, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +221,58 @@ def test_a_gated_delta_net_of_another_kind_is_refused_by_name(
         layer.linear_attn = KimiDeltaAttention()
     with pytest.raises(UnsupportedModelError, match=named):
         check_model(model)
+
+
+LATENT = latent_configs(initializer_range=0.1)
+ROWS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=12), min_size=1, max_size=5)
+TWO_LAYERS = Qwen3NextConfig(
+    **{
+        **HYBRIDS["qwen3_next"].to_dict(),
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_only_layers": [0, 1],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "capacity"),
+    (
+        *(("qwen3_next", capacity) for capacity in (3, 5, 17)),
+        *(("lfm2", 3), ("granite_4", 17), ("nemotron_h", 16), ("falcon_h1", 3), ("zamba2", 3)),
+    ),
+)
+def test_every_budget_in_float64(family: str, capacity: int) -> None:
+    rows, preview, offload = rows_with_prefix(20), capacity == 5, capacity == 17
+    assert_partitions_equal_rows(CONFIGS[family], rows, capacity, preview=preview, offload=offload)
+
+
+@pytest.mark.parametrize(
+    ("family", "capacity"), (("qwen3_5", 3), ("qwen3_5_moe", 40), ("nemotron_h", 3), ("falcon_h1", 16), ("zamba2", 16))
+)
+def test_other_families_with_checkpointing_and_offloading(family: str, capacity: int) -> None:
+    assert_partitions_equal_rows(CONFIGS[family], rows_with_prefix(30), capacity, checkpointing=True, offload=True)
+
+
+@pytest.mark.parametrize("capacity", (3, 16, 10_000))
+@pytest.mark.parametrize("family", LATENT)
+def test_every_budget_of_latent_attention(family: str, capacity: int) -> None:
+    checkpointing, offload = capacity == 3, capacity == 16
+    assert_partitions_equal_rows(
+        LATENT[family], rows_with_prefix(20), capacity, checkpointing=checkpointing, offload=offload
+    )
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Any:
+    return build(TWO_LAYERS, torch.float64)
+
+
+@settings(max_examples=12, deadline=None, database=None)
+@given(rows=ROWS, capacity=st.integers(1, 30), seed=st.integers(0, 2**16))
+def test_any_rows_any_budget(two_layers: Any, rows: list[list[int]], capacity: int, seed: int) -> None:
+    with float64_throughout():
+        expected = row_gradients(two_layers, rows)
+        use_tree_attention(two_layers)
+        got = partitioned(two_layers, rows, capacity, offload=seed % 2 == 0)
+        assert_same_gradients(got, expected, 1e-10)

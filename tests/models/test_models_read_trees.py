@@ -53,10 +53,7 @@ REFUSED: dict[str, tuple[PretrainedConfig, str]] = {
         Llama4TextConfig(**SIZES, **BY_PLACE, num_local_experts=2, intermediate_size_mlp=40),
         r"model_type=llama4_text.*attn_temperature_tuning=True scales",
     ),
-    "qwen3_moe": (
-        Qwen3MoeConfig(**SIZES, **AUXILIARY),
-        r"output_router_logits=False, and tree\.router_aux_loss_coef",
-    ),
+    "qwen3_moe": (Qwen3MoeConfig(**SIZES, **AUXILIARY), r"output_router_logits=False, and tree\.router_aux_loss_coef"),
     "mixtral": (
         MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1),
         r"router_jitter_noise=0\.1: branches would share .*set model\.override_config\.router_jitter_noise=0",

@@ -21,13 +21,7 @@ from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from sharing_ranks import (
-    SHAPES,
-    assert_equal_gradients,
-    averaged,
-    groups_of,
-    prepare,
-)
+from sharing_ranks import SHAPES, assert_equal_gradients, averaged, groups_of, prepare
 
 CONFIGS = {**hybrid_models.HYBRIDS, **RECURRENT}
 DELTA_NET = {"layer_types": ["linear_attention", "full_attention"]}

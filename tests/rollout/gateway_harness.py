@@ -78,22 +78,13 @@ def build_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
 def build_model(tokenizer: PreTrainedTokenizerFast) -> "Qwen3ForCausalLM":
     """Two layers of width 64, random weights, float32."""
     # Its module takes seconds to import, which a gateway in a process of its own need not wait for.
+    from tiny_sizes import sizes
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=8192,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="float32",
-    )
-    return Qwen3ForCausalLM(config).eval()
+    usual = sizes(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, head_dim=16, pad_token_id=None)
+    usual |= {"initializer_range": 0.02, "max_position_embeddings": 8192, "eos_token_id": tokenizer.eos_token_id}
+    return Qwen3ForCausalLM(Qwen3Config(**usual, dtype="float32")).eval()
 
 
 Script = Callable[[str], str | Sequence[int] | None]

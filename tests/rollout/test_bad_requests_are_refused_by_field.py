@@ -185,13 +185,7 @@ IN_JSON = {"max_tokens": 5, "messages": [QUESTION], "output_config": {"format": 
     ],
 )
 async def test_a_refused_call_is_counted_and_not_recorded(
-    tiny: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    sent: Any,
-    status: int,
-    kind: str,
-    message: str,
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, path: str, sent: Any, status: int, kind: str, message: str
 ) -> None:
     """Its client reads the answer, also while it is still sending."""
     monkeypatch.setattr("tree_rl.rollout.gateway.protocols.request_body.MAX_BODY_BYTES", 1 << 20)

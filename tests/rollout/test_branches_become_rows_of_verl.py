@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from embedded_server import Client, build_server
+from embedded_server import Client, build_server, describe
 from gateway_harness import assert_confirmed
 from omegaconf import OmegaConf
 from sandboxes_here import HERE
@@ -52,7 +52,8 @@ def run_prompt(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, branching: dict[str, Any] | None, *, validate: bool = False
 ) -> Queue:
     """One prompt of two sessions, whose random model writes to the end of its turn and calls no tool."""
-    model, server = build_server(model_path)
+    model = describe(model_path)
+    server = build_server(model)
     agent = {
         "agent": AGENT,
         "agent_options": {"environment": "shell", "sandbox": {"unconfined": HERE.unconfined}},

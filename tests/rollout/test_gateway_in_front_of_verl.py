@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from embedded_server import Client, build_server
+from embedded_server import Client, build_server, describe
 from gateway_harness import assert_confirmed, build_tokenizer
 from omegaconf import OmegaConf
 from ray.exceptions import RayError, RayTaskError
@@ -54,7 +54,8 @@ class TwoQuestions:
 
 
 def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop:
-    model, server = build_server(model_path)
+    model = describe(model_path)
+    server = build_server(model)
     server.global_steps = 5
     settings = {"name": "hf", "prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})

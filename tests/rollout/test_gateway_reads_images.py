@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from embedded_server import Client, build_server
+from embedded_server import Client, build_server, describe
 from gateway_harness import build_tokenizer
 from PIL import Image
 from verl.workers.config import HFModelConfig
@@ -40,7 +40,8 @@ SYSTEM = {"role": "system", "content": "play"}
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[HFModelConfig, Client]:
     path = tmp_path_factory.mktemp("gui") / "model"
     save(path, shown=0, seed=0)
-    model, server = build_server(path, trust_remote_code=True)
+    model = describe(path, trust_remote_code=True)
+    server = build_server(model)
     return model, Client(server)
 
 

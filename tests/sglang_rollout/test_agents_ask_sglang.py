@@ -10,12 +10,7 @@ from typing import Any
 import openai
 import pytest
 from verl_server import CONTEXT_TOKENS, ask, backend, branching_talk, check_calls, check_rows, hugging_face, user
-from vllm_harness import (
-    LOG_PROB_TOLERANCE,
-    check_a_foreign_token_shows,
-    check_agreement,
-    trained_differences,
-)
+from vllm_harness import LOG_PROB_TOLERANCE, check_a_foreign_token_shows, check_agreement, trained_differences
 
 from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.transcript import rows_of_calls

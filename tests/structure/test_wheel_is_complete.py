@@ -21,17 +21,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.extras import INSTALLED_BY
 
 ROOT = Path(__file__).parents[2]
 MAIN = ("-c", "from tree_rl.cli import main; main()")
 SHIPPED = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
 AGENTS = "from tree_rl.rollout.agents.agents_by_name import build"
-QWEN = {
-    "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-}  # fmt: skip
-"""A config.json with the sizes of Qwen3-0.6B."""
 BARE_MIB = 400
 """Most that a bare installation takes."""
 
@@ -168,7 +164,7 @@ def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path
     assert again.returncode == 2
     assert "recipes here: expected a new or empty folder" in again.stderr
     write_rows(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **MODEL_SIZES["0.6b"].config()}))
     for command, expected in (
         (("inspect", "rows.jsonl"), "0.333"),
         (("plan", "rows.jsonl", "--max-tokens", "2"), "partitioned"),

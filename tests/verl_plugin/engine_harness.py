@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed
 from tensordict import TensorDict
+from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig, Qwen3Config
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
@@ -34,19 +35,8 @@ class StockValueEngine(FSDPEngineWithValueHead):
 
 def tiny_qwen3(**overrides: Any) -> Qwen3Config:
     """A Qwen3 of two layers that runs in milliseconds."""
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-    }
-    return Qwen3Config(**{**settings, **overrides})
+    usual = sizes(vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, pad_token_id=None)
+    return Qwen3Config(**{**usual, "tie_word_embeddings": True, **overrides})
 
 
 def save_model(path: Path, config: PretrainedConfig, *, value: bool = False) -> Path:

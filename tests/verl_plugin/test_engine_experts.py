@@ -1,20 +1,147 @@
-"""The router auxiliary loss of all rows, where it is asked for, beside what stock verl trains on rows alone."""
+"""verl's router replay on trees: an update repeats recorded experts as stock verl's engine does on rows alone whose
+routers are told what to choose; R2 records what each row's routers chose. The auxiliary loss counts all rows."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch, save_model
-from equivalence import FLAGS, LOSS, actor_loss, alone, assert_equal_gradients, infer, run
+from engine_harness import Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import ALONE, FLAGS, LOSS, actor_loss, alone, assert_equal_gradients, infer, run
 from hostile_rows import SHAPES
-from tiny_families import COEF, CONFIGS, auxiliary_gradients
+from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
+from tiny_families import COEF, CONFIGS, EXPERTS, auxiliary_gradients
 
+from tree_rl.tree import RowError
 from tree_rl.verl_plugin.options import TreeConfig
+from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen3_moe"])
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "capacity"), (("qwen3_moe", "strict_prefix", 9), ("deepseek_v3", "branches", 1000))
+)
+def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: str, name: str, capacity: int) -> None:
+    path = save_model(tmp_path, CONFIGS[family])
+    stock = build_engine(path, tree=None)
+    tree = build_engine(path, tree=TreeConfig(max_tokens=capacity), **replaying("R3"))
+    rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
+    expected = stock_run(stock, rows, routes)
+    assert_same(expected, run(tree, batch_with(routes, rows), LOSS), rows)
+    unrouted = run(stock, ppo_batch(rows, **FLAGS, **ALONE), LOSS)
+    assert abs(sum(unrouted["loss"]) - sum(expected["loss"])) > 1e-4
+
+
+def native_routes(stock: Any, rows: Sequence[Row]) -> Routes:
+    """What the routers of stock verl's engine choose for each row alone."""
+    top_k = torch.topk
+    heard: list[np.ndarray] = []
+
+    def listening(values: torch.Tensor, k: int, dim: int = -1) -> Any:
+        chosen = top_k(values, k, dim=dim)
+        heard.append(chosen.indices.numpy())
+        return chosen
+
+    with patch.object(torch, "topk", listening):
+        infer(stock, ppo_batch(list(rows), **FLAGS, **ALONE))
+    return [np.stack(heard[at : at + LAYERS], axis=1) for at in range(0, len(heard), LAYERS)]
+
+
+def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
+    rows = [*SHAPES["comb"], *SHAPES["identical"], *SHAPES["strict_prefix"]]
+    stock = build_engine(path, tree=None)
+    tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
+    recorded = infer(tree, ppo_batch(rows, **FLAGS))["routed_experts"]
+    routes = [row.numpy() for row in recorded.unbind()]
+    for got_TLK, native_TLK in zip(routes, native_routes(stock, rows), strict=True):
+        assert got_TLK.dtype == np.int16 and np.array_equal(np.sort(got_TLK), np.sort(native_TLK))
+    for engine in (stock, tree):
+        move_weights(engine)
+    moved = native_routes(stock, rows)
+    assert any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(moved, routes, strict=True))
+    got = run(tree, batch_with(routes, rows), LOSS)
+    assert_same(stock_run(stock, rows, routes), got, rows)
+    assert "routed_experts" not in got["model_output"]
+
+
+def test_the_reference_inside_an_actor_routes_itself(path: Path) -> None:
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    tree = build_engine(path, tree=TreeConfig(), model=lora, **replaying("R2"))
+    rows = SHAPES["branches"]
+    actor = infer(tree, ppo_batch(rows, **FLAGS))
+    with tree.disable_adapter():
+        reference = infer(tree, batch_with(recorded_routes(rows), rows))
+    assert "routed_experts" in actor and "routed_experts" not in reference
+
+
+def test_a_call_may_be_told_not_to_repeat(path: Path) -> None:
+    rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
+    tree = build_engine(path, tree=TreeConfig(), **replaying("R3"))
+    plain = infer(build_engine(path, tree=TreeConfig(mode="tree")), ppo_batch(rows, **FLAGS))
+    told = infer(tree, batch_with(routes, rows, enable_routing_replay=False))
+    repeated = infer(tree, batch_with(routes, rows, enable_routing_replay=True))
+    values = [one["log_probs"].values() for one in (plain, told, repeated)]
+    assert torch.equal(values[0], values[1]) and not torch.allclose(values[0], values[2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    (
+        (lambda routes: [routes[0][:-1], *routes[1:]], r"row 0 .*routed_experts of \d+ tokens for a row of \d+"),
+        (lambda routes: [*routes[:-1], routes[-1] + EXPERTS], r"row 3 .*names an expert outside \[0, 6\)"),
+    ),
+)
+def test_routes_that_do_not_fit_are_named(path: Path, change: Any, message: str) -> None:
+    rows = SHAPES["branches"]
+    data = batch_with(change(recorded_routes(rows)), rows)
+    with pytest.raises(RowError, match=message):
+        run(build_engine(path, tree=TreeConfig(), **replaying("R3")), data, LOSS)
+
+
+@pytest.mark.parametrize("mode, remedy", (("R2", "bypass_mode=False"), ("R3", "enable_rollout_routing_replay=True")))
+def test_rows_without_routes_are_refused_with_the_key_that_brings_them(path: Path, mode: str, remedy: str) -> None:
+    tree = build_engine(path, tree=TreeConfig(self_check=False), **replaying(mode))
+    with pytest.raises(RowError, match=rf"router_replay\.mode={mode}: the rows carry no routed_experts.*{remedy}"):
+        run(tree, ppo_batch(SHAPES["branches"], **FLAGS), LOSS)
+
+
+def test_rows_with_routes_are_refused_where_no_mode_repeats_them(path: Path) -> None:
+    tree = build_engine(path, tree=TreeConfig())
+    data = batch_with(recorded_routes(SHAPES["branches"]), SHAPES["branches"])
+    with pytest.raises(UnsupportedFeatureError, match=r"router_replay\.mode=R3 .*enable_rollout_routing_replay=False"):
+        run(tree, data, LOSS)
+
+
+@pytest.mark.parametrize(
+    "tree, engine, message",
+    (
+        (TreeConfig(mode="flat"), replaying("R3"), r"router_replay\.mode=R3 with tree\.mode=flat"),
+        (TreeConfig(), replaying("R2", forward_only=True), r"router_replay\.mode=R2 on a reference policy"),
+        (TreeConfig(), {"engine": {"router_replay": {"mode": "R4"}}}, r"router_replay\.mode=R4: expected one of"),
+        (TreeConfig(), {**replaying("R2"), "value": True}, r"router_replay\.mode=R2 on a critic"),
+    ),
+)
+def test_where_routes_cannot_be_repeated_the_key_is_named(
+    path: Path, tree: TreeConfig, engine: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_engine(path, tree=tree, **engine)
+
+
+def test_critics_and_references_pass_over_routes_of_the_actor(path: Path, tmp_path: Path) -> None:
+    rows, routes = SHAPES["branches"], recorded_routes(SHAPES["branches"])
+    critic = build_engine(save_model(tmp_path, tiny_qwen3(), value=True), tree=TreeConfig(), value=True)
+    reference = build_engine(path, tree=TreeConfig(), engine={"forward_only": True})
+    for engine, key in ((critic, "values"), (reference, "log_probs")):
+        with_routes, without = (infer(engine, data) for data in (batch_with(routes, rows), ppo_batch(rows, **FLAGS)))
+        assert torch.equal(with_routes[key].values(), without[key].values())
 
 
 def test_auxiliary_loss_over_all_rows(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Rows with images in verl's FSDP2 engine train as stock verl trains them alone, whole and cut, the tower too."""
+"""Rows with images in verl's FSDP2 engine train as stock verl trains them alone, whole and cut, the tower too.
+
+So do they on two ranks, of which perhaps one has images, or that share the rows' tokens.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +21,9 @@ from equivalence import (
     wanted_positions,
 )
 from image_batches import picture_batch, reading_model
-from image_rows import SHAPES, log_probs_alone
+from image_rows import SHAPES, PictureRow, log_probs_alone
+from rank_engines import as_one_rank, assert_gradients_of_ranks, empty_batch
+from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
@@ -118,3 +123,56 @@ def test_what_is_no_image_is_refused_by_row(paths: dict[str, Path]) -> None:
     image = {"pixel_values": torch.zeros(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     with pytest.raises(RowError, match=r"row 1 \(uid g\): has 0 image tokens, but its 1 images need 4"):
         run(engine, with_inputs(picture_batch(model, rows), 1, **image), LOSS)
+
+
+MIXED, SCREENS = SHAPES["with_and_without_images"], SHAPES["a_sliding_window_of_screens"]
+DEALS: dict[str, tuple[list[PictureRow], ...]] = {
+    "images_on_one_rank": (SCREENS, MIXED[1:]),
+    "a_rank_without_rows": ([], [*SCREENS, *SHAPES["two_images"]]),
+    "unequal_images": ([*MIXED, *SHAPES["one_image_in_many_places"]], SHAPES["image_in_a_branch"]),
+    "shared_tokens": ([*MIXED, *SCREENS, *SHAPES["branch_directly_after_an_image"]],),
+}
+BUDGETS = (1000, 5)
+KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
+RUNS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("", {}, ("images_on_one_rank", "a_rank_without_rows", "unequal_images")),
+    ("kept_", KEPT, ("unequal_images",)),
+    ("", {"ulysses_sequence_parallel_size": 2}, ("shared_tokens",)),
+)
+"""Prefix of the results, options of the engine, deals."""
+
+
+def batch_of(reader: Any, deal: str, share: int, **flags: Any) -> TensorDict:
+    rows, total = DEALS[deal][share], sum(map(len, DEALS[deal]))
+    settings = {"calculate_entropy": True, "global_batch_size": total, **flags}
+    return picture_batch(reader, rows, seed=share, **settings) if rows else empty_batch()
+
+
+def rank_main(rank: int, model: Path) -> dict[str, dict[str, torch.Tensor]]:
+    reader, found = reading_model(model), {}
+    for name, options, deals in RUNS:
+        engine = build_engine(model, tree=TreeConfig(mode="tree"), engine=options)
+        for deal in deals:
+            for budget in BUDGETS:
+                engine.step.options = TreeConfig(mode="tree", max_tokens=budget)
+                got = run(engine, batch_of(reader, deal, rank % len(DEALS[deal])), LOSS)
+                found[f"{name}{deal}_{budget}"] = got["gradients"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(paths: dict[str, Path]) -> list[dict[str, dict[str, torch.Tensor]]]:
+    return run_ranks(rank_main, 2, paths["qwen3_vl"])
+
+
+@pytest.mark.parametrize("deal", DEALS)
+def test_two_ranks_train_as_one(
+    paths: dict[str, Path], two_ranks: list[dict[str, dict[str, torch.Tensor]]], deal: str
+) -> None:
+    reader = reading_model(paths["qwen3_vl"])
+    parts = [batch_of(reader, deal, share, **ALONE) for share, rows in enumerate(DEALS[deal]) if rows]
+    _, expected = as_one_rank(paths["qwen3_vl"], parts)
+    assert any("visual" in name for name in expected)
+    for name in [f"{name}{deal}_{budget}" for name, _, deals in RUNS if deal in deals for budget in BUDGETS]:
+        for gradients_of in two_ranks:
+            assert_gradients_of_ranks(expected, gradients_of[name])

@@ -6,22 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from verl.workers.config import HFModelConfig, RolloutConfig
+from embedded_server import build_server, describe
 
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.embedded_rollout.weight_buckets import load, pack
 
 
-def build_server(word_model: str, **rollout: Any) -> HFServer:
-    config = RolloutConfig(
-        name="hf", tensor_model_parallel_size=1, prompt_length=40, response_length=24, dtype="float32", **rollout
-    )
-    model_config = HFModelConfig(path=word_model, override_config={"attn_implementation": "sdpa"})
-    return HFServer(config, model_config, replica_rank=0, num_threads=1, weights_follow=False)
+def server_of(word_model: str, **rollout: Any) -> HFServer:
+    return build_server(describe(word_model), prompt_length=40, response_length=24, **rollout)
 
 
 async def test_concurrent_requests_are_decoded_together_and_carry_the_weight_version(word_model: str) -> None:
-    server = build_server(word_model)
+    server = server_of(word_model)
     await server.finish_weights(3)
     most_running = 0
     step = server.engine.step
@@ -45,7 +41,7 @@ async def test_concurrent_requests_are_decoded_together_and_carry_the_weight_ver
 
 
 async def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(word_model: str) -> None:
-    server = build_server(word_model)
+    server = server_of(word_model)
     params = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 24, "logprobs": True}
     running = asyncio.create_task(server.generate([5, 6, 7], dict(params), request_id="a"))
     while not server.engine.running:
@@ -65,7 +61,7 @@ async def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(
 async def test_a_request_whose_images_are_read_during_an_abort_waits_for_the_resume(
     word_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = build_server(word_model)
+    server = server_of(word_model)
     is_reading, may_go_on = threading.Event(), threading.Event()
 
     def read_images(*_: Any) -> None:
@@ -94,7 +90,7 @@ def test_weights_of_another_model_are_refused_by_name() -> None:
 
 
 async def test_an_engine_failure_answers_every_waiting_request(word_model: str) -> None:
-    server = build_server(word_model)
+    server = server_of(word_model)
 
     def failing_step() -> None:
         raise IndexError("engine broke")
@@ -120,7 +116,7 @@ def test_sampling_parameters_that_are_not_implemented_are_refused(
     word_model: str, params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        asyncio.run(build_server(word_model).generate([5], params, request_id="a"))
+        asyncio.run(server_of(word_model).generate([5], params, request_id="a"))
 
 
 @pytest.mark.parametrize(
@@ -134,4 +130,4 @@ def test_sampling_parameters_that_are_not_implemented_are_refused(
 )
 def test_bad_options_are_refused_by_key(word_model: str, rollout: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_server(word_model, **rollout)
+        server_of(word_model, **rollout)

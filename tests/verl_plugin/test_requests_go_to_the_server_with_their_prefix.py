@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from embedded_server import build_server, describe
 from local_trainer import config_of_mode
 from omegaconf import OmegaConf
-from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout import router as verls_router
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
@@ -41,11 +41,8 @@ class Handle:
 
 @pytest.fixture(scope="module")
 def servers(word_model: str) -> list[HFServer]:
-    rollout = RolloutConfig(
-        name="hf", tensor_model_parallel_size=1, prompt_length=60, response_length=20, dtype="float32"
-    )
-    model = HFModelConfig(path=word_model, override_config={"attn_implementation": "sdpa"})
-    return [HFServer(rollout, model, replica_rank=rank, num_threads=1, weights_follow=False) for rank in range(3)]
+    model = describe(word_model)
+    return [build_server(model, rank=rank, prompt_length=60, response_length=20) for rank in range(3)]
 
 
 @pytest.mark.parametrize("client_class", [LLMServerClient, FullyAsyncLLMServerClient])

@@ -1,6 +1,5 @@
 """A Qwen3-shaped model, tokenizer and data set of a few kilobytes, for tests that start verl."""
 
-import json
 import os
 import re
 import runpy
@@ -194,11 +193,8 @@ def run_main_ppo(
 
 
 def read_metrics(log: str) -> list[dict[str, float]]:
-    steps = []
-    for line in log.splitlines():
-        if "step:" in line and " - " in line:
-            fields = line[line.index("step:") :].split(" - ")
-            pairs = (field.strip().partition(":") for field in fields)
-            numbers = {key: value for key, _, value in pairs if re.fullmatch(r"[\d.e-]*\d[\d.e-]*", value)}
-            steps.append({key: json.loads(value) for key, value in numbers.items()})
-    return steps
+    """The console's figures of every step."""
+    number = re.compile(r"([^:]+):(?:np\.\w+\()?(-?[\d.]+(?:e[+-]?\d+)?)\)?")
+    lines = (found[0].split(" - ") for found in re.finditer(r"\bstep:\d+ - .*", log))
+    steps = ([number.fullmatch(field.strip()) for field in fields] for fields in lines)
+    return [{field[1]: float(field[2]) for field in step if field} for step in steps]

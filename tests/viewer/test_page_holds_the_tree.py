@@ -1,8 +1,11 @@
 """The page's data against dictionaries of prefixes that are made from the rows alone."""
 
 import base64
+import gzip
 import itertools
+import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_data import data_of
 
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
@@ -19,6 +21,13 @@ from tree_rl.viewer.recorded_rows import read_recorded_rows
 from tree_rl.viewer.roles import ROLES, RoleReader
 
 Write = Callable[..., Path]
+
+
+def data_of(page: bytes) -> dict[str, Any]:
+    """What a page carries."""
+    found = re.search(rb'<script id="data"[^>]*>([^<]*)</script>', page)
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 def page_of(path: Path, **options: Any) -> dict[str, Any]:

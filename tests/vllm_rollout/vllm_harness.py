@@ -81,11 +81,7 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = F
 
 def environment(**more: str) -> Mapping[str, str]:
     """What every process of a run with an engine needs."""
-    on_a_cpu = {
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    on_a_cpu = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {
         # As in this process, which may have started Ray's parts already.
         "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),

@@ -1,27 +1,97 @@
-"""Dropout is refused however it is spelled, with the key that sets it to 0; a model without any passes."""
+"""A layer that restricts attention by more than the causal or sliding mask is refused: at start, else when called.
+
+So is dropout, however it is spelled, with the key that sets it to 0; a model without any passes.
+"""
 
 from typing import Any
 
 import pytest
 import torch
 from peft import LoHaConfig, LoraConfig, get_peft_model
+from tiny_sizes import sizes
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    BertConfig,
+    DogeConfig,
+    Gemma3TextConfig,
+    GlmMoeDsaConfig,
     GPT2Config,
     LlamaConfig,
     OPTConfig,
     PhiConfig,
     PretrainedConfig,
+    Qwen2Config,
     Qwen3Config,
     Starcoder2Config,
 )
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training import TreeStep
+from tree_rl.training.loss.edges import forest_log_probs
+from tree_rl.tree.forest import Forest
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES = sizes(num_key_value_heads=None, head_dim=None)
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1}
+INDEXER = {"index_topk": 2048, "index_n_heads": 2, "index_head_dim": 16, "num_key_value_heads": 4}
+KEEPS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+TOLD: dict[str, tuple[PretrainedConfig, str]] = {
+    "glm_5": (GlmMoeDsaConfig(**SIZES, **LATENT, **EXPERTS, **INDEXER), "index_topk=2048 is a sparse indexer"),
+    "doge": (DogeConfig(**SIZES, num_key_value_heads=2), "keep_window_size=2048 is a dynamic mask"),
+    "bert": (BertConfig(**SIZES, **KEEPS), "it attends in both directions"),
+    "gemma_3_encoder": (
+        Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, use_bidirectional_attention=True),
+        "it attends in both directions",
+    ),
+    "qwen_2_encoder": (
+        Qwen2Config(**SIZES, is_causal=False),
+        "mask of its Qwen2DecoderLayer is neither causal nor sliding",
+    ),
+}
+
+
+def build(config: PretrainedConfig) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("family", TOLD)
+def test_a_config_that_tells_it_is_refused_before_anything_runs(family: str) -> None:
+    config, reason = TOLD[family]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        use_tree_attention(build(config))
+
+
+def bias(tokens: int) -> torch.Tensor:
+    return torch.zeros(1, 1, tokens, tokens)
+
+
+@pytest.mark.parametrize(
+    "asked, reason",
+    (
+        (lambda tokens: {"attention_mask": bias(tokens)}, "a mask of its own"),
+        (lambda tokens: {"attention_mask": bias(tokens).bool()}, "a mask of its own"),
+        (lambda tokens: {"indices": torch.zeros(1, tokens, 2, dtype=torch.long)}, "indices, which tree attention"),
+        (lambda tokens: {"position_bias": bias(tokens)}, "position_bias, which tree attention"),
+        (lambda tokens: {"is_causal": False}, "attention in both directions"),
+    ),
+    ids=("bias", "truth_values", "indices", "position_bias", "both_directions"),
+)
+def test_what_only_the_layer_knows_is_refused_at_its_first_call(asked: Any, reason: str) -> None:
+    model = build(LlamaConfig(**SIZES))
+    check_model(model)
+    use_tree_attention(model)
+
+    def restrict(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, **asked(kwargs["hidden_states"].shape[1])}
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(restrict, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match=f"LlamaAttention .*: its attention asks for {reason}"):
+        forest_log_probs(model, Forest.from_rows([[3, 4, 5], [3, 4, 6, 7]]))
+
+
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 1, "n_head": 4}
 SPELLINGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any], dict[str, float]]] = {
     "phi_2": (PhiConfig, SIZES, {"resid_pdrop": 0.1, "embd_pdrop": 0.0}),
@@ -33,12 +103,8 @@ SPELLINGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any], dict[str, flo
 }
 
 
-def causal(config: PretrainedConfig) -> Any:
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-
-
 def adapted(adapter: Any) -> Any:
-    model = causal(LlamaConfig(**SIZES))
+    model = build(LlamaConfig(**SIZES))
     use_tree_attention(model)
     return get_peft_model(model, adapter)
 
@@ -47,11 +113,11 @@ def adapted(adapter: Any) -> Any:
 def test_every_key_of_a_config_is_named(family: str) -> None:
     config, sizes, dropouts = SPELLINGS[family]
     with pytest.raises(UnsupportedModelError) as refused:
-        check_model(causal(config(**sizes, **dropouts)))
+        check_model(build(config(**sizes, **dropouts)))
     for key, value in dropouts.items():
         assert (f"{key}={value}: branches would share one dropout mask; " in str(refused.value)) == (value > 0)
         assert (f"set model.override_config.{key}=0" in str(refused.value)) == (value > 0)
-    check_model(causal(config(**sizes, **dict.fromkeys(dropouts, 0.0))))
+    check_model(build(config(**sizes, **dict.fromkeys(dropouts, 0.0))))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +155,7 @@ class Dropping(nn.Module):
     ids=("module", "attribute"),
 )
 def test_dropout_that_no_key_tells_is_named_by_its_module(module: nn.Module, named: str) -> None:
-    model = causal(LlamaConfig(**SIZES))
+    model = build(LlamaConfig(**SIZES))
     layer = model.model.layers[0]
     layer.mlp = nn.Sequential(layer.mlp, module)
     with pytest.raises(UnsupportedModelError, match=rf"{named} drops out with probability 0\.25"):
@@ -98,7 +164,7 @@ def test_dropout_that_no_key_tells_is_named_by_its_module(module: nn.Module, nam
 
 def test_the_head_of_a_classifier_counts_where_it_is_built() -> None:
     config = Qwen3Config(**SIZES, head_dim=8, classifier_dropout=0.15, num_labels=1)
-    check_model(causal(config))
+    check_model(build(config))
     with pytest.raises(
         UnsupportedModelError, match=r"classifier_dropout=0\.15: .*override_config\.classifier_dropout=0"
     ):

@@ -23,10 +23,13 @@ class Client:
         return output
 
 
-def build_server(model_path: Path, **settings: Any) -> tuple[HFModelConfig, HFServer]:
-    """A server with the model's own weights, and verl's description of the model, which `settings` change."""
-    rollout = RolloutConfig(
-        name="hf", tensor_model_parallel_size=1, prompt_length=200, response_length=100, dtype="float32"
-    )
-    model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}, **settings)
-    return model, HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
+def describe(model_path: Path | str, **settings: Any) -> HFModelConfig:
+    """verl's description of a model."""
+    return HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"}, **settings)
+
+
+def build_server(model: HFModelConfig, *, rank: int = 0, **rollout: Any) -> HFServer:
+    """A server with the model's own weights."""
+    usual = {"tensor_model_parallel_size": 1, "prompt_length": 200, "response_length": 100, "dtype": "float32"}
+    config = RolloutConfig(name="hf", **{**usual, **rollout})
+    return HFServer(config, model, replica_rank=rank, num_threads=1, weights_follow=False)

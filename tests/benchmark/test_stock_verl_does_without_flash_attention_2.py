@@ -1,6 +1,6 @@
-"""transformers' flash_attention_4 reads rows end to end and rows alone through flash-attn-4's kernel for rows.
+"""Where the comparison gives stock verl other kernels than flash-attn 2: rows by flash-attn-4, log-probs in one pass.
 
-The package runs on GPUs only; a stand-in with its signature, as strict about lengths, computes the same attention here.
+flash-attn-4 runs on GPUs only; a stand-in with its signature, as strict about lengths, computes the same attention.
 """
 
 import importlib.machinery
@@ -15,7 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
 from transformers.modeling_utils import PreTrainedModel
 
+from tree_rl.benchmark.against_verl import without_flash_attention_2 as without
 from tree_rl.benchmark.against_verl.without_flash_attention_2 import NAME, let_flash_attention_4_read_rows
+from tree_rl.verl_plugin.compat import torch_functional, transformer_impl
 
 ROWS = ((5, 9, 3, 8, 1), (5, 9, 3, 7, 2, 4))
 CALLS: list[list[int]] = []
@@ -91,3 +93,33 @@ def test_rows_end_to_end_and_alone_run_one_kernel(model: Any) -> None:
 def test_a_padded_batch_is_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="expected one row or rows end to end, received a batch of 2 rows"):
         model(input_ids=torch.ones(2, 5, dtype=torch.long), use_cache=False)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("shape", ((7,), (2, 3)))
+def test_log_probs_and_gradients_are_those_of_verl_s_loop(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(*shape, 50, generator=draw)).to(dtype)
+    labels = torch.randint(50, shape, generator=draw)
+    weight = torch.randn(*shape, generator=draw)
+    results = []
+    for function in (torch_functional.logprobs_from_logits_v2, without.fused_log_probs):
+        leaf = logits.clone().requires_grad_()
+        values = function(leaf, labels)
+        results.append((values.float(), *torch.autograd.grad((values.float() * weight).sum(), leaf)))
+    # verl's loop rounds log-probs to bfloat16.
+    tolerance = {"rtol": 2**-7, "atol": 2**-7} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for looped, fused in zip(*results, strict=True):
+        assert looped.shape == fused.shape and looped.dtype == fused.dtype
+        torch.testing.assert_close(fused, looped, **tolerance)
+
+
+def test_flash_attn_s_own_kernel_stays_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = transformer_impl.logprobs_from_logits
+    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
+    with without.log_probs_in_one_pass() as what:
+        assert (what, transformer_impl.logprobs_from_logits) == ("flash-attn", before)
+    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
+    with without.log_probs_in_one_pass() as what:
+        assert (what, transformer_impl.logprobs_from_logits) == ("tree_kernels, from logits", without.fused_log_probs)
+    assert transformer_impl.logprobs_from_logits is before
