@@ -120,7 +120,7 @@ def _most_edges(
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
     edges = edges_of_batch(call.rows, batch)
-    source_E = edges.source_R[edges.source_of_edge_E]
+    source_E = edges.source_E
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [
         EdgeShare.of(local_N[source_E[partition_N[source_E] == number]], tokens, ranks, "cpu").most

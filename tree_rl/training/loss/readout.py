@@ -100,7 +100,7 @@ class EdgeReadout(Readout):
         ranks: SequenceParallel | None = None,
     ) -> None:
         """Assign each wanted edge to the partition of its source token; `ranks` share the tokens of each partition."""
-        source_E = edges.source_R[edges.source_of_edge_E]
+        source_E = edges.source_E
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
         extras = tuple(name for name in names if name != LOG_PROBS)
@@ -108,14 +108,11 @@ class EdgeReadout(Readout):
         self._requests: list[EdgeRequest] = []
         self._shares: list[EdgeShare | None] = []
         for slots, partition in zip(slots_of, plan.partitions, strict=True):
-            source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
-            temperature_e = edges.temperature_E[slots]
-            if ranks is None:
-                sources, source_of_edge = np.unique(source_e, return_inverse=True)
-                asked, share = (sources, source_of_edge, target_e, temperature_e), None
-            else:
-                share = EdgeShare.of(source_e, partition.num_tokens, ranks, device)
-                asked = share.asked(source_e, target_e, temperature_e)
+            source_e = plan.local_index[source_E[slots]].astype(np.int64)
+            asked = source_e, edges.target_E[slots], edges.temperature_E[slots]
+            share = None if ranks is None else EdgeShare.of(source_e, partition.num_tokens, ranks, device)
+            if share is not None:
+                asked = share.asked(*asked)
             self._requests.append(request_edges(*asked, device=device, extras=extras))
             self._shares.append(share)
 
