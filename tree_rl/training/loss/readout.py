@@ -33,7 +33,6 @@ class Readout(ABC):
     def __init__(
         self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, reads: FlatReads, device: torch.device
     ) -> None:
-        self.device = device
         self._reads = reads
         self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
         self._known = EdgeOutputs.zeros(names, num_slots, device).present()
