@@ -25,20 +25,12 @@ class HostWindows:
     """int64 [R], tokens whose window is not consecutive: the K - 1 tokens from a jump to another branch on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Windows:
-    """`HostWindows` on the layout's device, both int64."""
-
-    input_NK: torch.Tensor
-    jumping_R: torch.Tensor
-
-
 @kept
-def windows_of(layout: TreeLayout, taps: int) -> Windows:
-    """The windows of a layout on its device; cached with it."""
+def jumps_of(layout: TreeLayout, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens after a jump [R] and the inputs of their windows [R, K], int64 on the layout's device; cached with it."""
     windows = host_windows_of(layout, taps)
-    input_NK = to_device(windows.input_NK.astype(np.int64), layout.device)
-    return Windows(input_NK=input_NK, jumping_R=to_device(windows.jumping_R, layout.device))
+    input_RK = windows.input_NK[windows.jumping_R].astype(np.int64)
+    return to_device(windows.jumping_R, layout.device), to_device(input_RK, layout.device)
 
 
 @kept
