@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tree_kernels.accumulation import in_autocast_dtype
 from tree_kernels.argument_checks import check_heads, check_one_device
 from tree_kernels.implementation import UnsupportedImplementation, check_implementation
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
@@ -131,8 +132,8 @@ def tree_attention(
     past_length = 0 if past_k is None else past_k.shape[0]
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout, past_length=past_length)
-    q_NHD, k_NHD, v_NHD = (_in_autocast_dtype(t) for t in (q_NHD, k_NHD, v_NHD))
-    past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
+    q_NHD, k_NHD, v_NHD = (in_autocast_dtype(t) for t in (q_NHD, k_NHD, v_NHD))
+    past_k, past_v = (None if t is None else in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
     wanted: dict[str, Any] = {"device": q_NHD.device, "dtype": q_NHD.dtype, "head_size": q_NHD.shape[-1]}
@@ -174,13 +175,6 @@ def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
     if share is None or window is not None or rows_worth_copying(layout, window) is not None:
         return None
     return share
-
-
-def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:
-    """Under autocast, cast as torch does for its own attention; float64 is not cast."""
-    if not torch.is_autocast_enabled(t.device.type) or t.dtype == torch.float64:
-        return t
-    return t.to(torch.get_autocast_dtype(t.device.type))
 
 
 def _check(
