@@ -14,7 +14,7 @@ from tree_kernels.implementation import UnsupportedImplementation, check_impleme
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
 from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree, fa4_unavailable_reason
 from tree_kernels.tree_attention.fa4.fa4_plan import rows_worth_copying
-from tree_kernels.tree_attention.portable.blocked import blocked_attention, explicit_blocked_attention
+from tree_kernels.tree_attention.portable.blocked import blocked_attention
 from tree_kernels.tree_attention.portable.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
@@ -150,11 +150,12 @@ def tree_attention(
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
     rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
+    lse_NH: torch.Tensor | None = None
     with torch.autocast(q_NHD.device.type, enabled=False):
         if impl == "reference":
             out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "fa4":
-            return fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, layout, rule)
+            out_NHD = fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, layout, rule)
         elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
@@ -162,11 +163,12 @@ def tree_attention(
             from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
 
             out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-        elif return_lse:
-            out_NHD, lse_NH = explicit_blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         else:
-            return blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-    return (out_NHD, lse_NH) if return_lse else out_NHD
+            out_NHD, lse_NH = blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule, return_lse=return_lse)
+    if not return_lse:
+        return out_NHD
+    assert lse_NH is not None
+    return out_NHD, lse_NH
 
 
 def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
