@@ -26,7 +26,8 @@ from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
-from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.routers.call_routers import close_routing, open_routing
+from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.tower import Tower
 from tree_rl.tree.partition import Partition, PartitionPlan
@@ -157,7 +158,7 @@ def run_partitioned(
     context: StepContext,
     call: StepCall,
     batch: MicroBatch,
-    routers: CallRouters | None,
+    load: ExpertLoad | None,
     *,
     known_f: torch.Tensor | None,
 ) -> Work:
@@ -166,7 +167,7 @@ def run_partitioned(
     `known_f` [f] are the log-probs of its rows under the current weights, if they are known.
     """
     readout = _readout(context, call, batch)
-    routing = None if routers is None else routers.open(call, batch, context.device)
+    routing = open_routing(context, call, batch, load)
     tower = None if batch.images is None else Tower(context, batch.images)
     if tower is not None:
         yield TOWER_FORWARD
@@ -189,7 +190,7 @@ def run_partitioned(
     with torch.no_grad():
         outputs = readout.flat(readout.values)
         value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs)
-    routes_fLK = None if routers is None or routing is None else routers.close(routing, call, batch)
+    routes_fLK = None if routing is None else close_routing(context, call, batch, load, routing)
     return MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
 
 

@@ -123,7 +123,8 @@ def _as_tree(
     if has_tower and batch.images is None:
         idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
-    return run_at_once(run_whole(context, asked, batch, None)).outputs[name], forest
+    # In both forwards the routers choose.
+    return run_at_once(run_whole(replace(context, routers=None), asked, batch, None)).outputs[name], forest
 
 
 def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tower: bool) -> torch.Tensor:
