@@ -17,7 +17,7 @@ from tree_kernels.host_copy import to_device
 from tree_rl.models.images import TokensWithImages
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
+from tree_rl.training.cuts.cut_relay import CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult, Work
 from tree_rl.training.loss.edges import edges_of_batch
@@ -30,7 +30,7 @@ from tree_rl.training.routers.call_routers import close_routing, open_routing
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.tower import Tower
-from tree_rl.tree.partition import Partition, PartitionPlan
+from tree_rl.tree.partition import PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
 """Takes the values of all slots known so far and returns dL/dvalue of each slot."""
@@ -95,23 +95,17 @@ class PartitionedRun:
                 relay, loss = live.pop(number)
                 upward = relay.backward(loss)
                 if partition.parent >= 0:
-                    live[partition.parent][0].receive(upward, self._path_to(partition))
+                    live[partition.parent][0].receive(upward, partition)
 
     def _forward(
         self, number: int, live: dict[int, CutRelay], stack: PathStack
     ) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
         """The relay, outputs [e], and a scalar that joins the loss: the anchor plus the router auxiliary loss."""
-        partition, forest, saving = self.plan.partitions[number], self.batch.forest, self.batch.saving
+        partition, forest = self.plan.partitions[number], self.batch.forest
         assert forest is not None
-        past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        relay = CutRelay(
-            stack,
-            past,
-            past_length=partition.past_length,
-            cuts=tuple(cut.local_token for cut in partition.cuts),
-            on_host=saving.relays_on_host,
-        )
-        tokens = None if self.routing is None else self._index(partition.tokens)
+        past = live[partition.parent].past_of_child(partition) if partition.parent >= 0 else []
+        relay = CutRelay(stack, past, partition)
+        tokens = None if self.routing is None else to_device(partition.tokens.astype(np.int64), self.context.device)
         trace = None if self.routing is None else self.routing.open(tokens)
         inputs = TreeInputs.from_forest(
             forest,
@@ -119,12 +113,12 @@ class PartitionedRun:
             partition=partition,
             router_trace=trace,
             relay=relay.layers,
-            tile_tokens=saving.tile_tokens,
+            tile_tokens=self.batch.saving.tile_tokens,
             ranks=self.context.ranks,
             images=self.images,
         )
         outputs, anchor = self.readout.read(self.context.forward, inputs, number)
-        relay.close(self._index(partition.relayed_tokens) if partition.cuts else None)
+        relay.close()
         if self.routing is not None and trace is not None:
             share = self.routing.close(trace, tokens)
             anchor = anchor if share is None else anchor + share
@@ -133,15 +127,6 @@ class PartitionedRun:
     def _open_stack(self) -> PathStack:
         longest = max((partition.past_length for partition in self.plan.partitions), default=0)
         return PathStack(longest, self.context.device, on_host=self.batch.saving.relays_on_host)
-
-    def _path_to(self, partition: Partition) -> CutPath:
-        """The path to the cut from which `partition` continues, among its parent's relayed tokens."""
-        parent = self.plan.partitions[partition.parent]
-        ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
-        return CutPath(cut=cut, tokens=self._index(np.searchsorted(parent.relayed_tokens, path)))
-
-    def _index(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(array.astype(np.int64), self.context.device)
 
 
 def training_ops(plan: PartitionPlan) -> str:
