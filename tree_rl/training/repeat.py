@@ -30,41 +30,35 @@ from tree_rl.tree.forest import Forest
 logger = logging.getLogger(__name__)
 
 
-class Repeat:
-    """Agrees with all ranks whether a call runs again."""
+def settle(
+    context: StepContext, budget: MemoryBudget, runner: Runner, plan: StepPlan, ran: PlanRun | None
+) -> PlanRun | None:
+    """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
 
-    def __init__(self, context: StepContext, budget: MemoryBudget, runner: Runner) -> None:
-        self._context, self._budget, self._runner = context, budget, runner
+    All ranks call this with a plan that may be repeated; `ran` is None on a rank that ran out of memory.
+    """
+    if ran is None:
+        _catch_up(context, runner, plan)
+    tokens = budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
+    if tokens is None:
+        return ran
+    logger.warning(
+        "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
+        " on this rank" if ran is None else " on another rank",
+        tokens,
+    )
+    return None
 
-    def settle(self, plan: StepPlan, ran: PlanRun | None) -> PlanRun | None:
-        """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
 
-        Args:
-            plan: a plan that may be repeated; all ranks call this.
-            ran: what this rank ran; None if it ran out of memory.
-        """
-        if ran is None:
-            self._catch_up(plan)
-        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
-        if tokens is None:
-            return ran
-        logger.warning(
-            "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
-            " on this rank" if ran is None else " on another rank",
-            tokens,
-        )
-        return None
-
-    def _catch_up(self, plan: StepPlan) -> None:
-        """Issue the remaining collectives of the call, for which the other ranks wait."""
-        context = self._context
-        for counter in context.counters:
-            counter.restart()
-        torch.cuda.empty_cache()
-        if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
-            self._runner.follow(plan, stand_in_work(context, plan))
-        for counter in context.counters:
-            counter.start()
+def _catch_up(context: StepContext, runner: Runner, plan: StepPlan) -> None:
+    """Issue the remaining collectives of the call, for which the other ranks wait."""
+    for counter in context.counters:
+        counter.restart()
+    torch.cuda.empty_cache()
+    if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
+        runner.follow(plan, stand_in_work(context, plan))
+    for counter in context.counters:
+        counter.start()
 
 
 def stand_in_work(context: StepContext, plan: StepPlan) -> Iterator[str]:

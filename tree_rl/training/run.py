@@ -118,8 +118,7 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, load: Exp
     assert forest is not None
     routing = open_routing(context, call, batch, load)
     trace = None if routing is None else routing.open()
-    offloads = call.trains and batch.saving.offloaded_layers > 0
-    with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
+    with context.autocast(), offloaded_inputs(context, batch).of_forward() if call.trains else nullcontext():
         inputs = TreeInputs.from_forest(
             forest,
             context.device,

@@ -35,7 +35,7 @@ class Readout(ABC):
     ) -> None:
         self._reads = reads
         self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
-        self._known = EdgeOutputs.zeros(names, num_slots, device).present()
+        self._known = EdgeOutputs.of({name: torch.zeros(num_slots, device=device) for name in names}).present()
 
     @property
     def values(self) -> EdgeOutputs:
