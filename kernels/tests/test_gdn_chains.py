@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_shapes import SHAPES, subtree_end_of, tries
 
-from tree_kernels.parents import segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
-from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
+from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
 from tree_kernels.tree_layout import TreeLayout
 
 
@@ -24,7 +23,7 @@ def path_of(parent: list[int], token: int) -> frozenset[int]:
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
     """Walk the plan with sets of tokens for states: a state is what it has read."""
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    plan = plan_chains(plan_tiles(segments_of(layout), most, wanted))
+    plan = plan_chains(tile_plan(layout, most, wanted))
     slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
     seen: list[int] = []
     for level in plan.levels:

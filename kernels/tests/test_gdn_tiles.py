@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from tree_shapes import SHAPES, subtree_end_of, tries
 
 from tree_kernels.parents import parents_of, segments_of
-from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
+from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
 from tree_kernels.tree_layout import TreeLayout
 
 
@@ -24,7 +24,7 @@ def test_parents_and_segments_follow_from_subtree_ends(parent: list[int]) -> Non
 
 
 def num_tiles(parent: list[int]) -> int:
-    return len(plan_tiles(segments_of(TreeLayout.from_subtree_end(subtree_end_of(parent))), 64, ()).token)
+    return len(tile_plan(TreeLayout.from_subtree_end(subtree_end_of(parent)), 64, ()).token)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 129])

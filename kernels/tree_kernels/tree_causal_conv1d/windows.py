@@ -35,13 +35,8 @@ def jumps_of(layout: TreeLayout, taps: int) -> tuple[torch.Tensor, torch.Tensor]
 
 @kept
 def host_windows_of(layout: TreeLayout, taps: int) -> HostWindows:
-    """`host_windows` of a layout; cached with it."""
-    return host_windows(parents_of(layout), taps)
-
-
-def host_windows(parent: np.ndarray, taps: int) -> HostWindows:
-    """Windows of K taps from the tokens' parents, int32 [N], -1 at roots."""
-    num_tokens, context = len(parent), taps - 1
+    """Windows of K taps; cached with the layout."""
+    parent, num_tokens, context = parents_of(layout), layout.num_tokens, taps - 1
     jumps = np.flatnonzero(parent != np.arange(-1, num_tokens - 1, dtype=np.int32))
     jumping_R = np.unique(jumps[:, None] + np.arange(context))
     jumping_R = jumping_R[jumping_R < num_tokens]

@@ -16,7 +16,7 @@ DevicePlan = ChainPlan[torch.Tensor]
 @kept
 def device_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> DevicePlan:
     """The chains of a layout on its device, with tiles of C = `tile_tokens` rows; cached with it."""
-    plan = plan_chains(tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted))
+    plan = plan_chains(tile_plan(layout, tile_tokens, wanted))
     padding = ((0, 0), (0, tile_tokens - plan.token.shape[1]))
     arrays = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "levels"}
     arrays["token"] = np.pad(plan.token, padding, constant_values=layout.num_tokens)
