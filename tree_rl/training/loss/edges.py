@@ -57,10 +57,8 @@ class EdgePlan:
     @functools.cached_property
     def request(self) -> EdgeRequest:
         """The head's request for all edges in one forward; under sequence parallelism, for this rank's edges."""
-        asked = self.source_E, self.target_E, self.temperature_E
-        if self.share is not None:
-            asked = self.share.asked(*asked)
-        return request_edges(*asked, device=self.reads.flat_W.device)
+        edges = self.source_E, self.target_E, self.temperature_E
+        return request_edges(*edges, device=self.reads.flat_W.device, share=self.share)
 
 
 def plan_edges(
@@ -144,6 +142,7 @@ def request_edges(
     *,
     device: torch.device | str,
     extras: tuple[str, ...] = (),
+    share: EdgeShare | None = None,
 ) -> EdgeRequest:
     """Build the request to a model's head; everything that depends on the edges alone is computed here, on the CPU.
 
@@ -153,7 +152,10 @@ def request_edges(
         temperature_E: float32 [E].
         device: device of the model.
         extras: outputs besides log-probs, see `EdgeRequest`.
+        share: requests this rank's share of the edges.
     """
+    if share is not None:
+        source_E, target_E, temperature_E = share.asked(source_E, target_E, temperature_E)
     kept_R, row_E = distinct(source_E)
     # Without edges the head still reads token 0: FSDP expects its gradient, and relayed keys need it in the graph.
     kept_R = kept_R if len(kept_R) else np.zeros(1, dtype=np.int64)

@@ -108,11 +108,9 @@ class EdgeReadout(Readout):
         self._shares: list[EdgeShare | None] = []
         for slots, partition in zip(slots_of, plan.partitions, strict=True):
             source_e = plan.local_index[source_E[slots]].astype(np.int64)
-            asked = source_e, edges.target_E[slots], edges.temperature_E[slots]
             share = None if ranks is None else EdgeShare.of(source_e, partition.num_tokens, ranks, device)
-            if share is not None:
-                asked = share.asked(*asked)
-            self._requests.append(request_edges(*asked, device=device, extras=extras))
+            own = source_e, edges.target_E[slots], edges.temperature_E[slots]
+            self._requests.append(request_edges(*own, device=device, extras=extras, share=share))
             self._shares.append(share)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:
