@@ -2,7 +2,8 @@
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
 first token of each child.
-Legend: F flat tokens, N unique tokens, E edges, B rows, W wanted flat positions.
+Legend: F flat tokens, N unique tokens, E edges, R their distinct source tokens (one vector of logits each), B rows, W
+wanted flat positions.
 """
 
 import functools
