@@ -1,17 +1,30 @@
 """One step of a forest in partitions, with nothing around it: what every parameter gets."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from tree_rl.cost.memory.model import MemorySaving
+from tree_rl.training.context import StepContext
 from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.readout import EdgeReadout
+from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.partitioned import PartitionedRun, training_ops
+from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
+
+
+def in_partitions(forest: Forest, capacity: int, *, relays_on_host: bool = False) -> MicroBatch:
+    """The forest's rows, planned in partitions of this many tokens."""
+    rows = Rows.of([forest.row_tokens(row) for row in range(forest.num_rows)])
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    saving = MemorySaving(relays_on_host=relays_on_host)
+    return replace(MicroBatch.of(rows, range(forest.num_rows), forest), plan=plan, saving=saving)
 
 
 def partitioned_gradients(
@@ -22,6 +35,7 @@ def partitioned_gradients(
     *,
     preview: bool = False,
     after_preview: Callable[[], None] = lambda: None,
+    relays_on_host: bool = False,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """Gradients of a loss of all rows' log-probs; every token runs once, and once more in a preview.
@@ -33,11 +47,12 @@ def partitioned_gradients(
         loss: of log-probs, row after row.
         preview: whether all log-probs are computed before the first backward.
         after_preview: called then.
+        relays_on_host: whether keys and values wait for children in host memory.
         options: of `PartitionedRun`.
     """
-    plan = plan_partitions(forest, capacity, solver="heuristic")
+    batch = in_partitions(forest, capacity, relays_on_host=relays_on_host)
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
-    readout = EdgeReadout(plan, edges, device=torch.device("cpu"))
+    readout = EdgeReadout(batch.plan, edges, device=torch.device("cpu"))
     tokens_that_ran = 0
 
     def counted(**model_kwargs: Any) -> Any:
@@ -45,7 +60,8 @@ def partitioned_gradients(
         tokens_that_ran += model_kwargs["input_ids"].numel()
         return model(**model_kwargs)
 
-    run = PartitionedRun(counted, forest, plan, readout, **options)
+    context: Any = StepContext(module=counted, device=torch.device("cpu"))
+    run = PartitionedRun(context=context, batch=batch, readout=readout, **options)
     model.zero_grad()
     if preview:
         assert "".join(run.infer()) == "F" * run.plan.num_partitions

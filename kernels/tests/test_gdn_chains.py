@@ -9,7 +9,7 @@ from tree_shapes import SHAPES, subtree_end_of, tries
 
 from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
-from tree_kernels.tree_gated_delta_rule.tiles import plan_tiles
+from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
 from tree_kernels.tree_layout import TreeLayout
 
 
@@ -24,17 +24,18 @@ def path_of(parent: list[int], token: int) -> frozenset[int]:
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
     """Walk the plan with sets of tokens for states: a state is what it has read."""
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    plan = plan_chains(plan_tiles(segments_of(layout), most, wanted))
+    plan = plan_chains(tile_plan(layout, most, wanted))
     slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
     seen: list[int] = []
-    for level in range(len(plan.level_start) - 1):
-        chains = range(plan.level_start[level], plan.level_start[level + 1])
+    for level in plan.levels:
+        chains = level.chains
         tiles = range(plan.chain_start[chains[0]], plan.chain_start[chains[-1] + 1])
         for chain in chains:
             state = slots[plan.chain_slot[chain]]
             first, last = plan.chain_start[chain : chain + 2]
             for tile in range(first, last):
-                if plan.stores_entry[tile]:
+                if plan.stored_slot[tile] != NONE:
+                    assert plan.stored_slot[tile] == plan.entry_slot[tile]
                     assert plan.entry_slot[tile] not in slots
                     slots[plan.entry_slot[tile]] = state
                 state = walk(plan, parent, tile, state, seen)
@@ -53,7 +54,7 @@ def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPl
         starting = [chain for chain in range(len(plan.chain_slot)) if plan.chain_slot[chain] == slot]
         asked = [len(plan.chain_slot) + place for place, one in enumerate(plan.wanted_slot) if one == slot]
         assert sources == starting + asked
-    assert len(plan.level_start) - 2 <= math.log2(max(plan.num_tiles, 1))
+    assert len(plan.levels) - 1 <= math.log2(max(len(plan.main_row), 1))
     return plan
 
 
@@ -95,7 +96,7 @@ def test_a_trunk_with_stubs_takes_two_levels() -> None:
     for turn in reversed(range(8)):
         parent += [80 * turn + 79, *range(len(parent), len(parent) + 69)]
     plan = check(parent, 64)
-    assert len(plan.level_start) - 1 == 2 and plan.level_start[1] == 1
+    assert len(plan.levels) == 2 and plan.levels[0].chains == range(1)
 
 
 @settings(max_examples=40, deadline=None, database=None)
@@ -113,7 +114,7 @@ def test_parents_and_segments_follow_from_subtree_ends(parent: list[int]) -> Non
 
 
 def num_tiles(parent: list[int]) -> int:
-    return len(plan_tiles(segments_of(TreeLayout.from_subtree_end(subtree_end_of(parent))), 64, ()).token)
+    return len(tile_plan(TreeLayout.from_subtree_end(subtree_end_of(parent)), 64, ()).token)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 129])

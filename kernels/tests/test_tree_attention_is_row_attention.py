@@ -130,7 +130,7 @@ def test_the_block_size_changes_nothing(block_tokens: int, window: int | None) -
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     rule = ScoreRule(scale=8**-0.5, window=window)
     actual = outputs_and_gradients(
-        lambda *qkv: blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens), leaves, grads
+        lambda *qkv: blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens)[0], leaves, grads
     )
     expected = outputs_and_gradients(lambda *qkv: row_by_row_attention(*qkv, parent, window=window), leaves, grads)
     for name, got in actual.items():

@@ -12,7 +12,7 @@ from tree_shapes import SHAPES, chain, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
-from tree_kernels.tree_causal_conv1d.windows import host_windows, readers, windows_of
+from tree_kernels.tree_causal_conv1d.windows import host_windows_of, jumps_of, readers
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 IMPLEMENTATIONS = ("reference", "shifted")
@@ -126,7 +126,7 @@ def test_random_tries(parent: list[int], taps: int) -> None:
 @given(parent=tries(60), taps=st.integers(1, 6))
 def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
     size = len(parent)
-    windows = host_windows(np.array(parent, dtype=np.int32), taps)
+    windows = host_windows_of(TreeLayout.from_subtree_end(subtree_end_of(parent)), taps)
     for token, inputs in enumerate(windows.input_NK.tolist()):
         path = [*range(taps - 1)]
         ancestors = []
@@ -144,7 +144,7 @@ def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
 
 def test_only_tokens_near_a_jump_are_gathered() -> None:
     layout = TreeLayout.from_subtree_end(subtree_end_of(fork(50, [30, 2, 10])))
-    assert windows_of(layout, 4).jumping_R.tolist() == [80, 81, 82, 83, 84]
+    assert jumps_of(layout, 4)[0].tolist() == [80, 81, 82, 83, 84]
 
 
 @pytest.mark.parametrize("impl", ("shifted", "triton"))

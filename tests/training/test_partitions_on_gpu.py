@@ -5,16 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from partitioned_steps import in_partitions
 from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.models import use_tree_attention
+from tree_rl.training.context import StepContext
 from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
 from tree_rl.training.loss.outputs import EdgeOutputs
 from tree_rl.training.loss.readout import EdgeReadout
 from tree_rl.training.partitioned import PartitionedRun, training_ops
 from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import plan_partitions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -41,9 +42,9 @@ def bushy_rows(branches: int) -> list[np.ndarray]:
 
 def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) -> tuple[dict[str, torch.Tensor], int]:
     """Gradients of the mean negative log-prob, and the peak of allocated memory above the start."""
-    plan = plan_partitions(forest, capacity, solver="heuristic")
+    batch = in_partitions(forest, capacity, relays_on_host=offload)
     edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), CUDA)
-    readout = EdgeReadout(plan, edges, device=CUDA)
+    readout = EdgeReadout(batch.plan, edges, device=CUDA)
     weight_E = torch.bincount(edges.reads.edge_W, minlength=len(edges.target_E))
 
     def gradients(values: EdgeOutputs) -> EdgeOutputs:
@@ -53,7 +54,7 @@ def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) ->
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run = PartitionedRun(model, forest, plan, readout, relays_on_host=offload)
+    run = PartitionedRun(context=StepContext(module=model, device=CUDA), batch=batch, readout=readout)
     assert "".join(run.train(gradients)) == training_ops(run.plan)
     peak = torch.cuda.max_memory_allocated() - before
     return {name: p.grad.clone() for name, p in model.named_parameters()}, peak

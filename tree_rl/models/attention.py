@@ -7,8 +7,7 @@ that the model was loaded with. The layout is passed as a keyword, so gradient c
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from tree_rl.models.relay import KEYS, VALUES, LayerRelay, LayerTensors, number_
 from tree_rl.models.routers.trace import KEYWORD as ROUTER_TRACE
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.stock_windows import find_stock_windows
+from tree_rl.models.stubs import attention_named
 from tree_rl.models.support import UnsupportedModelError, check_model
 from tree_rl.models.text_forward import use_language_model
 from tree_rl.models.tiled_mlp import KEYWORD as TILE_TOKENS
@@ -155,7 +155,8 @@ def _attention_forward(
         # Flash attention needs values of the keys' size. Layers pad them if the name in the config contains "flash",
         # which the name of tree attention does not.
         missing = key_1HND.shape[-1] - value_1HND.shape[-1] if "flash" in flat_implementation else 0
-        with _named(module.config, flat_implementation):
+        # Flash attention chooses its kernel by the name in the config.
+        with attention_named(flat_implementation, module.config):
             out, weights = flat_forward(
                 module,
                 query_1HND,
@@ -258,18 +259,6 @@ def _exchange_heads(
         ranks.heads_of_tokens(key_nHD),
         ranks.heads_of_tokens(value_nHD),
     )
-
-
-@contextmanager
-def _named(config: Any, implementation: str) -> Iterator[None]:
-    """Temporarily put the flat implementation's name in the config, by which flash attention chooses its kernel."""
-    own = config._attn_implementation_internal
-    # Not the public property, which would also change every sub-configuration.
-    config._attn_implementation_internal = implementation
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = own
 
 
 def _flat_attention(module: nn.Module, implementation: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:

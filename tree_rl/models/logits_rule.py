@@ -4,8 +4,7 @@ Legend: C hidden size, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -13,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
 from tree_rl.models.own_forwards import own_forward
-from tree_rl.models.stubs import stubbed
+from tree_rl.models.stubs import attention_named, stubbed
 
 TOLERANCE = 1e-12
 EXACT = torch.float64
@@ -76,7 +75,9 @@ def _probe(model: PreTrainedModel, stubs: dict[nn.Module, Callable[..., Any]]) -
     type_ids = {name: torch.zeros(1, 2, dtype=torch.long) for name in TYPE_IDS if name in accepted}
     stubs = {**stubs, head: partial(_project, known_11V, seen)}
     try:
-        with stubbed(stubs), _visible_masks(model.config), torch.no_grad():
+        # Eager attention has its masks built as tensors; other implementations may have none.
+        eager = attention_named("eager", model.config, model.config.get_text_config())
+        with stubbed(stubs), eager, torch.no_grad():
             output = model.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long),
                 position_ids=torch.arange(2)[None],
@@ -174,17 +175,3 @@ def _check_text(given: dict[str, Any], embedded_12C: torch.Tensor) -> None:
 def _is_causal(mask_11QK: torch.Tensor) -> bool:
     visible_QK = mask_11QK[0, 0] if mask_11QK.dtype == torch.bool else mask_11QK[0, 0] >= 0
     return not bool(visible_QK[0, 1]) and bool(visible_QK.diagonal().all())
-
-
-@contextmanager
-def _visible_masks(config: PretrainedConfig) -> Iterator[None]:
-    """Make transformers build masks as tensors; for implementations other than eager it may skip them."""
-    configs = [config, config.get_text_config()]
-    kept = [one._attn_implementation_internal for one in configs]
-    for one in configs:
-        one._attn_implementation_internal = "eager"
-    try:
-        yield
-    finally:
-        for one, implementation in zip(configs, kept, strict=True):
-            one._attn_implementation_internal = implementation

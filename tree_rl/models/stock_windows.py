@@ -6,7 +6,6 @@ embeddings and rotary angles are computed, so this also works on meta tensors.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -17,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from tree_rl.models.language_model import language_model
 from tree_rl.models.own_forwards import own_forward
-from tree_rl.models.stubs import stubbed
+from tree_rl.models.stubs import attention_named, stubbed
 
 PROBE = "tree_rl_probe"
 """Name of the attention implementation whose masks are numbers."""
@@ -40,7 +39,7 @@ def find_stock_windows(model: nn.Module) -> dict[nn.Module, int | None] | str:
     stubs[stack] = MethodType(own_forward(type(stack)), stack)
     device = next(stack.parameters()).device
     try:
-        with stubbed(stubs), _masks_are_numbers(stack.config), torch.no_grad():
+        with stubbed(stubs), attention_named(PROBE, stack.config), torch.no_grad():
             stack.forward(
                 input_ids=torch.zeros(1, 2, dtype=torch.long, device=device),
                 position_ids=torch.arange(2, device=device)[None],
@@ -98,18 +97,6 @@ def _read(seen: dict[nn.Module, set[int]], layer: nn.Module, *args: Any, **kwarg
     return hidden.as_subclass(_Hidden)
 
 
-@contextmanager
-def _masks_are_numbers(config: Any) -> Iterator[None]:
-    kept = config._attn_implementation_internal
-    # Not the public property, which would also change every sub-configuration.
-    config._attn_implementation_internal = PROBE
-    ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _as_number)
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = kept
-
-
 def _as_number(*, mask_function: Callable[..., torch.Tensor], local_size: int = NO_WINDOW, **_: Any) -> torch.Tensor:
     """Implements transformers' mask interface: checks which keys one late query sees."""
     query = 2 * local_size + 1
@@ -121,3 +108,6 @@ def _as_number(*, mask_function: Callable[..., torch.Tensor], local_size: int = 
     except IndexError:
         is_known = False
     return torch.full((1, 1, 1, 1), local_size if is_known else OTHER).as_subclass(_Mask)
+
+
+ALL_MASK_ATTENTION_FUNCTIONS.register(PROBE, _as_number)

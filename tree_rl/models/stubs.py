@@ -1,4 +1,4 @@
-"""Replaces forwards of modules for a while, to see what a model does around them."""
+"""Replaces forwards of modules, or the attention of configs, for a while."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,3 +21,19 @@ def stubbed(stubs: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
                 del vars(module)["forward"]
             else:
                 vars(module)["forward"] = was
+
+
+@contextmanager
+def attention_named(name: str, *configs: Any) -> Iterator[None]:
+    """Temporarily put the name of an attention implementation in configs.
+
+    Not by their public property, which would also change every sub-configuration.
+    """
+    kept = [config._attn_implementation_internal for config in configs]
+    for config in configs:
+        config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        for config, was in zip(configs, kept, strict=True):
+            config._attn_implementation_internal = was

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tree_rl.models.images import ImagePatches, ImageTokens, run_tower
 from tree_rl.models.language_model import TYPE_IDS, is_wrapper, language_model
-from tree_rl.models.logits_rule import find_logits_rule
+from tree_rl.models.logits_rule import LogitsRule, find_logits_rule
 from tree_rl.models.own_forwards import restore_own_forwards
 
 OTHER_INPUTS = ("pixel", "image", "video", "audio", "input_features")
@@ -37,7 +37,8 @@ def use_language_model(model: nn.Module) -> None:
         vars(untyped.base_model)["forward"] = partial(_read, untyped.base_model, decoder)
         return
     rule = find_logits_rule(untyped)
-    vars(model)["forward"] = partial(_forward, model, decoder, _unchanged if isinstance(rule, str) else rule.apply)
+    rule = LogitsRule(computes=False) if isinstance(rule, str) else rule
+    vars(model)["forward"] = partial(_forward, model, decoder, rule.apply)
 
 
 def runs_language_model(model: nn.Module) -> bool:
@@ -94,7 +95,3 @@ def _read(
         # For text all axes are equal, so one axis is enough.
         position_ids = position_ids[0]
     return decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs)
-
-
-def _unchanged(logits: Any) -> Any:
-    return logits

@@ -21,6 +21,7 @@ from tree_rl.models.routers.trace import RouterTrace
 from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.tree.attention_blocks import count_attention_blocks
 from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import Partition
 
 
 class ModelInputs(Protocol):
@@ -57,53 +58,23 @@ class TreeInputs:
         forest: Forest,
         device: torch.device | str = "cpu",
         *,
-        router_trace: RouterTrace | None = None,
-        tile_tokens: int | None = None,
-        ranks: SequenceParallel | None = None,
-        images: TokensWithImages | None = None,
-    ) -> "TreeInputs":
-        """Move a forest to `device`; the other arguments are those of `of_arrays`."""
-        return cls.of_arrays(
-            forest.input_ids,
-            forest.position,
-            forest.subtree_end,
-            device,
-            router_trace=router_trace,
-            tile_tokens=tile_tokens,
-            ranks=ranks,
-            images=images,
-        )
-
-    @classmethod
-    def of_arrays(
-        cls,
-        input_ids: np.ndarray,
-        position: np.ndarray,
-        subtree_end: np.ndarray,
-        device: torch.device | str,
-        *,
-        past_length: int = 0,
+        partition: Partition | None = None,
         router_trace: RouterTrace | None = None,
         relay: LayerRelay | None = None,
         tile_tokens: int | None = None,
         ranks: SequenceParallel | None = None,
         images: TokensWithImages | None = None,
     ) -> "TreeInputs":
-        """Move a forest or partition to `device` with one asynchronous copy; the arrays are not checked.
+        """Move a forest, or a partition of it, to `device` with one asynchronous copy.
 
-        Args:
-            input_ids: integer [N], DFS order.
-            position: integer [N], depth on the whole path, past included.
-            subtree_end: int32 [N], index in this forest or partition.
-            device: target device.
-            past_length: P, ancestors before a partition.
-            router_trace: see the field.
-            relay: see the field.
-            tile_tokens: see the field.
-            ranks: see the field.
-            images: features and rotary positions of the N tokens; None for rows of text.
+        `images` are features and rotary positions of the forest's tokens, None for rows of text; the other arguments
+        are the fields.
         """
-        end = subtree_end.astype(np.int32, copy=False)
+        input_ids, position, end, past_length = forest.input_ids, forest.position, forest.subtree_end, 0
+        if partition is not None:
+            input_ids, position, end = input_ids[partition.tokens], partition.position, partition.local_subtree_end
+            past_length = partition.past_length
+            images = None if images is None else images.take(partition.tokens)
         own = slice(None)
         if ranks is not None:
             input_ids, position, end = _padded(input_ids, position, end, past_length, ranks.size)

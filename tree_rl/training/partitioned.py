@@ -7,19 +7,17 @@ tokens of the forest's rows.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
 from tree_rl.models.images import TokensWithImages
-from tree_rl.models.sequence_parallel import SequenceParallel
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.context import StepCall, StepContext
-from tree_rl.training.cuts.cut_relay import CutPath, CutRelay
+from tree_rl.training.cuts.cut_relay import CutRelay
 from tree_rl.training.cuts.path_stack import PathStack
 from tree_rl.training.hand_overs import MicroBatchResult, Work
 from tree_rl.training.loss.edges import edges_of_batch
@@ -28,57 +26,35 @@ from tree_rl.training.loss.readout import EdgeReadout, Readout, ValueReadout
 from tree_rl.training.memory.offloaded_inputs import OffloadedInputs
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, TOWER_BACKWARD, TOWER_FORWARD
-from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.routers.call_routers import close_routing, open_routing
+from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.training.tower import Tower
-from tree_rl.tree.forest import Forest
-from tree_rl.tree.partition import Partition, PartitionPlan
+from tree_rl.tree.partition import PartitionPlan
 
 SlotGradients = Callable[[EdgeOutputs], EdgeOutputs]
 """Takes the values of all slots known so far and returns dL/dvalue of each slot."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PartitionedRun:
-    """Runs one forest in the partitions of a plan; yields before each op, so that ranks can run in lock-step."""
+    """Runs one forest in the partitions of its plan; yields before each op, so that ranks can run in lock-step."""
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        forest: Forest,
-        plan: PartitionPlan,
-        readout: Readout,
-        *,
-        routing: ForestRouting | None = None,
-        relays_on_host: bool = False,
-        layer_inputs: OffloadedInputs | None = None,
-        tile_tokens: int | None = None,
-        ranks: SequenceParallel | None = None,
-        images: TokensWithImages | None = None,
-    ) -> None:
-        """Prepare a run.
+    context: StepContext
+    batch: MicroBatch
+    """The forest, its plan, and what is kept in host memory."""
+    readout: Readout
+    """Reads what the loss needs from each partition."""
+    routing: ForestRouting | None = None
+    """Prescribed and recorded routes of the forest; None without Mixture-of-Experts routers."""
+    images: TokensWithImages | None = None
+    """Features and positions of the forest's tokens; None for rows of text."""
 
-        Args:
-            model: prepared by `use_tree_attention`.
-            forest: the rows.
-            plan: its partitions.
-            readout: reads what the loss needs from each partition.
-            routing: prescribed and recorded routes of the forest; None without Mixture-of-Experts routers.
-            relays_on_host: keep keys and values that wait for children in host memory.
-            layer_inputs: keeps layer inputs in host memory until the backward; None keeps them on the device.
-            tile_tokens: tokens per tile of the dense layers' MLPs; None runs all tokens at once.
-            ranks: ranks that share the tokens of each partition and the relayed heads; None: this rank holds all.
-            images: features and positions of the forest's tokens; None for rows of text.
-        """
-        self.model = model
-        self.forest = forest
-        self.plan = plan
-        self.readout = readout
-        self.routing = routing
-        self.tile_tokens = tile_tokens
-        self.ranks = ranks
-        self.images = images
-        self._relays_on_host = relays_on_host
-        self._layer_inputs = nullcontext if layer_inputs is None else layer_inputs.of_forward
+    @property
+    def plan(self) -> PartitionPlan:
+        """The plan of the forest."""
+        assert self.batch.plan is not None
+        return self.batch.plan
 
     def infer(self) -> Iterator[str]:
         """Compute the values of all slots without gradients and store them in `readout`; yields before each op."""
@@ -102,13 +78,13 @@ class PartitionedRun:
                 missing or stale, which does not matter to a token-separable loss.
             scale: factor on the loss, for a gradient scaler.
         """
-        stack = self._open_stack()
+        stack, layer_inputs = self._open_stack(), offloaded_inputs(self.context, self.batch)
         live: dict[int, tuple[CutRelay, torch.Tensor]] = {}
         for kind, number in self.plan.ops:
             partition = self.plan.partitions[number]
             if kind == "forward":
                 yield FORWARD
-                with self._layer_inputs():
+                with layer_inputs.of_forward():
                     relays = {p: pair[0] for p, pair in live.items()}
                     relay, outputs, anchor = self._forward(number, relays, stack)
                 self.readout.store(number, outputs)
@@ -119,37 +95,30 @@ class PartitionedRun:
                 relay, loss = live.pop(number)
                 upward = relay.backward(loss)
                 if partition.parent >= 0:
-                    live[partition.parent][0].receive(upward, self._path_to(partition))
+                    live[partition.parent][0].receive(upward, partition)
 
     def _forward(
         self, number: int, live: dict[int, CutRelay], stack: PathStack
     ) -> tuple[CutRelay, EdgeOutputs, torch.Tensor]:
         """The relay, outputs [e], and a scalar that joins the loss: the anchor plus the router auxiliary loss."""
-        partition = self.plan.partitions[number]
-        past = live[partition.parent].past_of_child(self._path_to(partition)) if partition.parent >= 0 else []
-        relay = CutRelay(
-            stack,
-            past,
-            past_length=partition.past_length,
-            cuts=tuple(cut.local_token for cut in partition.cuts),
-            on_host=self._relays_on_host,
-        )
-        tokens = None if self.routing is None else self._index(partition.tokens)
+        partition, forest = self.plan.partitions[number], self.batch.forest
+        assert forest is not None
+        past = live[partition.parent].past_of_child(partition) if partition.parent >= 0 else []
+        relay = CutRelay(stack, past, partition)
+        tokens = None if self.routing is None else to_device(partition.tokens.astype(np.int64), self.context.device)
         trace = None if self.routing is None else self.routing.open(tokens)
-        inputs = TreeInputs.of_arrays(
-            self.forest.input_ids[partition.tokens],
-            partition.position,
-            partition.local_subtree_end,
-            self.readout.device,
-            past_length=partition.past_length,
+        inputs = TreeInputs.from_forest(
+            forest,
+            self.context.device,
+            partition=partition,
             router_trace=trace,
             relay=relay.layers,
-            tile_tokens=self.tile_tokens,
-            ranks=self.ranks,
-            images=None if self.images is None else self.images.take(partition.tokens),
+            tile_tokens=self.batch.saving.tile_tokens,
+            ranks=self.context.ranks,
+            images=self.images,
         )
-        outputs, anchor = self.readout.read(self.model, inputs, number)
-        relay.close(self._index(partition.relayed_tokens) if partition.cuts else None)
+        outputs, anchor = self.readout.read(self.context.forward, inputs, number)
+        relay.close()
         if self.routing is not None and trace is not None:
             share = self.routing.close(trace, tokens)
             anchor = anchor if share is None else anchor + share
@@ -157,16 +126,7 @@ class PartitionedRun:
 
     def _open_stack(self) -> PathStack:
         longest = max((partition.past_length for partition in self.plan.partitions), default=0)
-        return PathStack(longest, self.readout.device, on_host=self._relays_on_host)
-
-    def _path_to(self, partition: Partition) -> CutPath:
-        """The path to the cut from which `partition` continues, among its parent's relayed tokens."""
-        parent = self.plan.partitions[partition.parent]
-        ((cut, path),) = ((i, cut.path) for i, cut in enumerate(parent.cuts) if cut.token == partition.cut_token)
-        return CutPath(cut=cut, tokens=self._index(np.searchsorted(parent.relayed_tokens, path)))
-
-    def _index(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(array.astype(np.int64), self.readout.device)
+        return PathStack(longest, self.context.device, on_host=self.batch.saving.relays_on_host)
 
 
 def training_ops(plan: PartitionPlan) -> str:
@@ -183,7 +143,7 @@ def run_partitioned(
     context: StepContext,
     call: StepCall,
     batch: MicroBatch,
-    routers: CallRouters | None,
+    load: ExpertLoad | None,
     *,
     known_f: torch.Tensor | None,
 ) -> Work:
@@ -191,25 +151,14 @@ def run_partitioned(
 
     `known_f` [f] are the log-probs of its rows under the current weights, if they are known.
     """
-    assert batch.forest is not None and batch.plan is not None
     readout = _readout(context, call, batch)
-    routing = None if routers is None else routers.open(call, batch, context.device)
+    routing = open_routing(context, call, batch, load)
     tower = None if batch.images is None else Tower(context, batch.images)
     if tower is not None:
         yield TOWER_FORWARD
         tower.forward()
-    run = PartitionedRun(
-        context.forward,
-        batch.forest,
-        batch.plan,
-        readout,
-        routing=routing,
-        relays_on_host=batch.saving.relays_on_host,
-        layer_inputs=offloaded_inputs(context, batch) if call.trains else None,
-        tile_tokens=batch.saving.tile_tokens,
-        ranks=context.ranks,
-        images=None if tower is None else tower.tokens(),
-    )
+    images = None if tower is None else tower.tokens()
+    run = PartitionedRun(context=context, batch=batch, readout=readout, routing=routing, images=images)
     loss = None if call.loss is None else with_one_draw(partial(weighted_loss, call.loss, batch))
     if call.trains:
         assert loss is not None
@@ -226,7 +175,7 @@ def run_partitioned(
     with torch.no_grad():
         outputs = readout.flat(readout.values)
         value, metrics = (torch.tensor(1.0), []) if loss is None else loss(outputs)
-    routes_fLK = None if routers is None or routing is None else routers.close(routing, call, batch)
+    routes_fLK = None if routing is None else close_routing(context, call, batch, load, routing)
     return MicroBatchResult(outputs=outputs.detach(), loss=value.item(), metrics=metrics, routes_fLK=routes_fLK)
 
 

@@ -6,11 +6,12 @@ A training step thus plans each group once; the metric `tree/plan_seconds` is th
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
-from tree_rl.cost.memory.choice import MemoryChoice
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
+
+Made = TypeVar("Made")
 
 MOST_TOKENS = 8_000_000
 """Most unique tokens of all cached plans: about 300 MB of host memory."""
@@ -25,20 +26,15 @@ class PlanCache:
 
     def plan(self, forest: Forest, max_tokens: int) -> PartitionPlan:
         """The plan of a forest with at most `max_tokens` unique tokens per partition; token ids do not matter."""
-        plan: PartitionPlan = self._recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
-        return plan
+        return self.recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
 
-    def choice(self, forest: Forest, asked: Hashable, choose: Callable[[], MemoryChoice]) -> MemoryChoice:
-        """How a forest runs; `asked` is the rest of the cache key, all other inputs of `choose`."""
-        choice: MemoryChoice = self._recall(forest, asked, choose)
-        return choice
-
-    def _recall(self, forest: Forest, asked: Hashable, make: Callable[[], Any]) -> Any:
+    def recall(self, forest: Forest, asked: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, how the forest runs; `asked` is the rest of the cache key, all its other inputs."""
         shape = blake2b(forest.subtree_end.tobytes(), digest_size=16)
         shape.update(forest.segments.start.tobytes())
         key = (shape.digest(), asked)
         found, _ = self._known.pop(key, (None, 0))
-        made = make() if found is None else found
+        made: Made = make() if found is None else found
         self._known[key] = (made, forest.num_unique)
         while sum(tokens for _, tokens in self._known.values()) > self._most_tokens and len(self._known) > 1:
             self._known.popitem(last=False)

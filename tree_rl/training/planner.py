@@ -229,7 +229,7 @@ def _beyond_budget(
         # Rounded up to eighths, so that inference and update of a group usually share one cached plan.
         head_share = np.ceil(8 * head_share) / 8
         choose = partial(chooser.choose, part, max_tokens, head_share=head_share)
-        choice = plans.choice(part, (max_tokens, chooser, head_share), choose)
+        choice = plans.recall(part, (max_tokens, chooser, head_share), choose)
     return replace(
         batch,
         plan=plans.plan(part, max_tokens) if choice is None else choice.plan,

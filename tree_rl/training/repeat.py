@@ -8,7 +8,6 @@ of all remaining exchanges. The values it sends are meaningless.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -31,87 +30,68 @@ from tree_rl.tree.forest import Forest
 logger = logging.getLogger(__name__)
 
 
-class Repeat:
-    """Agrees with all ranks whether a call runs again."""
+def settle(
+    context: StepContext, budget: MemoryBudget, runner: Runner, plan: StepPlan, ran: PlanRun | None
+) -> PlanRun | None:
+    """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
 
-    def __init__(self, context: StepContext, budget: MemoryBudget, runner: Runner) -> None:
-        self._context, self._budget, self._runner = context, budget, runner
-
-    def settle(self, plan: StepPlan, ran: PlanRun | None) -> PlanRun | None:
-        """Return `ran`, or None if any rank ran out of memory and all have agreed on a smaller budget.
-
-        Args:
-            plan: a plan that may be repeated; all ranks call this.
-            ran: what this rank ran; None if it ran out of memory.
-        """
-        if ran is None:
-            self._catch_up(plan)
-        tokens = self._budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
-        if tokens is None:
-            return ran
-        logger.warning(
-            "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
-            " on this rank" if ran is None else " on another rank",
-            tokens,
-        )
-        return None
-
-    def _catch_up(self, plan: StepPlan) -> None:
-        """Issue the remaining collectives of the call, for which the other ranks wait."""
-        context, call = self._context, plan.call
-        for counter in context.counters:
-            counter.restart()
-        torch.cuda.empty_cache()
-        if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
-            self._runner.follow(plan, stand_in_work(context, call, _sizes(context, plan)))
-        for counter in context.counters:
-            counter.start()
+    All ranks call this with a plan that may be repeated; `ran` is None on a rank that ran out of memory.
+    """
+    if ran is None:
+        _catch_up(context, runner, plan)
+    tokens = budget.shrink_after(ran is None, plan.batches, plan.max_tokens)
+    if tokens is None:
+        return ran
+    logger.warning(
+        "CUDA ran out of memory%s; all ranks repeat the step with tree.max_tokens=%d",
+        " on this rank" if ran is None else " on another rank",
+        tokens,
+    )
+    return None
 
 
-def _sizes(context: StepContext, plan: StepPlan) -> list["OpSize"]:
-    """Sizes of this rank's ops under sequence parallelism; without it none are needed."""
-    ranks = context.ranks
+def _catch_up(context: StepContext, runner: Runner, plan: StepPlan) -> None:
+    """Issue the remaining collectives of the call, for which the other ranks wait."""
+    for counter in context.counters:
+        counter.restart()
+    torch.cuda.empty_cache()
+    if context.num_ranks > 1 and (context.collectives is not None or context.ranks is not None):
+        runner.follow(plan, stand_in_work(context, plan))
+    for counter in context.counters:
+        counter.start()
+
+
+def stand_in_work(context: StepContext, plan: StepPlan) -> Iterator[str]:
+    """Run stand-ins of this rank's ops under sequence parallelism, none without it; yields the kind of each before it
+    runs."""
+    call, ranks = plan.call, context.ranks
     if ranks is None:
-        return []
-    pairs = zip(plan.batches, plan.known, strict=True)
-    return [size for batch, known in pairs for size in op_sizes(plan.call, batch, ranks, is_known=known is not None)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpSize:
-    """One forward or backward of a micro-batch."""
-
-    kind: str
-    """FORWARD or BACKWARD."""
-    number: int
-    """Index of its partition; 0 for a whole forest."""
-    tokens: int
-    """Tokens that each rank holds."""
-    gathered: int
-    """Values that each rank contributes to the gather of outputs."""
-    has_graph: bool
-    """True if a backward follows."""
-
-
-def op_sizes(call: StepCall, batch: MicroBatch, ranks: SequenceParallel, *, is_known: bool) -> list[OpSize]:
-    """Sizes of a forest's ops, in order; `is_known` is True if its rows' log-probs are known."""
-    assert batch.forest is not None
-    plan = batch.plan
-    if plan is None:
-        numbered = [(op, 0, call.trains) for op in (FORWARD + BACKWARD if call.trains else FORWARD)]
-        tokens_of, partition_N = [batch.forest.num_unique], np.zeros(batch.forest.num_unique, dtype=np.int64)
-    else:
-        tokens_of, partition_N = [part.num_tokens for part in plan.partitions], plan.partition_of_token
-        forwards = [(FORWARD, number, False) for kind, number in plan.ops if kind == "forward"]
-        trained = [(op, number, True) for op, (_, number) in zip(training_ops(plan), plan.ops, strict=True)]
-        previews = forwards if takes_preview(call, is_known=is_known) else []
-        numbered = previews + trained if call.trains else forwards
-    held = [ranks.own_tokens(tokens) for tokens in tokens_of]
-    gathered = held if VALUES in call.outputs else _most_edges(call, batch, partition_N, tokens_of, ranks)
-    return [
-        OpSize(kind=kind, number=number, tokens=held[number], gathered=gathered[number], has_graph=has_graph)
-        for kind, number, has_graph in numbered
-    ]
+        return
+    for batch, known_f in zip(plan.batches, plan.known, strict=True):
+        assert batch.forest is not None
+        if batch.plan is None:
+            ops = [(op, 0, call.trains) for op in (FORWARD + BACKWARD if call.trains else FORWARD)]
+            tokens_of, partition_N = [batch.forest.num_unique], np.zeros(batch.forest.num_unique, dtype=np.int64)
+        else:
+            tokens_of, partition_N = [one.num_tokens for one in batch.plan.partitions], batch.plan.partition_of_token
+            forwards = [(FORWARD, number, False) for kind, number in batch.plan.ops if kind == "forward"]
+            pairs = zip(training_ops(batch.plan), batch.plan.ops, strict=True)
+            trained = [(op, number, True) for op, (_, number) in pairs]
+            previews = forwards if takes_preview(call, is_known=known_f is not None) else []
+            ops = previews + trained if call.trains else forwards
+        held = [ranks.own_tokens(tokens) for tokens in tokens_of]
+        gathered = held if VALUES in call.outputs else _most_edges(call, batch, partition_N, tokens_of, ranks)
+        alive: dict[int, torch.Tensor] = {}
+        for kind, number, has_graph in ops:
+            yield kind
+            ranks.exchanges.pretend(held[number], gathered[number])
+            if kind == BACKWARD:
+                alive.pop(number).backward()
+                continue
+            with nullcontext() if has_graph else torch.no_grad():
+                result = _forward(context, call, ranks)
+            if has_graph:
+                alive[number] = result
 
 
 def _most_edges(
@@ -120,29 +100,12 @@ def _most_edges(
     """`EdgeShare.most` of each partition: the edges of the rank with the most."""
     assert batch.forest is not None
     edges = edges_of_batch(call.rows, batch)
-    source_E = edges.source_R[edges.source_of_edge_E]
+    source_E = edges.source_E
     local_N = np.arange(batch.forest.num_unique) if batch.plan is None else batch.plan.local_index
     return [
         EdgeShare.of(local_N[source_E[partition_N[source_E] == number]], tokens, ranks, "cpu").most
         for number, tokens in enumerate(tokens_of)
     ]
-
-
-def stand_in_work(context: StepContext, call: StepCall, sizes: Sequence[OpSize]) -> Iterator[str]:
-    """Run stand-ins of the given ops, if any; yields the kind of each before it runs."""
-    alive: dict[int, torch.Tensor] = {}
-    for size in sizes:
-        yield size.kind
-        ranks = context.ranks
-        assert ranks is not None
-        ranks.exchanges.pretend(size.tokens, size.gathered)
-        if size.kind == BACKWARD:
-            alive.pop(size.number).backward()
-            continue
-        with nullcontext() if size.has_graph else torch.no_grad():
-            result = _forward(context, call, ranks)
-        if size.has_graph:
-            alive[size.number] = result
 
 
 def _forward(context: StepContext, call: StepCall, ranks: SequenceParallel) -> torch.Tensor:

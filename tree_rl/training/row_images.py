@@ -91,21 +91,6 @@ class RowImages:
             self, image_F=self.image_F[flat], place_F=self.place_F[flat], position_AF=self.position_AF[:, flat]
         )
 
-    def with_branch(self, first: int, cut: int, length: int) -> "RowImages":
-        """These rows and a row of `length` tokens that shares `cut` tokens with the row that starts at `first`; the
-        others are text."""
-        shared = slice(first, first + cut)
-        position_AF = self.position_AF[:, shared]
-        more = position_AF.max() + 1 + np.arange(length - cut)
-        return replace(
-            self,
-            image_F=np.concatenate([self.image_F, self.image_F[shared], np.full(length - cut, -1)]),
-            place_F=np.concatenate([self.place_F, self.place_F[shared], np.zeros(length - cut, dtype=np.int64)]),
-            position_AF=np.concatenate(
-                [self.position_AF, position_AF, np.broadcast_to(more, (len(position_AF), len(more)))], axis=1
-            ),
-        )
-
     def of_forest(self, forest: Forest, flat: np.ndarray) -> "ForestImages | None":
         """Images of a forest whose rows are at the given flat positions; None if it has none."""
         image_F = self.image_F[flat]

@@ -16,7 +16,7 @@ from tree_rl.training.measured_calls import Stamp
 from tree_rl.training.micro_batch import MicroBatch, live_tokens
 from tree_rl.training.partitioned import offloaded_inputs, run_partitioned
 from tree_rl.training.ranks.lock_step import BACKWARD, FORWARD, FORWARD_OF, TOWER_BACKWARD, TOWER_FORWARD
-from tree_rl.training.routers.call_routers import CallRouters
+from tree_rl.training.routers.call_routers import close_routing, open_routing
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.tower import Tower, idle_tower
 from tree_rl.tree.forest import Forest
@@ -26,14 +26,12 @@ class Runner:
     """Runs the plans of one step."""
 
     def __init__(self, context: StepContext, load: ExpertLoad | None) -> None:
-        hooks = context.routers
-        self._context = context
-        self._routers = None if hooks is None else CallRouters(hooks=hooks, load=load, ranks=context.ranks)
+        self._context, self._load = context, load
         self._now: Callable[[], Stamp] = _event if context.device.type == "cuda" else time.perf_counter
 
     def run(self, plan: StepPlan) -> PlanRun | None:
         """Follow the schedule; None if memory ran out on this rank and the call may be repeated."""
-        context, call, routers = self._context, plan.call, self._routers
+        context, call, load = self._context, plan.call, self._load
         if context.num_ranks > 1:
             for counter in context.counters:
                 counter.start()
@@ -44,9 +42,9 @@ class Runner:
                 if batch.forest is None:
                     result = yield from run_flat(context, call, batch)
                 elif batch.plan is None:
-                    result = yield from run_whole(context, call, batch, routers)
+                    result = yield from run_whole(context, call, batch, load)
                 else:
-                    result = yield from run_partitioned(context, call, batch, routers, known_f=known_f)
+                    result = yield from run_partitioned(context, call, batch, load, known_f=known_f)
                 results.append(result)
 
         start = self._now()
@@ -109,8 +107,8 @@ def run_flat(context: StepContext, call: StepCall, batch: MicroBatch) -> Work:
     return result
 
 
-def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: CallRouters | None) -> Work:
-    """Run a forest in one forward."""
+def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, load: ExpertLoad | None) -> Work:
+    """Run a forest in one forward; `load` counts the load of experts, if there are any."""
     tower = None if batch.images is None else Tower(context, batch.images)
     if tower is not None:
         yield TOWER_FORWARD
@@ -118,10 +116,9 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: 
     yield FORWARD
     forest, ranks = batch.forest, context.ranks
     assert forest is not None
-    routing = None if routers is None else routers.open(call, batch, context.device)
+    routing = open_routing(context, call, batch, load)
     trace = None if routing is None else routing.open()
-    offloads = call.trains and batch.saving.offloaded_layers > 0
-    with context.autocast(), offloaded_inputs(context, batch).of_forward() if offloads else nullcontext():
+    with context.autocast(), offloaded_inputs(context, batch).of_forward() if call.trains else nullcontext():
         inputs = TreeInputs.from_forest(
             forest,
             context.device,
@@ -140,10 +137,10 @@ def run_whole(context: StepContext, call: StepCall, batch: MicroBatch, routers: 
         if call.loss is not None:
             loss, metrics = weighted_loss(call.loss, batch, outputs)
     reported_loss, routes_fLK = loss.detach().item(), None
-    if routers is not None and routing is not None and trace is not None:
+    if routing is not None and trace is not None:
         share = routing.close(trace)
         loss = loss if share is None else loss + share
-        routes_fLK = routers.close(routing, call, batch)
+        routes_fLK = close_routing(context, call, batch, load, routing)
     result = MicroBatchResult(outputs=outputs.detach(), loss=reported_loss, metrics=metrics, routes_fLK=routes_fLK)
     if call.trains:
         yield BACKWARD

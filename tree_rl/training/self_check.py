@@ -66,7 +66,7 @@ class SelfCheck:
         if context.always_forest or call.run_rows_flat is None or has_tower:
             most = min(most, MOST_TOKENS_ALONE)
         members = _rows_to_compare(plan.batches, call.rows, most)
-        rows = _excerpt(call.rows, members, None) if members else _cut_row(call.rows, most)
+        rows = _excerpt(call.rows, members) if members else _cut_row(call.rows, most)
         last = rows.num_rows - 1
         by_trainer = None if has_tower or not members else call.run_rows_flat
         # If packed rows see each other, only a row by itself is a valid reference, so a single row is compared.
@@ -113,14 +113,18 @@ def _as_tree(
     # at least two tokens, so that one of its tokens predicts another.
     tail = min(max(2, min(len(ids) // 2, spare - 1)), len(ids) - 1)
     cut = len(ids) - tail
-    sibling = np.concatenate([ids[:cut], [int(ids[cut] == 0)], ids[cut:]])
-    both = _excerpt(rows, range(rows.num_rows), sibling, cut)
+    # The token at the cut comes twice, the first time with another id.
+    copied = np.insert(np.arange(len(ids)), cut, cut)
+    sibling = ids[copied]
+    sibling[cut] = int(ids[cut] == 0)
+    both = _excerpt(rows, range(rows.num_rows), sibling, copied)
     forest = Forest.from_rows([*token_ids, sibling], merge_key=both.merge_keys(by_group=False))
     batch = MicroBatch.of(both, range(both.num_rows), forest)
     if has_tower and batch.images is None:
         idle_tower(context)
     asked = replace(call, rows=both, loss=None, trains=False)
-    return run_at_once(run_whole(context, asked, batch, None)).outputs[name], forest
+    # In both forwards the routers choose.
+    return run_at_once(run_whole(replace(context, routers=None), asked, batch, None)).outputs[name], forest
 
 
 def _row_alone(context: StepContext, rows: Rows, row: int, name: str, *, has_tower: bool) -> torch.Tensor:
@@ -157,9 +161,11 @@ def _judge(error: torch.Tensor, name: str, num_rows: int, dtype: torch.dtype) ->
     return worst
 
 
-def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None, cut: int = 0) -> Rows:
-    """Some rows; one that trains nothing wants every next token. `sibling` is added and wants nothing; it shares `cut`
-    tokens with the last row."""
+def _excerpt(
+    rows: Rows, members: Sequence[int], sibling: np.ndarray | None = None, copied: Sequence[int] | np.ndarray = ()
+) -> Rows:
+    """Some rows; one that trains nothing wants every next token. `sibling` is added and wants nothing; its tokens have
+    the images and positions of the tokens `copied` of the last row."""
     token_ids = [rows.token_ids(row) for row in members]
     extra = [] if sibling is None else [sibling]
     found = Rows.of([*token_ids, *extra])
@@ -169,9 +175,8 @@ def _excerpt(rows: Rows, members: Sequence[int], sibling: np.ndarray | None, cut
         trained = rows.wanted_F[rows.offsets[row] : rows.offsets[row + 1]]
         wanted_F[place] = trained if trained.any() else found.wanted_F[place]
     temperature_B = rows.temperature_B[[*members, *members[-1:]][: found.num_rows]]
-    images = None if rows.images is None else rows.images.take(positions_of_rows(rows.offsets, members))
-    if images is not None and sibling is not None:
-        images = images.with_branch(int(found.offsets[len(members) - 1]), cut, len(sibling))
+    flat = [positions_of_rows(rows.offsets, members), rows.offsets[members[-1]] + np.asarray(copied, dtype=np.int64)]
+    images = None if rows.images is None else rows.images.take(np.concatenate(flat))
     return replace(found, wanted_F=wanted_F, counted_F=wanted_F, temperature_B=temperature_B, images=images)
 
 

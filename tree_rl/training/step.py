@@ -17,7 +17,7 @@ from tree_rl.training.hand_overs import PlanRun, StepPlan, StepResult
 from tree_rl.training.learn import Learner
 from tree_rl.training.loss.outputs import LOG_PROBS, Loss, Wanted
 from tree_rl.training.planner import Planner
-from tree_rl.training.repeat import Repeat
+from tree_rl.training.repeat import settle
 from tree_rl.training.routers.expert_load import ExpertLoad
 from tree_rl.training.rows import Rows
 from tree_rl.training.run import Runner
@@ -73,7 +73,6 @@ class TreeStep:
         self.learner = Learner(self.context, self.options)
         self.planner = Planner(self.context, self.learner)
         self.runner = Runner(self.context, self.learner.load)
-        self.repeat = Repeat(self.context, self.learner.budget, self.runner)
         self.self_check = SelfCheck(self.context)
         self.dummy_ops = 0
         """One-token forwards of the last call that kept this rank in lock-step."""
@@ -153,7 +152,7 @@ class TreeStep:
         """Run a plan; None if memory ran out on any rank and all have taken a smaller budget."""
         ran = self.runner.run(plan)
         if ran is None or (plan.may_repeat and self.context.num_ranks > 1):
-            ran = self.repeat.settle(plan, ran)
+            ran = settle(self.context, self.learner.budget, self.runner, plan, ran)
         return ran
 
     def _charge(self, load: ExpertLoad, plan: StepPlan) -> bool:

@@ -5,6 +5,7 @@ See kernels/README.md. Legend: N tokens, C hidden size, V vocabulary, E edges, R
 
 import torch
 
+from tree_kernels.accumulation import in_autocast_dtype
 from tree_kernels.edge_log_probs.edge_rows import EdgeRows, rows_of_edges
 from tree_kernels.edge_log_probs.edge_values import EdgeOptions, EdgeValues
 from tree_kernels.edge_log_probs.portable.chunked import chunked_edge_log_probs, chunked_logits_edge_log_probs
@@ -86,7 +87,8 @@ def edge_log_probs(
             hidden_NC, head_weight_VC, rows, bias=bias, entropy=entropy, softcap=softcap,
             sum_pi_squared=sum_pi_squared, impl=impl, chunk_rows=chunk_rows,
         )  # fmt: skip
-    hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
+    hidden_NC, head_weight_VC = in_autocast_dtype(hidden_NC), in_autocast_dtype(head_weight_VC)
+    bias = None if bias is None else in_autocast_dtype(bias)
     _check_head(hidden_NC, head_weight_VC, bias)
     options = _options(hidden_NC.device, head_weight_VC.shape[0], entropy, softcap, sum_pi_squared, chunk_rows)
     with torch.autocast(hidden_NC.device.type, enabled=False):
@@ -110,7 +112,8 @@ def edge_log_probs_of_rows(
     `rows`, from `rows_of_edges`, are on the device of `hidden_NC` and include the temperature; `impl` cannot be
     "reference". All else is as in `edge_log_probs`.
     """
-    hidden_NC, head_weight_VC, bias = _in_autocast_dtype(hidden_NC, head_weight_VC, bias)
+    hidden_NC, head_weight_VC = in_autocast_dtype(hidden_NC), in_autocast_dtype(head_weight_VC)
+    bias = None if bias is None else in_autocast_dtype(bias)
     _check_head(hidden_NC, head_weight_VC, bias)
     device = hidden_NC.device
     options = _options(device, head_weight_VC.shape[0], entropy, softcap, sum_pi_squared, chunk_rows)
@@ -180,16 +183,6 @@ def _is_triton(impl: str, like: torch.Tensor, why_no_reference: str) -> bool:
         raise UnsupportedImplementation(OP, impl, why_no_reference)
     problem = {"device": like.device, "dtype": like.dtype}
     return implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem) == "triton"
-
-
-def _in_autocast_dtype(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Under autocast, cast as torch does for a linear layer; float64 is not cast."""
-    if not torch.is_autocast_enabled(hidden.device.type) or hidden.dtype == torch.float64:
-        return hidden, weight, bias
-    dtype = torch.get_autocast_dtype(hidden.device.type)
-    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _options(

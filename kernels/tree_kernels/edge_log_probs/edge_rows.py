@@ -4,7 +4,8 @@ Legend: E edges, U unique rows, r rows of a chunk, e edges of a chunk.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from tree_kernels.host_copy import moved
 
 MOST_MARKS_PER_VALUE = 64
+"""Limit on the value range, in multiples of the number of values, up to which a bitmap beats sorting in `distinct`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,16 +58,9 @@ class EdgeRows:
 
     def to(self, device: torch.device | str) -> "EdgeRows":
         """The same rows on `device`, copied asynchronously."""
-        temperature = self.row_temperature
-        return EdgeRows(
-            source=moved(self.source, device),
-            sources_repeat=self.sources_repeat,
-            row_temperature=temperature if isinstance(temperature, float) else moved(temperature, device),
-            order=moved(self.order, device),
-            row=moved(self.row, device),
-            target=moved(self.target, device),
-            first_edge=moved(self.first_edge, device),
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors: dict[str, Any] = {n: moved(t, device) for n, t in given.items() if isinstance(t, torch.Tensor)}
+        return replace(self, **tensors)
 
     def chunks(self, chunk_rows: int) -> Iterator[Chunk]:
         """The rows in chunks of `chunk_rows`; reads `first_edge` on the host."""
@@ -95,14 +90,14 @@ def rows_of_edges(
     if isinstance(temperature, torch.Tensor):
         values, value_E = torch.unique(temperature.detach(), return_inverse=True)
         kinds = max(len(values), 1)
-        key_U, row_E = _distinct(source_E * kinds + value_E)
+        key_U, row_E = _distinct_of(source_E * kinds + value_E)
         source_U = key_U // kinds
         sources_repeat = kinds > 1
         # Only on the CPU, because reading the value from an accelerator would synchronise.
         is_known = kinds == 1 and values.device.type == "cpu" and len(values) == 1
         row_temperature = float(values[0]) if is_known else values[key_U % kinds][:, None]
     else:
-        source_U, row_E = _distinct(source_E)
+        source_U, row_E = _distinct_of(source_E)
         row_temperature = 1.0 if temperature is None else float(temperature)
     order_E = _stable_order(row_E)
     row_E = row_E[order_E]
@@ -119,17 +114,22 @@ def rows_of_edges(
     )
 
 
-def _distinct(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`torch.unique` with inverse for non-negative int64 values; on the CPU a table of marks is faster than sorting,
-    unless the largest value is much larger than the number of values.
-    """
-    limit = int(values.max()) + 1 if values.device.type == "cpu" and len(values) else None
-    if limit is None or limit > MOST_MARKS_PER_VALUE * len(values):
-        return torch.unique(values, return_inverse=True)
-    is_present = torch.zeros(limit, dtype=torch.bool)
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique` with inverse for non-negative int64 values."""
+    limit = int(values.max(initial=0)) + 1
+    if limit > MOST_MARKS_PER_VALUE * len(values):
+        return np.unique(values, return_inverse=True)
+    is_present = np.zeros(limit, dtype=bool)
     is_present[values] = True
-    rank = is_present.cumsum(0) - 1
-    return is_present.nonzero()[:, 0], rank[values]
+    rank = np.cumsum(is_present, dtype=np.int64) - 1
+    return np.flatnonzero(is_present), rank[values]
+
+
+def _distinct_of(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if values.device.type != "cpu":
+        return torch.unique(values, return_inverse=True)
+    found, inverse = distinct(values.numpy())
+    return torch.from_numpy(found), torch.from_numpy(inverse)
 
 
 def _stable_order(values: torch.Tensor) -> torch.Tensor:

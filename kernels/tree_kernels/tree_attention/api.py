@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from tree_kernels.accumulation import in_autocast_dtype
 from tree_kernels.argument_checks import check_heads, check_one_device
 from tree_kernels.implementation import UnsupportedImplementation, check_implementation
 from tree_kernels.tree_attention.auto_order import BEST_KNOWN_FIRST, order_on_hopper
 from tree_kernels.tree_attention.fa4.autograd import fa4_attention_of_tree, fa4_unavailable_reason
 from tree_kernels.tree_attention.fa4.fa4_plan import rows_worth_copying
-from tree_kernels.tree_attention.portable.blocked import blocked_attention, explicit_blocked_attention
+from tree_kernels.tree_attention.portable.blocked import blocked_attention
 from tree_kernels.tree_attention.portable.flex import flex_attention_of_tree, flex_unavailable_reason
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
@@ -131,8 +132,8 @@ def tree_attention(
     past_length = 0 if past_k is None else past_k.shape[0]
     if isinstance(layout, torch.Tensor):
         layout = TreeLayout.from_subtree_end(layout, past_length=past_length)
-    q_NHD, k_NHD, v_NHD = (_in_autocast_dtype(t) for t in (q_NHD, k_NHD, v_NHD))
-    past_k, past_v = (None if t is None else _in_autocast_dtype(t) for t in (past_k, past_v))
+    q_NHD, k_NHD, v_NHD = (in_autocast_dtype(t) for t in (q_NHD, k_NHD, v_NHD))
+    past_k, past_v = (None if t is None else in_autocast_dtype(t) for t in (past_k, past_v))
     _check(q_NHD, k_NHD, v_NHD, layout, past_k, past_v)
     _check_options(q_NHD, window, softcap, sinks)
     wanted: dict[str, Any] = {"device": q_NHD.device, "dtype": q_NHD.dtype, "head_size": q_NHD.shape[-1]}
@@ -149,11 +150,12 @@ def tree_attention(
     k_MHD = k_NHD if past_k is None else torch.cat([past_k, k_NHD])
     v_MHD = v_NHD if past_v is None else torch.cat([past_v, v_NHD])
     rule = ScoreRule(scale=q_NHD.shape[-1] ** -0.5 if scale is None else float(scale), window=window, softcap=softcap)
+    lse_NH: torch.Tensor | None = None
     with torch.autocast(q_NHD.device.type, enabled=False):
         if impl == "reference":
             out_NHD, lse_NH = reference_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "fa4":
-            return fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, layout, rule)
+            out_NHD = fa4_attention_of_tree(q_NHD, k_MHD, v_MHD, layout, rule)
         elif impl == "flex":
             out_NHD, lse_NH = flex_attention_of_tree(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         elif impl == "triton":
@@ -161,11 +163,12 @@ def tree_attention(
             from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
 
             out_NHD, lse_NH = triton_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-        elif return_lse:
-            out_NHD, lse_NH = explicit_blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
         else:
-            return blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule)
-    return (out_NHD, lse_NH) if return_lse else out_NHD
+            out_NHD, lse_NH = blocked_attention(q_NHD, k_MHD, v_MHD, sinks, layout, rule, return_lse=return_lse)
+    if not return_lse:
+        return out_NHD
+    assert lse_NH is not None
+    return out_NHD, lse_NH
 
 
 def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
@@ -174,13 +177,6 @@ def _share_to_choose_by(layout: TreeLayout, window: int | None) -> float | None:
     if share is None or window is not None or rows_worth_copying(layout, window) is not None:
         return None
     return share
-
-
-def _in_autocast_dtype(t: torch.Tensor) -> torch.Tensor:
-    """Under autocast, cast as torch does for its own attention; float64 is not cast."""
-    if not torch.is_autocast_enabled(t.device.type) or t.dtype == torch.float64:
-        return t
-    return t.to(torch.get_autocast_dtype(t.device.type))
 
 
 def _check(

@@ -14,7 +14,7 @@ from tree_kernels.parents import parents_of
 from tree_kernels.tree_causal_conv1d.portable.shifted import shifted_conv1d
 from tree_kernels.tree_causal_conv1d.reference import reference_conv1d
 from tree_kernels.tree_causal_conv1d.triton_kernels.sizes import PROVEN_TAPS
-from tree_kernels.tree_causal_conv1d.windows import host_windows_of, windows_of
+from tree_kernels.tree_causal_conv1d.windows import host_windows_of, jumps_of
 from tree_kernels.tree_layout import TreeLayout
 from tree_kernels.triton_support import triton_unavailable_reason
 
@@ -90,7 +90,7 @@ def tree_causal_conv1d(
             if len(x_NC) and impl == "reference":
                 out_NC, _ = reference_conv1d(x_NC, weight_CK, bias_C, parents_of(layout), context_KC)
             else:
-                out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, windows_of(layout, taps), context_KC)
+                out_NC = shifted_conv1d(x_NC, weight_CK, bias_C, jumps_of(layout, taps), context_KC)
             out_NC = functional.silu(out_NC) if activation else out_NC
     contexts_SKC = None
     if return_contexts_at is not None:

@@ -25,31 +25,18 @@ class HostWindows:
     """int64 [R], tokens whose window is not consecutive: the K - 1 tokens from a jump to another branch on."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Windows:
-    """`HostWindows` on the layout's device, both int64."""
-
-    input_NK: torch.Tensor
-    jumping_R: torch.Tensor
-
-
 @kept
-def windows_of(layout: TreeLayout, taps: int) -> Windows:
-    """The windows of a layout on its device; cached with it."""
+def jumps_of(layout: TreeLayout, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens after a jump [R] and the inputs of their windows [R, K], int64 on the layout's device; cached with it."""
     windows = host_windows_of(layout, taps)
-    input_NK = to_device(windows.input_NK.astype(np.int64), layout.device)
-    return Windows(input_NK=input_NK, jumping_R=to_device(windows.jumping_R, layout.device))
+    input_RK = windows.input_NK[windows.jumping_R].astype(np.int64)
+    return to_device(windows.jumping_R, layout.device), to_device(input_RK, layout.device)
 
 
 @kept
 def host_windows_of(layout: TreeLayout, taps: int) -> HostWindows:
-    """`host_windows` of a layout; cached with it."""
-    return host_windows(parents_of(layout), taps)
-
-
-def host_windows(parent: np.ndarray, taps: int) -> HostWindows:
-    """Windows of K taps from the tokens' parents, int32 [N], -1 at roots."""
-    num_tokens, context = len(parent), taps - 1
+    """Windows of K taps; cached with the layout."""
+    parent, num_tokens, context = parents_of(layout), layout.num_tokens, taps - 1
     jumps = np.flatnonzero(parent != np.arange(-1, num_tokens - 1, dtype=np.int32))
     jumping_R = np.unique(jumps[:, None] + np.arange(context))
     jumping_R = jumping_R[jumping_R < num_tokens]

@@ -6,7 +6,6 @@ the leaves upwards. A range is a run of consecutive tokens of one segment in one
 Legend: N unique tokens, R ranges, T tiles, C tokens of a tile, X exits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,14 +44,12 @@ class TilePlan:
 
 
 @kept
-def tile_plan(layout: TreeLayout, *, tile_tokens: int, wanted: tuple[int, ...] = ()) -> TilePlan:
-    """`plan_tiles` of a layout on the host; cached with it."""
-    return plan_tiles(segments_of(layout), tile_tokens, wanted)
+def tile_plan(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> TilePlan:
+    """Cut a forest into tiles of at most `tile_tokens`, on the host; cached with the layout.
 
-
-def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]) -> TilePlan:
-    """Cut a forest into tiles of at most `tile_tokens`; `wanted` are tokens whose states the caller requests."""
-    num_tokens = int(segments.start[-1])
+    `wanted` are tokens whose states the caller requests.
+    """
+    segments = segments_of(layout)
     start_R, tile_R, entry_token = _fill(segments, tile_tokens)
     depth = _depths(start_R, tile_R, entry_token)
     order = np.argsort(depth, kind="stable")
@@ -63,7 +60,7 @@ def plan_tiles(segments: LayoutSegments, tile_tokens: int, wanted: Sequence[int]
     wanted_token = np.array(wanted, dtype=np.int64)
     exit_token = np.unique(np.concatenate([entry_token[entry_token >= 0], wanted_token]))
     exit_token = exit_token[np.lexsort((row_of_token[exit_token], tile_of_token[exit_token]))]
-    exit_of_token = np.full(num_tokens + 1, START, dtype=np.int64)
+    exit_of_token = np.full(layout.num_tokens + 1, START, dtype=np.int64)
     exit_of_token[exit_token] = np.arange(len(exit_token))
     return TilePlan(
         token=token,

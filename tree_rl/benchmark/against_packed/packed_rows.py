@@ -54,8 +54,7 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
     edges = np.arange(len(source))
     reads = FlatReads(flat_W=to_device(source, device), edge_W=to_device(edges, device), num_flat=len(wanted_F))
     return EdgePlan(
-        source_R=source,
-        source_of_edge_E=edges,
+        source_E=source,
         target_E=np.concatenate(rows)[source + 1].astype(np.int64),
         temperature_E=np.ones(len(source), dtype=np.float32),
         reads=reads,

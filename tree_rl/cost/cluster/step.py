@@ -17,8 +17,8 @@ from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cost_model import FORWARD_AND_BACKWARD, ModelShape
 from tree_rl.cost.memory.model import MemoryModel, assumed_memory_model
 
-FORWARDS = {"log_probs": 1, "forward": 1, "backward": 3}
-"""Time of a pass in units of a forward; the backward includes recomputing each layer."""
+BACKWARD = 3
+"""Time of a backward, which includes recomputing each layer, in units of a forward."""
 GATHERED, REDUCED = 2, 4
 """Bytes per communicated parameter: bf16 weights, float32 gradients."""
 KEPT = 16
@@ -163,7 +163,7 @@ class StepModel:
         if sends_gradients:
             sent = self.cluster.collective(REDUCED * self.parameters.per_layer, ranks) + self._replicas()
             last = self.cluster.collective(REDUCED * self.parameters.root, ranks)
-            exposed += layer + layers * max(layer + sent - FORWARDS["backward"] * one, 0.0) + sent + last
+            exposed += layer + layers * max(layer + sent - BACKWARD * one, 0.0) + sent + last
         return exposed
 
     def exchange(self, tokens: int) -> float:

@@ -9,25 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from tree_kernels.accumulation import accumulation_dtype
+from tree_kernels.host_copy import to_device
 from tree_rl.models.relay import Captured, LayerRelay, LayerTensors
 from tree_rl.training.cuts.path_stack import Key, PathStack
+from tree_rl.tree.partition import Partition
 
 Tensors = dict[str, torch.Tensor]
 """One layer's tensors, or their gradients, by name."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CutPath:
-    """The place in a partition from which a child partition continues."""
-
-    cut: int
-    """Index among the partition's cuts."""
-    tokens: torch.Tensor
-    """int64 indices into the relayed tokens: the cut token and its ancestors inside the partition."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -55,55 +48,44 @@ class CutRelay:
     recurrent layer, the past is one state and one context; their gradients flow through this partition's graph.
     """
 
-    def __init__(
-        self,
-        stack: PathStack,
-        past: Sequence[Tensors],
-        *,
-        past_length: int,
-        cuts: tuple[int, ...],
-        on_host: bool,
-    ) -> None:
+    def __init__(self, stack: PathStack, past: Sequence[Tensors], partition: Partition) -> None:
         """Open the relay of a partition that is about to run.
 
         Args:
-            stack: keys and values of its past; the partition appends those of its path to a single cut.
+            stack: keys and values of its past; the partition appends those of its path to a single cut. With a stack on
+                the host, other tensors that wait for children are there too, and the compute stream copies them.
             past: state and context of each layer, without graph; an empty dictionary for a layer whose past is on the
                 stack. No layers at all for a partition of roots.
-            past_length: P.
-            cuts: tokens of the partition from which children continue.
-            on_host: True keeps tensors that wait for children outside the stack in pinned host memory. The compute
-                stream copies them, as it does the stack.
+            partition: its past and cuts.
         """
         for tensors in past:
             for tensor in tensors.values():
                 tensor.requires_grad_(torch.is_grad_enabled())
         self._stack = stack
         self._past = list(past)
-        self._past_length = past_length
-        self._cuts = cuts
+        self._past_length = partition.past_length
+        self._cuts = partition.cuts
+        self._relayed = partition.relayed_tokens
         # Not a bound method: a reference cycle would keep the stack alive until Python's garbage collector runs.
-        self.layers = LayerRelay(partial(_past_of, stack, self._past, past_length) if past else None, cuts)
-        self._on_host = on_host
+        past_of = partial(_past_of, stack, self._past, partition.past_length) if past else None
+        self.layers = LayerRelay(past_of, tuple(cut.local_token for cut in partition.cuts))
         self._kept: list[_Kept] = []
         self._cut_on_stack: int | None = None
 
-    def close(self, relayed: torch.Tensor | None) -> None:
+    def close(self) -> None:
         """After the forward: keep what children will read and free the rest.
-
-        Args:
-            relayed: int64 [r], indices in the partition of the tokens on any path to a cut; None without children.
 
         Raises:
             ValueError: layers of an update ran without a graph, so that gradients of the children would be lost.
         """
-        if relayed is None:
+        if not self._cuts:
             return
         if torch.is_grad_enabled() and not self.layers.has_graph:
             raise ValueError(
                 "layers ran without a graph in a forward that trains, as under reentrant gradient checkpointing: set "
                 "use_reentrant=False, or raise tree.max_tokens above the largest group"
             )
+        relayed = to_device(self._relayed.astype(np.int64), self._stack.device)
         captured: list[Captured | None] = [*self.layers.take()]
         for number, layer in enumerate(captured):
             assert layer is not None
@@ -125,43 +107,45 @@ class CutRelay:
             captured[number] = layer = None
         self._cut_on_stack = 0 if self._has_one_path else None
 
-    def past_of_child(self, path: CutPath) -> list[Tensors]:
-        """Prepare the past of the child partition at `path`, without graph.
+    def past_of_child(self, child: Partition) -> list[Tensors]:
+        """Prepare the past of a child partition, without graph.
 
         Returns:
             Per layer: state and context at the cut for recurrent layers; empty for attention layers, whose past is put
             on the stack.
         """
+        cut, path = self._path_to(child)
         past: list[Tensors] = []
         for number, layer in enumerate(self._kept):
             if layer.at_cuts:
-                past.append({name: _on(path, t)[path.cut].clone() for name, t in layer.tensors.items()})
+                past.append({name: self._on_device(t)[cut].clone() for name, t in layer.tensors.items()})
                 continue
             past.append({})
-            if path.cut != self._cut_on_stack:
-                on_path = {name: _on(path, t)[path.tokens] for name, t in layer.tensors.items()}
+            if cut != self._cut_on_stack:
+                on_path = {name: self._on_device(t)[path] for name, t in layer.tensors.items()}
                 self._stack.write(number, self._past_length, on_path)
-        self._cut_on_stack = path.cut
+        self._cut_on_stack = cut
         return past
 
-    def receive(self, gradients: Sequence[Tensors], path: CutPath) -> None:
+    def receive(self, gradients: Sequence[Tensors], child: Partition) -> None:
         """Add the gradients of a child's past; with a single cut, the stack already has those of attention layers.
 
         Args:
-            gradients: at least float32, in the shapes that `past_of_child` returned for this `path`.
-            path: as given to `past_of_child`.
+            gradients: at least float32, in the shapes that `past_of_child` returned for this `child`.
+            child: as given to `past_of_child`.
         """
+        cut, path = self._path_to(child)
         for number, (layer, sent) in enumerate(zip(self._kept, gradients, strict=True)):
             if not layer.at_cuts and self._has_one_path:
                 continue
             for name, like in layer.like.items():
-                total = sent[name] if layer.at_cuts else self._taken((number, name), len(path.tokens))
+                total = sent[name] if layer.at_cuts else self._taken((number, name), len(path))
                 if total is None:
                     continue
                 if name not in layer.sums:
-                    layer.sums[name] = _zeros(like, path.tokens.device)
+                    layer.sums[name] = _zeros(like, path.device)
                 # Indices of a path are distinct, so plain indexing adds each once and is deterministic.
-                layer.sums[name][path.cut if layer.at_cuts else path.tokens] += total
+                layer.sums[name][cut if layer.at_cuts else path] += total
 
     def backward(self, loss: torch.Tensor) -> list[Tensors]:
         """One graph traversal from the loss and all relayed tensors; gradients of the past's keys and values are added
@@ -197,6 +181,15 @@ class CutRelay:
                 tensor.grad = None
         return upward
 
+    def _path_to(self, child: Partition) -> tuple[int, torch.Tensor]:
+        """The cut from which a child continues, and int64 indices into the relayed tokens: the cut's token and its
+        ancestors inside the partition."""
+        ((number, path),) = ((i, cut.path) for i, cut in enumerate(self._cuts) if cut.token == child.cut_token)
+        return number, to_device(np.searchsorted(self._relayed, path), self._stack.device)
+
+    def _on_device(self, waiting: torch.Tensor) -> torch.Tensor:
+        return waiting.to(self._stack.device, non_blocking=True)
+
     @property
     def _has_one_path(self) -> bool:
         """True if the relayed tokens are a single path to a single cut; they are then stored on the stack only."""
@@ -207,18 +200,13 @@ class CutRelay:
         return self._stack.take_gradient(key, self._past_length, self._past_length + num_tokens)
 
     def _put_aside(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not (self._on_host and tensor.is_cuda):
+        if not (self._stack.on_host and tensor.is_cuda):
             return tensor
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _past_of(stack: PathStack, past: Sequence[Tensors], length: int, layer: int) -> LayerTensors:
     return past[layer] or stack.past(layer, length)
-
-
-def _on(path: CutPath, waiting: torch.Tensor) -> torch.Tensor:
-    """A waiting tensor on the device of `path`."""
-    return waiting.to(path.tokens.device, non_blocking=True)
 
 
 def _zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -26,8 +26,8 @@ class PathStack:
     def __init__(self, longest: int, device: torch.device, *, on_host: bool) -> None:
         """Allocate nothing yet; `longest` is the length of the longest past, `on_host` uses pinned host memory."""
         self._longest = longest
-        self._device = device
-        self._on_host = on_host
+        self.device = device
+        self.on_host = on_host
         # An input of every past, so that autograd calls the past's backward; it receives no gradient itself.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._values: dict[Key, torch.Tensor] = {}
@@ -56,7 +56,7 @@ class PathStack:
     def read(self, key: Key, length: int) -> torch.Tensor:
         """[length, H, D] on the device."""
         # .data has a separate version counter: autograd must not notice writes to other parts of the buffer.
-        return self._values[key].data[:length].to(self._device, non_blocking=True)
+        return self._values[key].data[:length].to(self.device, non_blocking=True)
 
     def add_gradient(self, key: Key, gradient: torch.Tensor) -> None:
         """Add [P, H, D] to the sums of the first P tokens."""
@@ -66,29 +66,29 @@ class PathStack:
             self._sums[key] = self._buffer(f"gradients of {name} of layer {layer}", gradient, dtype)
             self._clear(self._sums[key])
         sums = self._sums[key][: len(gradient)]
-        sums.copy_(sums.to(self._device, non_blocking=True).add_(gradient), non_blocking=True)
+        sums.copy_(sums.to(self.device, non_blocking=True).add_(gradient), non_blocking=True)
 
     def take_gradient(self, key: Key, start: int, stop: int) -> torch.Tensor | None:
         """A copy of some tokens' sums, on the device, and reset them to 0; None if no gradient has arrived."""
         if key not in self._sums:
             return None
         sums = self._sums[key][start:stop]
-        taken = sums.to(self._device, non_blocking=True, copy=True)
+        taken = sums.to(self.device, non_blocking=True, copy=True)
         self._clear(sums)
         return taken
 
     def _buffer(self, content: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         shape = (self._longest, *like.shape[1:])
-        if not self._on_host:
-            return torch.empty(shape, dtype=dtype, device=self._device)
-        slab = host_slab(self._device, content)
+        if not self.on_host:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        slab = host_slab(self.device, content)
         slab.reserve(None, like[0].numel() * self._longest * dtype.itemsize)
         return slab.view(0, shape, dtype)
 
     def _clear(self, sums: torch.Tensor) -> None:
-        if self._on_host:
+        if self.on_host:
             # A copy on the stream, so that it stays in order with pending copies to this memory.
-            sums.copy_(torch.zeros_like(sums, device=self._device), non_blocking=True)
+            sums.copy_(torch.zeros_like(sums, device=self.device), non_blocking=True)
         else:
             sums.zero_()
 

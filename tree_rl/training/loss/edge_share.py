@@ -49,10 +49,9 @@ class EdgeShare:
 
     def asked(
         self, source_E: np.ndarray, target_E: np.ndarray, temperature_E: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """This rank's arguments of `request_edges`: sources [r] among its tokens; row in r, target, temperature [e]."""
-        sources_r, row_e = np.unique(source_E[self.own_e] - self.first_token, return_inverse=True)
-        return sources_r, row_e, target_E[self.own_e], temperature_E[self.own_e]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """This rank's arguments of `request_edges`: source among its tokens, target, temperature, each [e]."""
+        return source_E[self.own_e] - self.first_token, target_E[self.own_e], temperature_E[self.own_e]
 
     def gather(self, values_e: torch.Tensor) -> torch.Tensor:
         """Gather the values of all edges [E] from those of each rank; every rank must call it, even without edges."""

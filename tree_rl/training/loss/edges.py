@@ -2,8 +2,8 @@
 
 A token's log-prob belongs to the edge parent -> token (paper, "Derivation"): the last token of a segment predicts the
 first token of each child.
-Legend: F flat tokens, N unique tokens, E edges, R source tokens of edges (one vector of logits each), B rows, W wanted
-flat positions.
+Legend: F flat tokens, N unique tokens, E edges, R their distinct source tokens (one vector of logits each), B rows, W
+wanted flat positions.
 """
 
 import functools
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tree_kernels.edge_log_probs import rows_of_edges
+from tree_kernels.edge_log_probs.edge_rows import distinct
 from tree_kernels.host_copy import to_device
 from tree_rl.models.edge_head import EdgeRequest, edge_values
 from tree_rl.models.sequence_parallel import SequenceParallel
@@ -24,9 +25,6 @@ from tree_rl.training.loss.outputs import LOG_PROBS, EdgeOutputs, Wanted
 from tree_rl.training.micro_batch import MicroBatch
 from tree_rl.training.rows import Rows
 from tree_rl.tree.forest import Forest
-
-MOST_MARKS_PER_VALUE = 64
-"""Limit on the value range, in multiples of the number of values, up to which a bitmap beats sorting in `_distinct`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +43,10 @@ class FlatReads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgePlan:
-    """The source tokens whose logits to compute, the edges read from them, and the flat positions that receive each."""
+    """The edges whose log-probs to compute, and the flat positions that receive each."""
 
-    source_R: np.ndarray
-    """int64 [R], unique tokens whose hidden states are projected to the vocabulary."""
-    source_of_edge_E: np.ndarray
-    """int64 [E], index into R of each edge's source token."""
+    source_E: np.ndarray
+    """int64 [E], unique token at which the edge starts; its hidden state is projected to the vocabulary once."""
     target_E: np.ndarray
     """int64 [E], token id that the edge predicts."""
     temperature_E: np.ndarray
@@ -62,10 +58,8 @@ class EdgePlan:
     @functools.cached_property
     def request(self) -> EdgeRequest:
         """The head's request for all edges in one forward; under sequence parallelism, for this rank's edges."""
-        asked = self.source_R, self.source_of_edge_E, self.target_E, self.temperature_E
-        if self.share is not None:
-            asked = self.share.asked(self.source_R[self.source_of_edge_E], self.target_E, self.temperature_E)
-        return request_edges(*asked, device=self.reads.flat_W.device)
+        edges = self.source_E, self.target_E, self.temperature_E
+        return request_edges(*edges, device=self.reads.flat_W.device, share=self.share)
 
 
 def plan_edges(
@@ -101,27 +95,25 @@ def plan_edges(
     temperatures, temperature_index = np.unique(np.asarray(temperature_B, dtype=np.float32), return_inverse=True)
     kinds = max(len(temperatures), 1)
     kind = temperature_index[row_of_flat[flat]]
-    edges, edge_of_wanted = _distinct(child * kinds + kind, forest.num_unique * kinds)
+    edges, edge_of_wanted = distinct(child * kinds + kind)
     edge_child, edge_kind = np.divmod(edges, kinds)
-    source_R, source_of_edge = _distinct(forest.parent[edge_child].astype(np.int64), forest.num_unique)
-    source_of_edge_E = source_of_edge.astype(np.int64)
+    source_E = forest.parent[edge_child].astype(np.int64)
     target_E = forest.input_ids[edge_child].astype(np.int64)
     candidate_edge_WK = None
     if candidates_FK is not None:
-        source_W, candidates_WK = source_of_edge[edge_of_wanted], candidates_FK[flat].astype(np.int64)
+        source_W, candidates_WK = source_E[edge_of_wanted], candidates_FK[flat].astype(np.int64)
         size = int(candidates_WK.max(initial=0)) + 1
         key_WK = (source_W[:, None] * size + candidates_WK) * kinds + kind[:, None]
         more, place = np.unique(key_WK, return_inverse=True)
         candidate_edge_WK = to_device(len(edges) + place.reshape(candidates_WK.shape), device)
         (more_source, more_target), more_kind = np.divmod(more // kinds, size), more % kinds
-        source_of_edge_E = np.concatenate([source_of_edge_E, more_source])
+        source_E = np.concatenate([source_E, more_source])
         target_E = np.concatenate([target_E, more_target])
         edge_kind = np.concatenate([edge_kind, more_kind])
     temperature_E = temperatures[edge_kind] if len(edge_kind) else np.zeros(0, dtype=np.float32)
-    share = None if ranks is None else EdgeShare.of(source_R[source_of_edge_E], forest.num_unique, ranks, device)
+    share = None if ranks is None else EdgeShare.of(source_E, forest.num_unique, ranks, device)
     return EdgePlan(
-        source_R=source_R,
-        source_of_edge_E=source_of_edge_E,
+        source_E=source_E,
         target_E=target_E,
         temperature_E=temperature_E,
         reads=FlatReads(
@@ -145,44 +137,36 @@ def edges_of_batch(
 
 
 def request_edges(
-    source_R: np.ndarray,
-    source_of_edge_E: np.ndarray,
+    source_E: np.ndarray,
     target_E: np.ndarray,
     temperature_E: np.ndarray,
     *,
     device: torch.device | str,
     extras: tuple[str, ...] = (),
+    share: EdgeShare | None = None,
 ) -> EdgeRequest:
     """Build the request to a model's head; everything that depends on the edges alone is computed here, on the CPU.
 
     Args:
-        source_R: int [R], source tokens of the edges, as positions in one forward.
-        source_of_edge_E: int [E], index into R of each edge's source token.
+        source_E: int64 [E], source token of each edge, as position in one forward.
         target_E: int [E], token id that each edge predicts.
         temperature_E: float32 [E].
         device: device of the model.
         extras: outputs besides log-probs, see `EdgeRequest`.
+        share: requests this rank's share of the edges.
     """
+    if share is not None:
+        source_E, target_E, temperature_E = share.asked(source_E, target_E, temperature_E)
+    kept_R, row_E = distinct(source_E)
     # Without edges the head still reads token 0: FSDP expects its gradient, and relayed keys need it in the graph.
-    kept_R = source_R if len(source_R) else np.zeros(1)
-    source_E, token_E = (torch.from_numpy(array.astype(np.int64)) for array in (source_of_edge_E, target_E))
+    kept_R = kept_R if len(kept_R) else np.zeros(1, dtype=np.int64)
     is_one = len(temperature_E) > 0 and bool((temperature_E == temperature_E[0]).all())
     temperature = float(temperature_E[0]) if is_one else torch.from_numpy(temperature_E)
     return EdgeRequest(
-        kept_R=to_device(kept_R.astype(np.int64), device),
-        rows=rows_of_edges(source_E, token_E, temperature).to(device),
+        kept_R=to_device(kept_R, device),
+        rows=rows_of_edges(torch.from_numpy(row_E), torch.from_numpy(target_E), temperature).to(device),
         extras=extras,
     )
-
-
-def _distinct(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """`np.unique` with inverse, for int64 values in [0, limit)."""
-    if limit > MOST_MARKS_PER_VALUE * len(values):
-        return np.unique(values, return_inverse=True)
-    marks = np.zeros(limit, dtype=bool)
-    marks[values] = True
-    rank = np.cumsum(marks, dtype=np.int64) - 1
-    return np.flatnonzero(marks), rank[values]
 
 
 def scatter(values_E: torch.Tensor, reads: FlatReads) -> torch.Tensor:
@@ -215,7 +199,7 @@ def tree_log_probs(
         extras: outputs besides log-probs, which may be named too: `entropy`, `sum_pi_squared`.
 
     Returns:
-        [F] each; only the tokens of `source_R` are projected to the vocabulary.
+        [F] each; only tokens at which an edge starts are projected to the vocabulary.
     """
     plan = functools.cache(edges)
 

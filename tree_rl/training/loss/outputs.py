@@ -62,11 +62,6 @@ class EdgeOutputs:
         return cls(**dict(zip((LOG_PROBS, ENTROPY, SUM_PI_SQUARED), per_edge, strict=True)))
 
     @classmethod
-    def zeros(cls, names: Wanted, size: int, device: torch.device) -> "EdgeOutputs":
-        """Float32 zeros [size] under the given names."""
-        return cls.of({name: torch.zeros(size, device=device) for name in names})
-
-    @classmethod
     def of(cls, named: Mapping[str, torch.Tensor]) -> "EdgeOutputs":
         """Outputs from a mapping; raises ValueError for an unknown name."""
         known = [field.name for field in fields(cls)]

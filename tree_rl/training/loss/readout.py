@@ -33,10 +33,9 @@ class Readout(ABC):
     def __init__(
         self, slots_of: list[np.ndarray], num_slots: int, names: Wanted, reads: FlatReads, device: torch.device
     ) -> None:
-        self.device = device
         self._reads = reads
         self._slots_of = [torch.from_numpy(slots.astype(np.int64)).to(device) for slots in slots_of]
-        self._known = EdgeOutputs.zeros(names, num_slots, device).present()
+        self._known = EdgeOutputs.of({name: torch.zeros(num_slots, device=device) for name in names}).present()
 
     @property
     def values(self) -> EdgeOutputs:
@@ -100,7 +99,7 @@ class EdgeReadout(Readout):
         ranks: SequenceParallel | None = None,
     ) -> None:
         """Assign each wanted edge to the partition of its source token; `ranks` share the tokens of each partition."""
-        source_E = edges.source_R[edges.source_of_edge_E]
+        source_E = edges.source_E
         owner_E = plan.partition_of_token[source_E]
         slots_of = [np.flatnonzero(owner_E == number) for number in range(plan.num_partitions)]
         extras = tuple(name for name in names if name != LOG_PROBS)
@@ -108,15 +107,10 @@ class EdgeReadout(Readout):
         self._requests: list[EdgeRequest] = []
         self._shares: list[EdgeShare | None] = []
         for slots, partition in zip(slots_of, plan.partitions, strict=True):
-            source_e, target_e = plan.local_index[source_E[slots]], edges.target_E[slots]
-            temperature_e = edges.temperature_E[slots]
-            if ranks is None:
-                sources, source_of_edge = np.unique(source_e, return_inverse=True)
-                asked, share = (sources, source_of_edge, target_e, temperature_e), None
-            else:
-                share = EdgeShare.of(source_e, partition.num_tokens, ranks, device)
-                asked = share.asked(source_e, target_e, temperature_e)
-            self._requests.append(request_edges(*asked, device=device, extras=extras))
+            source_e = plan.local_index[source_E[slots]].astype(np.int64)
+            share = None if ranks is None else EdgeShare.of(source_e, partition.num_tokens, ranks, device)
+            own = source_e, edges.target_E[slots], edges.temperature_E[slots]
+            self._requests.append(request_edges(*own, device=device, extras=extras, share=share))
             self._shares.append(share)
 
     def read(self, model: Model, inputs: TreeInputs, partition: int) -> Read:

@@ -7,7 +7,6 @@ Legend: N tokens of a forward, C hidden size.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -22,6 +21,8 @@ from tree_rl.training.memory.host_slab import HostSlab, host_slab
 
 CHECKPOINT = "_gradient_checkpointing_func"
 """Attribute of transformers' layers: `torch.utils.checkpoint.checkpoint` with its options."""
+Packed = torch.Tensor | partial[torch.Tensor]
+"""What autograd saves: a tensor, or how a layer's input is fetched from the host."""
 
 
 class OffloadedInputs:
@@ -130,7 +131,7 @@ class _ForwardInputs:
             self._arriving[number - 1] = self._start_fetch(number - 1)
         return hidden_1NC
 
-    def _pack(self, number: int, address: int, shape: torch.Size, saved: torch.Tensor) -> "torch.Tensor | _Offloaded":
+    def _pack(self, number: int, address: int, shape: torch.Size, saved: torch.Tensor) -> Packed:
         if saved.data_ptr() != address or saved.shape != shape:
             return saved
         slab = self._run.slab(saved)
@@ -138,20 +139,12 @@ class _ForwardInputs:
         host = slab.view(offset, saved.shape, saved.dtype)
         self._waiting[number] = (offset, host)
         self._leaving = _Copy(slab, source=saved, target=host)
-        return _Offloaded(inputs=self, number=number)
+        return partial(self.fetch, number)
 
     def _start_fetch(self, number: int) -> "_Copy":
         _, host = self._waiting.pop(number)
         slab = self._run.slab(host)
         return _Copy(slab, source=host, target=torch.empty_like(host, device=slab.device))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Offloaded:
-    """What autograd saves instead of a layer's input."""
-
-    inputs: _ForwardInputs
-    number: int
 
 
 class _Copy:
@@ -202,5 +195,5 @@ def _keeps_the_graph(layer: nn.Module) -> bool:
     return isinstance(checkpoint, partial) and checkpoint.keywords.get("use_reentrant") is False
 
 
-def _unpack(saved: "torch.Tensor | _Offloaded") -> torch.Tensor:
-    return saved.inputs.fetch(saved.number) if isinstance(saved, _Offloaded) else saved
+def _unpack(saved: Packed) -> torch.Tensor:
+    return saved() if isinstance(saved, partial) else saved

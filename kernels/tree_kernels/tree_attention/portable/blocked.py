@@ -28,36 +28,19 @@ def blocked_attention(
     layout: TreeLayout,
     rule: ScoreRule,
     *,
+    return_lse: bool = False,
     block_tokens: int | None = None,
-) -> torch.Tensor:
-    """Output [N, Hq, D] in q's dtype, block by block, with torch's fused attention if the score rule allows it.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output [N, Hq, D] in q's dtype, and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
 
+    Block by block; without cap, sinks and `return_lse` by torch's fused attention, which has no log-sum-exp (None).
     Arguments as in `reference_attention`; `block_tokens` are the queries per block, None chooses by device.
     """
-    if rule.softcap is not None or sinks_H is not None:
-        return explicit_blocked_attention(q_NHD, k_MKD, v_MKD, sinks_H, layout, rule, block_tokens=block_tokens)[0]
     size = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
     blocks = query_blocks(layout, size, rule.window)
-    return _FusedBlocks.apply(q_NHD, k_MKD, v_MKD, blocks, rule)
-
-
-def explicit_blocked_attention(
-    q_NHD: torch.Tensor,
-    k_MKD: torch.Tensor,
-    v_MKD: torch.Tensor,
-    sinks_H: torch.Tensor | None,
-    layout: TreeLayout,
-    rule: ScoreRule,
-    *,
-    block_tokens: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [N, Hq, D] in q's dtype and log-sum-exp [N, Hq] (sinks included) in the accumulation dtype.
-
-    Block by block with an explicit softmax; arguments as in `blocked_attention`.
-    """
-    size = block_tokens or BLOCK_TOKENS.get(q_NHD.device.type, DEFAULT_BLOCK_TOKENS)
-    blocks = query_blocks(layout, size, rule.window)
-    return _ExplicitBlocks.apply(q_NHD, k_MKD, v_MKD, sinks_H, blocks, rule)
+    if return_lse or rule.softcap is not None or sinks_H is not None:
+        return _ExplicitBlocks.apply(q_NHD, k_MKD, v_MKD, sinks_H, blocks, rule)
+    return _FusedBlocks.apply(q_NHD, k_MKD, v_MKD, blocks, rule), None
 
 
 def _fused_block(

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, 
 from tree_kernels.tree_attention.block_lists import FOREVER, block_relations, key_depths, key_ends, listed
 from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_layout import TreeLayout, kept
+from tree_kernels.triton_support import DTYPES
 
 BLOCK = 128
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_SIZE = 256
 VARIANTS = 64
 

@@ -151,7 +151,7 @@ def states_down(
 @kept
 def tile_tensors(layout: TreeLayout, tile_tokens: int, wanted: tuple[int, ...]) -> TileTensors:
     """The tiles of a layout on its device; cached with it."""
-    plan = tile_plan(layout, tile_tokens=tile_tokens, wanted=wanted)
+    plan = tile_plan(layout, tile_tokens, wanted)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
         return to_device(values.astype(np.int64), layout.device)

@@ -4,12 +4,20 @@ Only the inputs, their decays and the inverses of the tiles are saved; the backw
 Legend: N unique tokens, Hk key heads, H value heads, K and V state sizes.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
-from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import gradients, outputs, prepare, products, walk
+from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import (
+    gradients,
+    inverse_gradients,
+    outputs,
+    prepare,
+    products,
+    walk,
+)
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS
 from tree_kernels.tree_layout import TreeLayout
@@ -54,7 +62,9 @@ class _TritonDeltaRule(torch.autograd.Function):
         *tensors, path, from_entry, to_exit, kept, inverse = ctx.saved_tensors
         problem = _problem((*tensors, *ctx.rest))
         decays = Decays(path=path, from_entry=from_entry, to_exit=to_exit, kept=kept)
-        *of_tokens, d_source = gradients(problem, decays, inverse, d_out.contiguous(), d_states)
+        reads, own = products(problem, decays, inverse)
+        of_writes = partial(inverse_gradients, problem, decays, inverse, reads, own)
+        *of_tokens, d_source = gradients(problem, decays, reads, own, d_out.contiguous(), d_states, of_writes)
         d_initial = d_source[problem.plan.root_sources].sum(0) if ctx.needs_input_grad[5] else None
         return *of_tokens, d_initial, None, None, None
 

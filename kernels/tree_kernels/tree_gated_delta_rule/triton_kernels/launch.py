@@ -4,6 +4,8 @@ Legend: N unique tokens, T tiles, C rows of a tile, H value heads, K and V state
 states, L chains.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.gradient_kernels import (
@@ -28,6 +30,10 @@ from tree_kernels.tree_gated_delta_rule.triton_kernels.state_kernels import (
     walk_back_kernel,
     walk_kernel,
 )
+
+OfWrites = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+"""Takes the gradients of U and W, and the parts of the gradient of path sums that it writes; returns those of v and
+beta, the inverses, and the gradient of overlaps. Without `corrects` the last two are not read."""
 
 
 def prepare(problem: Problem) -> tuple[Decays, torch.Tensor]:
@@ -92,82 +98,75 @@ def outputs(problem: Problem, decays: Decays, written: torch.Tensor, entry: torc
 
 
 def gradients(
-    problem: Problem, decays: Decays, inverse: torch.Tensor, d_out: torch.Tensor, d_states: torch.Tensor
+    problem: Problem,
+    decays: Decays,
+    reads: torch.Tensor,
+    own: torch.Tensor,
+    d_out: torch.Tensor,
+    d_states: torch.Tensor,
+    of_writes: OfWrites,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of q, k, v, g, beta, and of the start state of each chain, then `d_states` [L + wanted, H, K, V]."""
-    plan, launches, keys = problem.plan, problem.launches, problem.k.shape[2]
-    reads, own = products(problem, decays, inverse)
-    written = torch.empty_like(own)
+    """Gradients of q, k, v, g, beta, and of the start state of each chain, then `d_states` [L + wanted, H, K, V].
+
+    `reads` and `own` are from `products`; without `corrects` both are what the tiles write.
+    """
+    plan, launches, keys, tile = problem.plan, problem.launches, problem.k.shape[2], problem.tile_tokens
+    written = torch.empty_like(own) if problem.corrects else own
     entry, _ = walk(problem, decays, reads, own, written)
-    of_queries, of_exits = keys // launches.query_gradients.keys, keys // launches.exit_gradients.keys
-    d_path = decays.path.new_empty(4 + of_queries + of_exits, *decays.path.shape[1:])
-    parts_of_scores, parts_of_inverse, parts_of_queries, parts_of_exits = d_path.split([2, 2, of_queries, of_exits])
-    d_written, d_scores, d_overlap = torch.empty_like(own), torch.empty_like(inverse), torch.empty_like(inverse)
+    parts = (2, 2 * problem.corrects, keys // launches.query_gradients.keys, keys // launches.exit_gradients.keys)
+    d_path = decays.path.new_empty(sum(parts), *decays.path.shape[1:])
+    parts_of_scores, parts_of_inverse, parts_of_queries, parts_of_exits = d_path.split(parts)
+    d_written, d_scores = torch.empty_like(own), problem.of_tiles(tile, tile)
     score_gradients_kernel[problem.of_value_heads](
         problem.q, problem.k, written, d_out, decays.path, plan.token, plan.row_end, d_written, d_scores,
         parts_of_scores, *problem.counts, problem.scale,
         **problem.constants(launches.score_gradients, score_gradients_kernel),
     )  # fmt: skip
     d_main, d_side, d_source = walk_back(problem, decays, reads, d_out, d_written, d_states)
-    d_reads = torch.empty_like(reads)
-    d_q, d_v, d_beta = map(torch.empty_like, (problem.q, problem.v, problem.beta))
+    d_q, d_k, d_g = map(torch.empty_like, (problem.q, problem.k, problem.g))
+    d_reads = torch.empty_like(reads) if problem.corrects else d_scores
     query_gradients_kernel[problem.of_key_heads](
         problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_q, d_reads,
         parts_of_queries, *problem.counts, problem.scale,
         **problem.constants(launches.query_gradients, query_gradients_kernel),
     )  # fmt: skip
-    inverse_gradients_kernel[problem.of_value_heads](
-        problem.k, problem.v, problem.beta, inverse, reads, own, d_written, d_reads, decays.path, plan.token,
-        plan.row_end, d_v, d_beta, d_overlap, parts_of_inverse, *problem.counts,
-        **problem.constants(launches.inverse_gradients, inverse_gradients_kernel),
-    )  # fmt: skip
-    of_tiles = (inverse, d_reads, d_scores, d_overlap)
-    d_k = key_gradients(problem, decays, written, entry, (d_main, d_side), of_tiles, parts_of_exits)
-    return d_q, d_k, d_v, gate_gradients(problem, d_path), d_beta, d_source
-
-
-def key_gradients(
-    problem: Problem,
-    decays: Decays,
-    written: torch.Tensor,
-    entry: torch.Tensor,
-    d_exits: tuple[torch.Tensor, torch.Tensor],
-    of_tiles: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    parts_of_exits: torch.Tensor,
-) -> torch.Tensor:
-    """Gradient of k; also writes the exits' parts of the gradient of path sums.
-
-    Args:
-        problem: the forest and its inputs.
-        decays: of all tiles.
-        written: U [T, H, C, V].
-        entry: entry states of tiles.
-        d_exits: gradients of the states that leave tiles along chains, and of side exits.
-        of_tiles: inverses, and the gradients of reads, scores and overlaps; only scores count without `corrects`.
-        parts_of_exits: receives the parts.
-    """
-    plan, launches, d_k = problem.plan, problem.launches, torch.empty_like(problem.k)
+    d_v, d_beta, inverse, d_overlap = of_writes(d_written, d_reads, parts_of_inverse)
     # This kernel writes one part of dK, the next one adds the rest.
     exit_gradients_kernel[problem.of_key_heads](
-        problem.k, written, entry, *d_exits, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
+        problem.k, written, entry, d_main, d_side, decays.path, decays.to_exit, decays.kept, plan.token, plan.row_end,
         plan.main_row, plan.side_start, plan.side_row, d_k, parts_of_exits, *problem.counts,
         **problem.constants(launches.exit_gradients, exit_gradients_kernel), SIDES=len(plan.side_row) > 0,
     )  # fmt: skip
     key_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, problem.beta, *of_tiles, decays.path, plan.token, d_k,
+        problem.q, problem.k, problem.beta, inverse, d_reads, d_scores, d_overlap, decays.path, plan.token, d_k,
         *problem.counts, **problem.constants(launches.key_gradients, key_gradients_kernel),
     )  # fmt: skip
-    return d_k
-
-
-def gate_gradients(problem: Problem, d_path: torch.Tensor) -> torch.Tensor:
-    """Gradient of g, from all parts of the gradient of path sums."""
-    plan, d_g = problem.plan, torch.empty_like(problem.g)
     gate_gradients_kernel[problem.of_value_heads](
-        d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=problem.tile_tokens,
-        PARTS=len(d_path), num_warps=1,
+        d_path, plan.token, plan.row_end, d_g, *problem.counts, HEADS=problem.v.shape[1], C=tile, PARTS=len(d_path),
+        num_warps=1,
     )  # fmt: skip
-    return d_g
+    return d_q, d_k, d_v, d_g, d_beta, d_source
+
+
+def inverse_gradients(
+    problem: Problem,
+    decays: Decays,
+    inverse: torch.Tensor,
+    reads: torch.Tensor,
+    own: torch.Tensor,
+    d_written: torch.Tensor,
+    d_reads: torch.Tensor,
+    d_path: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """`OfWrites` of the delta rule."""
+    plan, d_overlap = problem.plan, torch.empty_like(inverse)
+    d_v, d_beta = torch.empty_like(problem.v), torch.empty_like(problem.beta)
+    inverse_gradients_kernel[problem.of_value_heads](
+        problem.k, problem.v, problem.beta, inverse, reads, own, d_written, d_reads, decays.path, plan.token,
+        plan.row_end, d_v, d_beta, d_overlap, d_path, *problem.counts,
+        **problem.constants(problem.launches.inverse_gradients, inverse_gradients_kernel),
+    )  # fmt: skip
+    return d_v, d_beta, inverse, d_overlap
 
 
 def walk_back(

@@ -4,22 +4,13 @@ Queries are C, keys are B, and a tile writes dt x. Only the inputs and their dec
 Legend: N unique tokens, G groups of heads that share B and C, H heads, K state size, P head size.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import device_plan
-from tree_kernels.tree_gated_delta_rule.triton_kernels.gradient_kernels import (
-    query_gradients_kernel,
-    score_gradients_kernel,
-)
-from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import (
-    gate_gradients,
-    key_gradients,
-    outputs,
-    walk,
-    walk_back,
-)
+from tree_kernels.tree_gated_delta_rule.triton_kernels.launch import gradients, outputs, walk
 from tree_kernels.tree_gated_delta_rule.triton_kernels.problem import Decays, Problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS
 from tree_kernels.tree_layout import TreeLayout
@@ -67,9 +58,13 @@ class _TritonStateSpace(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         problem = _problem((*ctx.saved_tensors, *ctx.rest))
-        *of_tokens, d_source = _gradients(problem, d_out.contiguous(), d_states)
+        decays, written = _writes(problem)
+        of_writes = partial(_write_gradients, problem)
+        d_c, d_b, d_x, d_g, d_dt, d_source = gradients(
+            problem, decays, written, written, d_out.contiguous(), d_states, of_writes
+        )
         d_initial = d_source[problem.plan.root_sources].sum(0) if ctx.needs_input_grad[5] else None
-        return *of_tokens, d_initial, None, None
+        return d_x, d_b, d_c, d_g, d_dt, d_initial, None, None
 
 
 def _problem(arguments: tuple[Any, ...]) -> Problem:
@@ -90,31 +85,13 @@ def _writes(problem: Problem) -> tuple[Decays, torch.Tensor]:
     return decays, written
 
 
-def _gradients(problem: Problem, d_out: torch.Tensor, d_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Gradients of x, B, C, g, dt, and of the start state of each chain, then `d_states`."""
-    plan, launches, keys = problem.plan, problem.launches, problem.k.shape[2]
-    decays, written = _writes(problem)
-    entry, _ = walk(problem, decays, written, written, written)
-    of_queries, of_exits = keys // launches.query_gradients.keys, keys // launches.exit_gradients.keys
-    d_path = decays.path.new_empty(2 + of_queries + of_exits, *decays.path.shape[1:])
-    parts_of_scores, parts_of_queries, parts_of_exits = d_path.split([2, of_queries, of_exits])
-    d_written, d_scores = torch.empty_like(written), problem.of_tiles(problem.tile_tokens, problem.tile_tokens)
-    score_gradients_kernel[problem.of_value_heads](
-        problem.q, problem.k, written, d_out, decays.path, plan.token, plan.row_end, d_written, d_scores,
-        parts_of_scores, *problem.counts, problem.scale,
-        **problem.constants(launches.score_gradients, score_gradients_kernel),
-    )  # fmt: skip
-    d_main, d_side, d_source = walk_back(problem, decays, written, d_out, d_written, d_states)
-    d_c, d_x, d_dt = map(torch.empty_like, (problem.q, problem.v, problem.beta))
-    query_gradients_kernel[problem.of_key_heads](
-        problem.q, problem.k, entry, d_out, d_written, d_scores, decays.path, plan.token, d_c, d_scores,
-        parts_of_queries, *problem.counts, problem.scale,
-        **problem.constants(launches.query_gradients, query_gradients_kernel),
-    )  # fmt: skip
-    of_tiles = (d_scores, d_scores, d_scores, d_scores)
-    d_b = key_gradients(problem, decays, written, entry, (d_main, d_side), of_tiles, parts_of_exits)
+def _write_gradients(
+    problem: Problem, d_written: torch.Tensor, d_scores: torch.Tensor, _d_path: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`OfWrites` of Mamba 2."""
+    d_x, d_dt = torch.empty_like(problem.v), torch.empty_like(problem.beta)
     write_gradients_kernel[problem.of_value_heads](
-        problem.v, problem.beta, d_written, plan.token, d_x, d_dt, problem.counts[0],
-        **problem.constants(launches.products, write_gradients_kernel),
+        problem.v, problem.beta, d_written, problem.plan.token, d_x, d_dt, problem.counts[0],
+        **problem.constants(problem.launches.products, write_gradients_kernel),
     )  # fmt: skip
-    return d_x, d_b, d_c, gate_gradients(problem, d_path), d_dt, d_source
+    return d_x, d_dt, d_scores, d_scores
