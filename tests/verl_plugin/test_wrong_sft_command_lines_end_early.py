@@ -79,6 +79,28 @@ def test_one_line_names_the_key(
     assert_names(line.removesuffix("\n"), wrong.split(), *said)
 
 
+@pytest.mark.parametrize(
+    ("written", "is_refused"), [("_import_structure = {}", True), ("AutoModelForCausalLMWithValueHead", False)]
+)
+def test_a_trl_without_the_class_that_verl_imports_is_refused(
+    written: str,
+    is_refused: bool,
+    good: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "trl").mkdir()
+    (tmp_path / "trl" / "__init__.py").write_text(written)
+    monkeypatch.syspath_prepend(tmp_path)
+    if not is_refused:
+        checked(good)
+        return
+    with pytest.raises(SystemExit, match=r"^2$"):
+        checked(good)
+    assert f"and {tmp_path}/trl no longer has it; pip uninstall trl" in capsys.readouterr().err
+
+
 def test_short_forms_are_written_out(good: list[str]) -> None:
     config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
     assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")

@@ -156,6 +156,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 here.incomplete_model),
         Refusal("tokenizer_path", "{key}={value}: the folder has no {what}",
                 "save the tokenizer there with save_pretrained", here.incomplete_tokenizer),
+        Refusal("path", f"{{key}}: verl imports {here.VALUE_HEAD} to build a model, and {{trl}} no longer has it",
+                "pip uninstall trl", here.trl_without_value_head),
     ),
     Of.MACHINE: (
         Refusal(f"{ROLLOUT}.name", "{key}={value}: {module} is not installed here",

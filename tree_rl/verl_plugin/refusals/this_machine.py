@@ -58,6 +58,8 @@ OWN_DATA_SET = "data.custom_cls.path"
 """Key of a data set that may read anything."""
 PACKAGE = "pkg://"
 """Prefix of a module by its name, where verl takes the path of a file too."""
+VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
+"""Class that verl imports from TRL wherever TRL is installed; TRL 1.16 no longer has it."""
 CPUS_OF_A_PROCESS = 3
 """Processors that verl asks Ray for with each GPU."""
 
@@ -69,6 +71,16 @@ def absent_engine(name: Any, _: Any) -> Words | None:
     """A rollout engine whose package is not installed."""
     module, command = ENGINE_PACKAGES.get(name, (None, ""))
     return None if module is None or find_spec(module) else {"module": module, "command": command}
+
+
+def trl_without_value_head(*_: Any) -> Words | None:
+    """A TRL beside which verl can build no model; found without importing it, which takes seconds."""
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin)
+    has_it = (source.parent / "experimental" / "ppo").is_dir() or VALUE_HEAD in source.read_text()
+    return None if has_it else {"trl": source.parent}
 
 
 def unready_logger(loggers: Any, _: Any) -> Words | None:
