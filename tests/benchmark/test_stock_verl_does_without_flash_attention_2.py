@@ -5,13 +5,12 @@ flash-attn-4 runs on GPUs only; a stand-in with its signature, as strict about l
 
 import importlib.machinery
 import sys
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from rows_by_torch import attend_rows
 from transformers import AutoModelForCausalLM, Qwen3Config, modeling_flash_attention_utils
 from transformers.modeling_utils import PreTrainedModel
 
@@ -39,12 +38,7 @@ def of_rows(
     assert isinstance(max_seqlen_q, int) and isinstance(max_seqlen_k, int)
     assert causal and torch.equal(cu_seqlens_q, cu_seqlens_k) and not deterministic
     CALLS.append(cu_seqlens_q.tolist())
-    parts = []
-    for start, end in pairwise(CALLS[-1]):
-        inputs = (t[start:end].transpose(0, 1) for t in (q, k, v))
-        attended = scaled_dot_product_attention(*inputs, is_causal=True, scale=softmax_scale, enable_gqa=True)
-        parts.append(attended.transpose(0, 1))
-    return torch.cat(parts), None
+    return attend_rows(q, k, v, CALLS[-1], softmax_scale), None
 
 
 def dense(q: Any, k: Any, v: Any, softmax_scale: float | None = None, causal: bool = False) -> Any:

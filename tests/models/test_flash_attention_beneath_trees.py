@@ -5,15 +5,14 @@ The package runs on GPUs only; a stand-in with its signature computes the same a
 
 import importlib.machinery
 import sys
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from latent_models import latent_configs
+from rows_by_torch import attend_rows
 from tiny_sizes import sizes
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AutoModelForCausalLM,
     PretrainedConfig,
@@ -66,12 +65,7 @@ def varlen(
     assert q.shape[-1] == k.shape[-1] == v.shape[-1]
     assert causal and torch.equal(cu_seqlens_q, cu_seqlens_k) and dropout_p == 0.0
     CALLS.append(cu_seqlens_q.tolist())
-    parts = []
-    for start, end in pairwise(CALLS[-1]):
-        inputs = (t[start:end].transpose(0, 1) for t in (q, k, v))
-        attended = scaled_dot_product_attention(*inputs, is_causal=True, scale=softmax_scale, enable_gqa=True)
-        parts.append(attended.transpose(0, 1))
-    return torch.cat(parts)
+    return attend_rows(q, k, v, CALLS[-1], softmax_scale)
 
 
 @pytest.fixture(params=FAMILIES)
