@@ -109,9 +109,12 @@ def print_table(runs: dict[str, dict[int, pd.DataFrame]]) -> None:
             cells = [mean_and_interval(base, ".3f"), mean_and_interval(mine, ".3f")]
             cells.append(mean_and_interval(mine - base, "+.3f"))
             print(f"| {arm} | {len(common)} | {column}, {budget:,.0f} | {' | '.join(cells)} |")
+    budget = min(run["generated_tokens"].sum() for by_seed in runs.values() for run in by_seed.values())
+    print(f"\n| arm | seeds | first five steps | last five | at {budget:,} generated tokens |\n|---|---|---|---|---|")
     for arm, by_seed in runs.items():
-        ends = (np.array([run["reward"].to_numpy()[part].mean() for run in by_seed.values()]) for part in ENDS)
-        print(f"{arm}: first and last five steps", *(mean_and_interval(rewards, ".3f") for rewards in ends))
+        ends = [np.array([run["reward"].to_numpy()[part].mean() for run in by_seed.values()]) for part in ENDS]
+        ends.append(np.array([reward_at(run, "generated_tokens", budget) for run in by_seed.values()]))
+        print(f"| {arm} | {len(by_seed)} |", " | ".join(mean_and_interval(rewards, ".3f") for rewards in ends), "|")
 
 
 def mean_and_interval(values: np.ndarray, form: str) -> str:
