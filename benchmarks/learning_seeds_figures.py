@@ -41,10 +41,16 @@ BASELINE = "tree"
 
 
 def half_width(values: np.ndarray) -> np.ndarray:
-    """Half of the 95 % interval of the mean over the first axis (seeds); NaN for one seed."""
+    """Half of the 95 % interval of the mean over the first axis (seeds); NaN for one seed.
+
+    Raises:
+        ValueError: there are more seeds than `T_95` has values for.
+    """
     count = len(values)
     if count < 2:
         return np.full(values.shape[1:], np.nan)
+    if count > len(T_95) + 1:
+        raise ValueError(f"{count} seeds: expected at most {len(T_95) + 1}; add Student's t of more to T_95")
     return T_95[count - 2] * values.std(axis=0, ddof=1) / np.sqrt(count)
 
 

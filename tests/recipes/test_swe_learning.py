@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,7 @@ from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import learning_seeds
+import learning_seeds_figures
 import swe_learning
 from quickstart.progress import PhaseFailedError
 from swe_learning_figures import Drawn, measured
@@ -140,3 +142,11 @@ def test_rows_are_counted_as_they_are_written_and_compared_within_a_precision(tm
         ("tree_float32", 1): (2, 2),
         ("flat_float32", 1): (2, 2),
     }
+
+
+def test_an_interval_over_seeds_is_students_t_and_more_seeds_than_it_knows_are_refused() -> None:
+    # By hand: of 1, 2 and 6 the deviation is sqrt(7), and t with two degrees of freedom is 4.303.
+    assert learning_seeds_figures.half_width(np.array([1.0, 2.0, 6.0])) == pytest.approx(4.303 * (7 / 3) ** 0.5)
+    assert np.isnan(learning_seeds_figures.half_width(np.zeros(1)))
+    with pytest.raises(ValueError, match="11 seeds: expected at most 10"):
+        learning_seeds_figures.half_width(np.zeros(11))

@@ -62,6 +62,7 @@ SHAPES = BRANCHING | {
     "one_token": [[5]],
     "two_tokens": [[5, 6]],
     "long_trunk": [tokens(3, 60) + tokens(40 + i, 2 + 3 * i) for i in range(4)],
+    "better_by_the_solver": [[5, 6, 7], [5, 8], [5, *tokens(50, 5)]],
 }
 
 

@@ -1,6 +1,8 @@
 """Ranks that share a forest's tokens: outputs and gradients of rows run alone, in float32, for any model and shape; so
 where one of them runs out of memory, raised by hand in the middle of a layer: all repeat the step."""
 
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +25,13 @@ from sharing_ranks import (
     groups_of,
     prepare,
     rank_main,
+    rows_alone,
     step,
 )
 
 from tree_rl.cost.memory import budget
+from tree_rl.tree.forest import Forest
+from tree_rl.tree.partition import plan_partitions, solver
 
 FOUR_SHARE = [
     *(Case(shapes=(shape,)) for shape in ("identical_and_strict_prefix", "single_tokens", "one_token", "long_trunk")),
@@ -93,6 +98,27 @@ def test_unequal_rows_and_too_few_heads_are_refused_on_every_rank() -> None:
     for unequal, one_head in run_ranks(refused_main, 2, seconds=60.0):
         assert unequal.startswith("RuntimeError: ranks [0, 1] share the tokens of their rows, but their rows or plans")
         assert "set ulysses_sequence_parallel_size to a divisor of 1" in one_head
+
+
+BUSY = Case(shapes=("better_by_the_solver",), max_tokens=4)
+
+
+def busy_main(rank: int) -> dict[str, torch.Tensor]:
+    """The second rank's solver has no time: the clock is a second later whenever it asks."""
+    if rank:
+        solver.time = SimpleNamespace(monotonic=count().__next__)
+    model = prepare(build(BUSY.model))
+    step(BUSY, model, 0, dist.new_group([0, 1]))
+    return averaged(model)
+
+
+def test_a_busy_rank_plans_as_the_others() -> None:
+    forest = Forest.from_rows(SHAPES[BUSY.shapes[0]])
+    quick, solved = (plan_partitions(forest, 4, solver=name, time_limit_s=60.0) for name in ("heuristic", "cp_sat"))
+    assert quick.partition_of_token.tolist() != solved.partition_of_token.tolist()
+    expected, _ = rows_alone(BUSY.model, BUSY.shapes, BUSY.is_coupled)
+    for got in run_ranks(busy_main, 2, seconds=60.0):
+        assert_equal_gradients(got, expected)
 
 
 POINTS = [(direction, passes) for direction in ("forward", "backward") for passes in (0, 2)]

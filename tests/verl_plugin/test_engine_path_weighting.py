@@ -12,6 +12,7 @@ import torch
 from engine_harness import build_engine, gradients, nested, ppo_batch, with_whole_masks
 from equivalence import LOSS, actor_loss, assert_equal_gradients, infer, run
 from hostile_rows import row, tokens, whole_batch, whole_rows
+from rank_engines import empty_batch
 from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -114,15 +115,17 @@ def test_rows_weigh_what_their_column_says(
             run(engine, data, LOSS)
 
 
-def rank_main(rank: int, model: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Gradients of every second row."""
+def rank_main(rank: int, model: Path) -> dict[tuple[str, str], dict[str, torch.Tensor]]:
+    """Gradients of every second row, and of all rows on the first rank."""
     gradients_of = {}
     for weighting, budget in WEIGHED.items():
         tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
-        data = tu.index_select_tensor_dict(hostile_batch(weighting)[0], list(range(rank, len(whole_rows()), 2)))
-        got = run(build_engine(model, tree=tree), data, LOSS)
-        gradients_of[weighting] = got["gradients"]
+        engine, whole = build_engine(model, tree=tree), hostile_batch(weighting)[0]
+        data = tu.index_select_tensor_dict(whole, list(range(rank, len(whole_rows()), 2)))
+        got = run(engine, data, LOSS)
+        gradients_of[weighting, "in turns"] = got["gradients"]
         join_metrics(got["metrics"])
+        gradients_of[weighting, "on one rank"] = run(engine, empty_batch() if rank else whole, LOSS)["gradients"]
     # One rank has a row of each of two weights, the other rows of one weight.
     shared = [row(tokens(1, 4) + tokens(seed, 3), uid="a") for seed in (2, 3, 4)]
     rows = [shared, [*shared[:2], row(tokens(9, 6), uid="b")]][rank]
@@ -143,7 +146,7 @@ def join_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def test_rows_weigh_the_same_on_two_ranks(model_path: Path, rows_alone: list[dict[str, torch.Tensor]]) -> None:
-    for weighting, got in run_ranks(rank_main, 2, model_path)[0].items():
+    for (weighting, _), got in run_ranks(rank_main, 2, model_path)[0].items():
         assert_equal_gradients(weighted_sum(rows_alone, hostile_batch(weighting)[1]), got)
 
 

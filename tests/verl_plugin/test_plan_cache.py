@@ -1,5 +1,7 @@
 """A forest is planned once while its plan is remembered, and a plan is never taken for another forest's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,9 +21,9 @@ def forest(branches: int, seed: int = 0, trunk: int = 10) -> Forest:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
 
-    def counting(forest: Forest, max_tokens: int) -> object:
+    def counting(forest: Forest, max_tokens: int, **options: Any) -> object:
         calls.append(max_tokens)
-        return plan_partitions(forest, max_tokens)
+        return plan_partitions(forest, max_tokens, **options)
 
     monkeypatch.setattr(plan_cache, "plan_partitions", counting)
     return calls

@@ -6,7 +6,7 @@ A training step thus plans each group once; the metric `tree/plan_seconds` is th
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import PartitionPlan, plan_partitions
@@ -20,13 +20,21 @@ MOST_TOKENS = 8_000_000
 class PlanCache:
     """LRU cache of plans, keyed by the shape of the forest and the budget."""
 
-    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
-        self._most_tokens = most_tokens
+    def __init__(self, most_tokens: int = MOST_TOKENS, *, is_shared: bool = False) -> None:
+        """Start without plans.
+
+        Args:
+            most_tokens: most unique tokens of all cached plans.
+            is_shared: True if other ranks run the same plans. The solver, whose plan may depend on the clock, then
+                does not run.
+        """
+        self._most_tokens, self._is_shared = most_tokens, is_shared
         self._known: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def plan(self, forest: Forest, max_tokens: int) -> PartitionPlan:
         """The plan of a forest with at most `max_tokens` unique tokens per partition; token ids do not matter."""
-        return self.recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens))
+        solver: Literal["heuristic", "auto"] = "heuristic" if self._is_shared else "auto"
+        return self.recall(forest, max_tokens, lambda: plan_partitions(forest, max_tokens, solver=solver))
 
     def recall(self, forest: Forest, asked: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns, how the forest runs; `asked` is the rest of the cache key, all its other inputs."""

@@ -45,7 +45,7 @@ class Planner:
 
     def __init__(self, context: StepContext, learner: Learner) -> None:
         self._context, self._learner = context, learner
-        self._plans = PlanCache()
+        self._plans = PlanCache(is_shared=context.ranks is not None)
         # A failed rank cannot stand in for the gather of routes among sequence-parallel ranks.
         self._may_repeat = context.may_repeat and (context.ranks is None or context.routers is None)
 

@@ -182,8 +182,8 @@ def _path_weights(
     """float64 [F], the batch's path weights, 0 where the loss does not count the token; None without such a column."""
     column = PATH_WEIGHT_COLUMNS.get(path_weighting)
     if column is None or column not in data:
-        # In SFT a group is a conversation.
-        if path_weighting == "custom" or (path_weighting == "session" and "response_mask" in data):
+        # In SFT a group is a conversation. Ranks without rows have no columns.
+        if labels and (path_weighting == "custom" or (path_weighting == "session" and "response_mask" in data)):
             raise RowError(
                 f"tree.path_weighting={path_weighting}: expected a column {column}, which the tree trainers add; set "
                 "trainer.v1.trainer_mode=tree_sync"
