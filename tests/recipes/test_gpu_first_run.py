@@ -51,7 +51,7 @@ def test_the_script_ends_at_once_if_something_is_missing(tmp_path: Path) -> None
     [
         ({}, "fa4", 200.0, []),
         ({"tree/por": 0.1}, "fa4", 200.0, ["overlap (POR)"]),
-        ({"tree/self_check_error": 0.2}, "fa4", 200.0, ["log-probs, trees against rows"]),
+        ({"tree/self_check_error": 2.0}, "fa4", 200.0, ["log-probs, trees against rows"]),
         ({"rollout_corr/log_ppl_abs_diff": 0.2}, "fa4", 200.0, ["log-probs, rollout against update"]),
         ({"tree/realised_saving": None}, "fa4", 200.0, ["tokens that updates left out"]),
         ({}, "sdpa", 601.0, ["attention", "seconds of the whole run"]),

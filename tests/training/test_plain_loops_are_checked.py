@@ -26,8 +26,9 @@ def test_the_first_update_is_checked(kind: str) -> None:
     assert step.self_check.error is not None and step.self_check.error < 2e-5
 
 
-def test_a_model_that_mixes_siblings_is_stopped() -> None:
-    model = build("dense", checkpointing=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_mixes_siblings_is_stopped(dtype: torch.dtype) -> None:
+    model = build("dense", checkpointing=False).to(dtype)
     layer = model.model.layers[0].mlp
     forward = layer.forward
 
@@ -40,6 +41,16 @@ def test_a_model_that_mixes_siblings_is_stopped() -> None:
     with pytest.raises(TreeMismatchError, match="self-check: log_probs of 1 rows differ"):
         step.run(Rows.of(hostile_rows()), mean)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_rounding_of_large_logits_in_bf16_stops_nothing() -> None:
+    model = build("dense", checkpointing=False).to(torch.bfloat16)
+    ids = hostile_rows()[0]
+    with torch.no_grad():
+        model.lm_head.weight *= 80.0 / model(torch.tensor([ids])).logits.abs().max()
+    step = TreeStep(model)
+    step.run(Rows.of(hostile_rows()), mean)
+    assert step.self_check.error is not None and step.self_check.error > 0.05
 
 
 def test_weights_that_are_no_numbers_are_not_blamed_on_trees() -> None:

@@ -29,8 +29,9 @@ MOST_TOKENS_ALONE = 4096
 """Most tokens of a row that runs alone: it has logits at every token, and its attention may need quadratic memory."""
 MADE_UP_ROW = (0, 1, 1, 0, 1, 0, 0, 1)
 """Token ids that every vocabulary has."""
-MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Largest mean absolute difference over trained tokens; in half precision any two kernels differ by rounding."""
+MEAN_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 2e-2}
+"""Largest mean absolute difference over trained tokens. In half precision any two kernels differ by rounding: logits
+between 64 and 128 have steps of 0.5 in bf16, and rows alone then differ from themselves by 0.08 on average."""
 
 
 class TreeMismatchError(RuntimeError):

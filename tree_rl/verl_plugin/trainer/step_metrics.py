@@ -37,8 +37,8 @@ MEANS = {
 """Metrics that a step averages over its updates, and the counts that weigh them."""
 
 NORMAL_ERRORS = (
-    "normal: below 1e-5 in float32, 0.03 in bf16; "
-    f"a mean above {MEAN_TOLERANCE[torch.float32]:.0e} or {MEAN_TOLERANCE[torch.bfloat16]:.0e} ends the run"
+    "normal: below 1e-5 in float32, 1 in bf16; "
+    f"a mean above {MEAN_TOLERANCE[torch.float32]:g} or {MEAN_TOLERANCE[torch.bfloat16]:g} ends the run"
 )
 
 
