@@ -27,7 +27,6 @@ from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
-from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
     EngineRegistry,
     FSDPEngineWithLMHead,
@@ -60,17 +59,19 @@ from tree_rl.verl_plugin.options import (
     as_tree_config,
     replay_mode,
 )
-from tree_rl.verl_plugin.refusals.job import ACTOR, refuse_engine, refuse_ranks
+from tree_rl.verl_plugin.refusals.job import refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 logger = logging.getLogger(__name__)
 
 DEVICES = ["cpu", "cuda"]
+BACKENDS = ["fsdp2", "fsdp"]
+"""verl's strategies; an engine refuses `fsdp`, whose flat parameters trees do not support, and names the key."""
 FSDP = "fsdp_config"
 
 
-@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
+@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
@@ -382,7 +383,7 @@ def _reuses_log_probs(data: TensorDict) -> bool:
     return bool(tu.get_non_tensor_data(data=data, key=REUSE_LOG_PROBS, default=False))
 
 
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp2"], device=DEVICES)
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
     """Critic: the value of every unique token, computed once."""
 
@@ -391,20 +392,3 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
 
     def _stock_module(self) -> nn.Module:
         return build.build_value_module(self.model_config, self.engine_config, self.device_mesh)
-
-
-@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
-class FSDP1Refused(compat.BaseEngine):
-    """Refuses FSDP1, whose flat parameters trees do not support, before the job uses a GPU."""
-
-    role = ACTOR
-
-    def __init__(self, **_: Any) -> None:
-        refuse_if_unsupported({"strategy": "fsdp"}, self.role, Of.STRATEGY)
-
-
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
-class FSDP1CriticRefused(FSDP1Refused):
-    """Refuses FSDP1 for a critic."""
-
-    role = "critic"
