@@ -14,7 +14,7 @@ SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
 
 NAMES_OF_MODULE = {
     # Engines.
-    "verl.workers.engine.base": "BaseEngine EngineRegistry",
+    "verl.workers.engine.base": "EngineRegistry",
     "verl.workers.engine.fsdp.transformer_impl": "FSDPEngineWithLMHead FSDPEngineWithValueHead",
     "verl.trainer.distillation.losses": "distillation_ppo_loss",
     "verl.trainer.distillation.fsdp.losses": "kl_divergence",

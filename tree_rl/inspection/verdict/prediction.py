@@ -149,14 +149,8 @@ def predict_update(
 ) -> UpdatePrediction:
     """Seconds of an update over the rows, including log-probs and optimizer, with micro-batches of `memory.max_tokens`.
 
-    With and without trees, the head reads only tokens with a loss.
-
-    Args:
-        rows: rows of one step.
-        model: config.json of the model.
-        memory: result of `predict_memory`.
-        share: share of a step without trees that updates take.
-        price: price of one GPU for an hour.
+    With and without trees, the head reads only tokens with a loss. `share` is the updates' share of a step without
+    trees, and `price` that of one GPU for an hour.
     """
     overlap = total_of(report_groups(list(rows))).overlap
     cluster, max_tokens = memory.gpu.spec.cluster(memory.gpus), memory.max_tokens or GRANULARITY

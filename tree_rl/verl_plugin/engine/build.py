@@ -55,10 +55,6 @@ def runs_as_forests(module: Any, flat_attention: str) -> bool:
     """True if rows that share nothing must run as a forest too.
 
     Packed by verl they would attend to each other, or eager attention would need memory quadratic in all their tokens.
-
-    Args:
-        module: the built model.
-        flat_attention: implementation of attention for rows without a tree.
     """
     return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
 

@@ -102,11 +102,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._outputs_of_update: dict[str, torch.Tensor] | None = None
 
     def initialize(self) -> None:
-        """Initialise as verl does, then build the step.
-
-        Raises:
-            ValueError: `tree.attention` names an implementation that cannot run here.
-        """
+        """Initialise as verl does, then build the step; raises a ValueError if `tree.attention` cannot run here."""
         super().initialize()
         shape = build.shape_of(self._plain_module, is_critic=self.is_critic)
         self.attention_implementation = build.chosen_attention(
@@ -152,18 +148,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool = False
     ) -> dict[str, Any]:
-        """Train on or infer all rows of a batch, as trees where that is faster.
+        """Train on or infer all rows of a batch (nested, without padding), as trees where that is faster.
 
-        Args:
-            data: verl's rows without padding (nested `input_ids`, `loss_mask`, ...).
-            loss_function: verl's loss over row outputs; may be None with `forward_only`.
-            forward_only: True computes no gradients.
-
-        Returns:
-            verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
-
-        Raises:
-            RowError: names a row that cannot be trained on.
+        Returns verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`. Raises a
+        RowError that names a row that cannot be trained on.
         """
         is_flat = self.tree_config.mode == "flat"
         reuses = not forward_only and _reuses_log_probs(data)
@@ -191,10 +179,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
         """Return and clear `log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`.
 
-        The dict is empty on a rank without rows.
-
-        Raises:
-            RuntimeError: there was no such update since the last call.
+        Empty on a rank without rows. Raises a RuntimeError if there was no such update since the last call.
         """
         found, self._outputs_of_update = self._outputs_of_update, None
         if found is None:

@@ -205,15 +205,9 @@ def why_no_images(config: DictConfig) -> str | None:
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, why: str | None = TEXT_ALONE) -> None:
-    """Refuse parquet files on this machine whose rows contain images, videos or audio.
+    """Refuse parquet files on this machine, at some keys of `data`, whose rows contain images, videos or audio.
 
-    Args:
-        data: the config's `data` node.
-        files: keys of `data` that hold a path or a list of paths.
-        why: reason why rows cannot have images; None if they can.
-
-    Raises:
-        ValueError: names the key, the file, the row and its column.
+    `why` is None if rows can have images. Raises a ValueError that names the key, the file, the row and its column.
     """
     refused = {key: name for key, name in IMAGE_KEYS.items() if why is not None or key != "image_key"}
     columns = [str(data.get(key, None) or default) for key, default in refused.items()]

@@ -15,16 +15,10 @@ from tree_rl.inspection.messages.template_form import TemplateForm
 
 
 def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable[[int], str]) -> None:
-    """Normalise messages and tools of verl's dataset: JSON text, other names of roles, parts, null padding.
+    """Normalise messages and tools of verl's dataset in place: JSON text, other names of roles, parts, null padding.
 
-    Args:
-        dataset: verl's dataset of messages, changed in place.
-        data: verl's `data` node.
-        key: key of the files in `data`.
-        place: describes a row by file and number, for errors.
-
-    Raises:
-        RowFileError: a row cannot be read (names it), or no row has a turn of the assistant.
+    `key` names the files in `data`, and `place` describes a row. Raises a RowFileError, which names a row that cannot
+    be read, or if no row has a turn of the assistant.
     """
     tokenizer = dataset.tokenizer
     form = TemplateForm.of(

@@ -71,13 +71,7 @@ def balance_metrics(layout: BatchLayout) -> dict[str, float]:
 
 
 def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) -> str:
-    """One line that explains, from the step's metrics, how it ran on the ranks.
-
-    Args:
-        metrics: metrics of the step, including those of `balance_metrics` and `update_metrics`.
-        ranks: number of ranks with different rows.
-        sharing: number of GPUs that share the tokens of a rank.
-    """
+    """One line that explains, from the step's metrics, how it ran on the ranks, of `sharing` GPUs each."""
     on = counted(ranks, "rank") + (f" of {sharing} GPUs that share tokens" if sharing > 1 else "")
     saved = metrics.get("tree/realised_saving")
     kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
@@ -152,9 +146,7 @@ def staleness_metrics(
 def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray) -> dict[str, float]:
     """`tree/branches_per_session`, and sums of what the step's sessions generated, repeated and could not fork.
 
-    Args:
-        tags: B tags of verl's rows; every row has the figures of its prompt, or none if its agent loop counts nothing.
-        group_of_row: int [B], the prompt of each row.
+    Every tag of a row has the figures of its prompt, or none if its agent loop counts nothing.
     """
     by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
     if not by_prompt:
