@@ -73,11 +73,7 @@ def read_call_rows(
     *,
     tokenizer: ChatTokenizer,
 ) -> list[Row]:
-    """A row for each answer (one per choice) to the request `chat`; only the answer is trained.
-
-    Raises:
-        RowFileError: a message that the template refuses or that is not Unicode text.
-    """
+    """A row for each answer (one per choice) to the request `chat`; only the answer is trained."""
     rows = []
     last = len(chat.messages)
     for answer in answers:

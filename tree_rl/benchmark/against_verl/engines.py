@@ -33,11 +33,7 @@ BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32
 
 
 def flat_attention(asked: str, device: torch.device) -> str:
-    """Attention of stock verl: what was asked for, or for "auto" verl's default on this device.
-
-    Raises:
-        InputError: flash-attn is not installed.
-    """
+    """Attention of stock verl: what was asked for, or for "auto" verl's default; an InputError if it is absent."""
     chosen = ATTENTION[device.type] if asked == "auto" else asked
     if chosen == "flash_attention_2" and not is_flash_attn_2_available():
         raise InputError(

@@ -81,8 +81,7 @@ def refuse_model_of_job(
 def choose_layers(config: DictConfig, role: str) -> str | None:
     """Replace a role's `use_liger=auto` by true or false, as verl's servers of vLLM and SGLang take nothing else.
 
-    Returns:
-        A note why the model keeps its own layers, or None.
+    Returns a note why the model keeps its own layers, or None.
     """
     model, engine = config[role].model, "critic.fsdp" if role == "critic" else "actor_rollout_ref.actor.fsdp_config"
     if model.get("use_liger", None) != AUTO:
@@ -104,10 +103,8 @@ def load_before_images(config: DictConfig) -> str | None:
     """Let vLLM read the weights of a model with images when it starts, which verl's `load_format=dummy` spares.
 
     vLLM 0.30 keeps mean and deviation of pixels in buffers (Qwen2-VL and Qwen2.5-VL). A start without weights fills
-    these with noise, and no weight update replaces it. Other families and versions may have such buffers too.
-
-    Returns:
-        A note, or None if nothing changed.
+    these with noise, and no weight update replaces it. Other families and versions may have such buffers too. Returns a
+    note, or None if nothing changed.
     """
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     if rollout.name != "vllm" or "dummy" not in rollout.load_format:

@@ -119,23 +119,16 @@ def staleness_metrics(
         tree/mixed_version_trees: share of groups whose rows come from several versions.
         Rows without versions do not count; empty if no row has any.
     """
-    known = [
-        row
-        for row, tag in enumerate(tags)
-        if tag.get("min_global_steps") is not None and tag.get("max_global_steps") is not None
-    ]
+    pairs = zip(group_of_row, tags, strict=True)
+    found = [(group, tag.get("min_global_steps"), tag.get("max_global_steps")) for group, tag in pairs]
+    known = [one for one in found if None not in one]
     if not known:
         return {}
-    oldest_B = np.array([tags[row]["min_global_steps"] for row in known], dtype=np.int64)
-    newest_B = np.array([tags[row]["max_global_steps"] for row in known], dtype=np.int64)
-    groups, group_B = np.unique(np.asarray(group_of_row)[known], return_inverse=True)
-    oldest_G = np.full(len(groups), np.iinfo(np.int64).max)
-    newest_G = np.full(len(groups), np.iinfo(np.int64).min)
-    np.minimum.at(oldest_G, group_B, oldest_B)
-    np.maximum.at(newest_G, group_B, newest_B)
+    group_B, oldest_B, newest_B = np.array(known, dtype=np.int64).T
+    of_groups = [group_B == group for group in np.unique(group_B)]
     metrics = {
         "tree/mixed_version_rows": float((newest_B > oldest_B).mean()),
-        "tree/mixed_version_trees": float((newest_G > oldest_G).mean()),
+        "tree/mixed_version_trees": float(np.mean([newest_B[of].max() > oldest_B[of].min() for of in of_groups])),
     }
     for name, version_B in (("oldest", oldest_B), ("newest", newest_B)):
         metrics[f"tree/staleness/{name}/mean"] = float((trainer_version - version_B).mean())
