@@ -24,7 +24,7 @@ HEAD_BYTES = 64
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without blocking on a pipe; raises an `InputError` if it is none."""
+    """Open a regular file for reading, without blocking on a pipe; raises an `InputError` for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
