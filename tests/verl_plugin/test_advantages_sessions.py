@@ -72,5 +72,5 @@ def test_another_libs_estimator_sees_one_row_per_session() -> None:
 
 
 def test_a_malformed_row_key_is_named() -> None:
-    with pytest.raises(ValueError, match=r"row 1.*'nonsense'"):
+    with pytest.raises(ValueError, match=r"\{uid\}_\{session\}_\{index\}, received 'nonsense'"):
         Sessions.from_keys(["u_0_0", "nonsense"])

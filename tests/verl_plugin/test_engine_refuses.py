@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, Ministral3Config
 from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPEngineConfig
 
 from tree_rl.training.rows import Rows
 from tree_rl.tree import RowError
@@ -114,7 +115,7 @@ def test_a_batch_that_asks_for_routes(engine: Any) -> None:
 def test_fsdp1_is_refused_with_the_key_to_change() -> None:
     for model_type, role in (("tree_language_model", "actor_rollout_ref.actor"), ("tree_value_model", "critic")):
         with pytest.raises(UnsupportedFeatureError, match=rf"{role}\.strategy=fsdp: .*set {role}\.strategy=fsdp2"):
-            EngineRegistry.new(model_type=model_type, backend="fsdp", model_config=None, engine_config=None)
+            EngineRegistry.new(model_type, "fsdp", None, FSDPEngineConfig(strategy="fsdp"), None, None)
 
 
 def test_dropout_of_a_loaded_adapter(model_path: Path, tmp_path: Path) -> None:

@@ -89,16 +89,8 @@ def agent_batch(
 ) -> Batch:
     """Groups of rows of equal length; each row but the first leaves an earlier one at a random depth.
 
-    Whatever the overlap, there are as many rows and row tokens, as in the paper's figure.
-
-    Args:
-        por: potential overlap ratio, from 0 to just below 1 - 1 / num_rows.
-        num_rows: B per group.
-        row_tokens: L.
-        num_groups: prompts.
-        trained_share: share of tokens that the agent wrote.
-        vocab: ids are drawn below it.
-        seed: of ids, depths and advantages.
+    Whatever the overlap (`check_por` limits it), there are as many rows and row tokens, as in the paper's figure. Ids
+    are drawn below `vocab`.
     """
     check_por(por, num_rows)
     draw = np.random.default_rng(seed)
@@ -126,19 +118,11 @@ def recorded_batches(
 ) -> list[Batch]:
     """Whole groups of a recording, those whose overlap is nearest to `por` first, each in one batch only.
 
-    Args:
-        rows: of the recording.
-        name: of the recording.
-        por: overlap to look for.
-        flat_tokens: flat tokens of a batch; its last group may exceed them.
-        max_tokens: larger groups, in unique tokens, are skipped.
-        count: most batches.
+    The last group of a batch may exceed `flat_tokens`. Groups of more than `max_tokens` unique tokens are skipped;
+    raises an InputError if all are.
 
     Returns:
         At least one batch; fewer than `count` where the recording ends, and then the last may be small.
-
-    Raises:
-        InputError: no group is small enough.
     """
     candidates = []
     for members in rows_by_group(row.group for row in rows).values():

@@ -123,11 +123,7 @@ class BenchOptions:
         return batches
 
     def batch_of_each_por(self) -> list[tuple[float, Batch]]:
-        """Each overlap with a batch of it; what a recording has nearest to several of them comes once.
-
-        Raises:
-            InputError: as `batches`.
-        """
+        """Each overlap with one of its `batches`; what a recording has nearest to several of them comes once."""
         found: dict[object, tuple[float, Batch]] = {}
         for por in self.pors:
             (batch,) = self.batches(por, count=1)

@@ -14,11 +14,9 @@ PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "nvidia-cutlass-d
 
 
 def provenance(*, commit: str | None = None, packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Columns that every row of results carries.
+    """Columns that every row of results carries; the version of an absent package is "".
 
-    Args:
-        commit: of the code that runs; None asks the package.
-        packages: distributions whose versions count; one that is absent is written as "".
+    `commit` is that of the code that runs; None asks the package.
     """
     versions = {name.replace("-", "_"): _version(name) for name in packages}
     return {

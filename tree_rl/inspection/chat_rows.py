@@ -38,16 +38,9 @@ def read_chat_rows(
     tokenizer: ChatTokenizer,
     rows_per: RowsPer,
 ) -> list[Row]:
-    """Rows of a file of chat messages, conversations in order.
+    """Rows of a file of chat messages, in the order of the conversations in `cells`.
 
-    Args:
-        column: one of `CONVERSATIONS`.
-        cells: its values, one conversation each.
-        tools: function schemas of each conversation, or None.
-        systems: system text of each conversation, or None.
-        groups: group of each conversation.
-        tokenizer: tokenizer and chat template of the model.
-        rows_per: what becomes a row.
+    `column` is one of `CONVERSATIONS`. Each conversation has function schemas and a system text, or None of them.
 
     Raises:
         RowFileError: a cell that is not a list of messages, a message that the template refuses or that is not Unicode
@@ -80,11 +73,7 @@ def read_call_rows(
     *,
     tokenizer: ChatTokenizer,
 ) -> list[Row]:
-    """A row for each answer (one per choice) to the request `chat`; only the answer is trained.
-
-    Raises:
-        RowFileError: a message that the template refuses or that is not Unicode text.
-    """
+    """A row for each answer (one per choice) to the request `chat`; only the answer is trained."""
     rows = []
     last = len(chat.messages)
     for answer in answers:

@@ -19,17 +19,10 @@ class Picture(StrEnum):
 
 
 def draw_group(rows: list[Row], name: str | None, picture: Picture, tokenizer: Path | None, width: int) -> str:
-    """Draw the forest of one group and return the drawing as text.
+    """Draw the forest of one group, None for the one with the most tokens, and return the drawing as text.
 
-    Args:
-        rows: rows of all groups.
-        name: the group; None takes the one with the most tokens.
-        picture: text or SVG.
-        tokenizer: decodes the segments of a text drawing; None draws only their lengths.
-        width: pixels of an SVG.
-
-    Raises:
-        RowFileError: no such group.
+    A text has the segments that the `tokenizer` decodes, or only their lengths; an SVG has `width` pixels. Raises a
+    RowFileError if there is no such group.
     """
     groups = rows_by_group(row.group for row in rows)
     if name is not None and name not in groups:

@@ -56,10 +56,7 @@ class RunPlan:
 def plan_run(rows: list[Row], max_tokens: int, chooser: Chooser | None = None) -> RunPlan:
     """Plan every group as the engine does with `tree.mode: tree` and `tree.scope: uid`.
 
-    Args:
-        rows: rows of all groups.
-        max_tokens: most unique tokens of a forward, at least 1.
-        chooser: chooses how groups beyond the budget run on a given model; None: in partitions.
+    A forward has at most `max_tokens` unique tokens; `chooser` says how larger groups run, None: in partitions.
     """
     groups, whole, alone = [], [], []
     for name, members in rows_by_group(row.group for row in rows).items():

@@ -30,11 +30,7 @@ def wanted_weightings(config: DictConfig) -> list[str]:
 
 
 def custom_weights_name(config: DictConfig) -> str | None:
-    """`tree.custom_weights` of the engines with `path_weighting: custom`; None without any.
-
-    Raises:
-        ValueError: two engines name different weights.
-    """
+    """`tree.custom_weights` of the engines with `path_weighting: custom`, which must agree; None without any."""
     trees = [OmegaConf.select(config, f"{path}.tree") or {} for path in ENGINE_CONFIGS]
     names = {str(tree.get("custom_weights", "row_weight")) for tree in trees if tree.get("path_weighting") == "custom"}
     if len(names) > 1:

@@ -34,8 +34,7 @@ class Replica:
     def step(self, batch: Batch) -> tuple[float, torch.Tensor]:
         """One optimizer step on the mean negative log-prob of the trained tokens.
 
-        Returns:
-            The loss before the step, and the gradient of all parameters as one float32 vector.
+        Returns this loss before the step, and the gradient of all parameters as one float32 vector.
         """
         loss = 0.0
         for forward in self._planner(batch):

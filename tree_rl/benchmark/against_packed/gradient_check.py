@@ -15,15 +15,12 @@ from tree_rl.models.routers.trace import KEYWORD, RouterTrace
 
 
 def check_gradients(model: Any, batch: Batch, tree: Planner, packed: Planner) -> GradientErrors:
-    """Measure both errors on one batch and require the tree's to be small.
+    """Measure both errors on one batch; raises a GateError if the tree is further off than the packed rows.
 
     Rows round each repetition of a token separately, and the mean of these errors can be smaller than the tree's single
     one. A tree may therefore also be as far off as rows that share no prefix.
 
     A copy of the model in higher precision must fit beside it. Gradients of the model are cleared.
-
-    Raises:
-        GateError: the tree is further off than the packed rows.
     """
     tree_error, rows_error = _errors(model, batch, tree, packed)
     errors = GradientErrors(tree=tree_error, rows=rows_error)

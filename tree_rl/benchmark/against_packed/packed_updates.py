@@ -37,12 +37,7 @@ CURVE_BATCHES = 4
 
 
 def run_against_packed(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
-    """Run the benchmark, report to `say`, and return the rows of the CSV.
-
-    Raises:
-        GateError: the tree's gradient is wrong.
-        InputError: options or data that cannot be used.
-    """
+    """Run the benchmark, report to `say`, and return the rows of the CSV; raises an InputError or a GateError."""
     device, max_tokens = options.device, options.max_tokens or MAX_TOKENS
     _check_packed_attention(options)
     about = _setting(options) | provenance(commit=options.commit)
@@ -77,11 +72,7 @@ def compare(
     repeats: int,
     before_timing: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Compare gradients, warm both sides up, call `before_timing`, then time both in turns, `repeats` times each.
-
-    Raises:
-        GateError: the tree's gradient is wrong.
-    """
+    """Compare gradients, warm both sides up, call `before_timing`, then time both in turns, `repeats` times each."""
     updates = {side: partial(update, model, optimizer, batch, planner) for side, planner in planners.items()}
     errors = check_gradients(model, batch.for_gate(), planners[TREE], planners[PACKED])
     time_in_turns(updates, repeats=1)

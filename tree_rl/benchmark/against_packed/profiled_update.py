@@ -71,11 +71,7 @@ def class_of(kernel: str) -> str:
 
 
 def time_by_class(kernels: Iterable[tuple[str, float, int]]) -> list[str]:
-    """Lines of a table, the longest class first.
-
-    Args:
-        kernels: name, seconds on the device and number of launches of each.
-    """
+    """Lines of a table, the longest class first, from name, seconds on the device and launches of each kernel."""
     seconds: dict[str, float] = defaultdict(float)
     launches: dict[str, int] = defaultdict(int)
     for kernel, spent, count in kernels:

@@ -44,17 +44,7 @@ def build_model(
     checkpointing: bool = True,
     liger: bool = False,
 ) -> Any:
-    """A model with random weights, always the same, in train mode.
-
-    Args:
-        size: of the model.
-        device: where it is made.
-        dtype: of parameters and activations.
-        tree_impl: implementation of `tree_kernels.tree_attention`.
-        packed_impl: implementation of `packed_attention`.
-        checkpointing: recompute every layer in the backward.
-        liger: Liger's fused layers.
-    """
+    """A model with random weights, always the same, in train mode; options as in `BenchOptions`."""
     torch.manual_seed(0)
     config = config_of(size)
     attention = register_packed_attention(packed_impl)

@@ -33,11 +33,7 @@ BFLOAT16 = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32
 
 
 def flat_attention(asked: str, device: torch.device) -> str:
-    """Attention of stock verl: what was asked for, or for "auto" verl's default on this device.
-
-    Raises:
-        InputError: flash-attn is not installed.
-    """
+    """Attention of stock verl: what was asked for, or for "auto" verl's default; an InputError if it is absent."""
     chosen = ATTENTION[device.type] if asked == "auto" else asked
     if chosen == "flash_attention_2" and not is_flash_attn_2_available():
         raise InputError(
@@ -65,15 +61,10 @@ def build_engine(
     checkpointing: bool = True,
     liger: bool = False,
 ) -> Any:
-    """An engine with its optimizer: stock verl's without `tree`.
+    """An engine with its optimizer: stock verl's without `tree`, the options of ours.
 
-    Args:
-        path: of the model.
-        tree: options of ours, or None.
-        dtype: float32 or bfloat16, in which layers compute; parameters are float32, verl's default.
-        attention: of transformers, for rows.
-        checkpointing: recompute layers in the backward, as the script does.
-        liger: Liger's fused layers, which the script leaves out.
+    Layers compute in `dtype`, float32 or bfloat16; parameters are float32, verl's default. The script recomputes layers
+    in the backward and leaves Liger's out; `attention` is transformers', for rows.
     """
     join_process_group()
     return initialized(
@@ -98,17 +89,7 @@ def initialized(
     liger: bool = False,
     **engine_settings: Any,
 ) -> Any:
-    """An engine of this class under FSDP2, ready to run.
-
-    Args:
-        engine_class: stock verl's, ours, or a subclass.
-        path: of the model.
-        tree: options of ours, or None.
-        attention: of transformers, for rows.
-        checkpointing: recompute layers in the backward.
-        liger: Liger's fused layers.
-        engine_settings: fields of verl's `FSDPEngineConfig`.
-    """
+    """An engine of this class under FSDP2, ready to run; `engine_settings` are fields of verl's `FSDPEngineConfig`."""
     settings = {"strategy": "fsdp2", **engine_settings}
     engine = engine_class(
         model_config=HFModelConfig(

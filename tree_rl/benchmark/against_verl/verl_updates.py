@@ -48,12 +48,7 @@ class Side:
 
 
 def run_against_verl(options: BenchOptions, say: Callable[[str], None]) -> list[Columns]:
-    """Run the benchmark, report to `say`, and return the rows of the CSV.
-
-    Raises:
-        GateError: our engine's gradient is wrong.
-        InputError: options or data that cannot be used.
-    """
+    """Run the benchmark, report to `say`, and return the rows of the CSV; raises an InputError or a GateError."""
     refuse_options(options)
     attention = engines.flat_attention(options.packed_attention, options.device)
     if attention == without.NAME:
@@ -123,11 +118,7 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
 
 
 def check_engine_gradients(sides: Mapping[str, Side], batch: Batch, truth: list[torch.Tensor]) -> GradientErrors:
-    """Compare the engines' gradients with the truth, those of stock verl in float32.
-
-    Raises:
-        GateError: the tree is further off than stock verl.
-    """
+    """Compare gradients with the truth, stock verl's in float32; a GateError if the tree is further off than verl."""
     errors = {name: relative_error(gradients_of(side, batch), truth) for name, side in sides.items()}
     return GradientErrors(tree=errors[TREE], rows=errors[STOCK]).require_exact("stock verl")
 

@@ -13,13 +13,8 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def folder_of(named: Path, option: str, *wanted: str) -> Path:
     """The folder that a path or a Hub id names; an existing path, or one that is no id, is returned unchanged.
 
-    Args:
-        named: the user's path or id.
-        option: name of the command-line option, for messages.
-        wanted: files that the folder must hold; the cache is searched for the first one.
-
-    Raises:
-        InputError: an id that is not in the cache; the message says how to download it.
+    The cache is searched for the first of the files `wanted`. Raises an InputError that names the `option`, and says
+    how to download an id that is not there.
     """
     identity = str(named)
     if os.path.exists(named) or not HUB_ID.fullmatch(identity) or identity.startswith(".") or named.suffix == ".json":

@@ -51,11 +51,7 @@ def token_id_lists(column: Any, name: str) -> Jagged:
 
 
 def mark_lists(column: Any, name: str) -> Jagged:
-    """Masks of B rows, bool [F], from 0 and 1 or false and true.
-
-    Raises:
-        RowFileError: as `token_id_lists`, and an entry other than 0 and 1.
-    """
+    """Masks of B rows, bool [F], from 0 and 1 or false and true; errors are those of `token_id_lists`."""
     kind = _Kind(
         column=quoted(name), expected="0 and 1", remedy="write 1 for trained tokens, 0 for others", allow_bool=True
     )

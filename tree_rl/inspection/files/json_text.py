@@ -12,11 +12,7 @@ from tree_rl.rollout.gateway.protocols.plain_json import MAX_DEPTH, JsonError, c
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """One JSON value; error messages begin with `where`.
-
-    Raises:
-        InputError: not UTF-8, not JSON, nested too deep, an integer of thousands of digits, a duplicate key.
-    """
+    """One JSON value; raises an InputError, which begins with `where`, for others, deep nesting or a duplicate key."""
     text = decode_utf8(data, where)
     try:
         value = json.loads(text, object_pairs_hook=_every_key_once)

@@ -27,11 +27,7 @@ def group_of_session(path: Path) -> Path:
 
 
 def read_npz(path: Path) -> dict[str, list[Any]]:
-    """Token ids and masks of the trajectories, in order.
-
-    Raises:
-        InputError: no file, damage, pickled objects, or unexpected arrays.
-    """
+    """Token ids and masks of the trajectories, in order; raises an `InputError` for any other content."""
     try:
         with open_regular(path) as stream:
             file = np.load(stream, allow_pickle=False)

@@ -24,11 +24,7 @@ HEAD_BYTES = 64
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; does not block on a pipe.
-
-    Raises:
-        InputError: no such file, a folder, pipe or device, or no permission.
-    """
+    """Open a regular file for reading, without blocking on a pipe; raises an `InputError` for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -57,11 +53,7 @@ def read_text(path: Path) -> str:
 
 
 def decode_utf8(data: bytes, where: str) -> str:
-    """Decode UTF-8; error messages begin with `where`.
-
-    Raises:
-        InputError: another encoding, a compressed file or binary data.
-    """
+    """Decode UTF-8; raises an `InputError`, which begins with `where`, for other encodings and binary data."""
     if (kind := kind_of_bytes(data)) is not None:
         raise InputError(f"{where}: expected text in UTF-8, received {kind}")
     try:

@@ -40,11 +40,7 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyar
 
 
 def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[str]]:
-    """Like `read_parquet`, for a file that Hugging Face datasets wrote (`save_to_disk`, its cache).
-
-    Raises:
-        InputError: no file, no Arrow stream, damage.
-    """
+    """Like `read_parquet`, for a file that Hugging Face datasets wrote (`save_to_disk`, its cache)."""
     with open_regular(path) as stream, damage(path):
         table = pyarrow.ipc.open_stream(stream).read_all()
         table.validate(full=True)

@@ -50,9 +50,7 @@ def require_folder_of(path: Path, option: str) -> None:
 def require_writable_folder(path: Path, option: str) -> None:
     """Try to write into a folder, and leave it unchanged, so that a long run does not fail at its end.
 
-    Raises:
-        InputError: the folder is not writable, or neither it nor the folder above it exists; the message names the
-            option.
+    Raises an InputError that names the option if that fails, or if neither it nor the folder above it exists.
     """
     require_folder_of(path, option)
     try:

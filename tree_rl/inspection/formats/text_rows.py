@@ -31,11 +31,7 @@ def text_pair(columns: Columns) -> tuple[str, str] | None:
 def read_text_rows(
     file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer | None
 ) -> list[Row]:
-    """One row per record; the answer is trained, or the segments marked as generated. `pair` is from `text_pair`.
-
-    Raises:
-        RowFileError: no tokenizer, a value that is not text, an empty row.
-    """
+    """One row per record; the answer is trained, or the segments marked as generated. `pair` is from `text_pair`."""
     if tokenizer is None:
         raise RowFileError("text needs --tokenizer, a folder or an id in the local cache: that of the run's model")
     prompts, answers = map(file.values, pair)

@@ -14,14 +14,10 @@ SCHEMAS = ("parameters", "input_schema", "inputSchema")
 
 
 def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
-    """Calls as {type, id, function: {name, arguments}}; arguments given as JSON text stay JSON text.
+    """A list of calls, one call or JSON text of them, as {type, id, function: {name, arguments}}.
 
-    Args:
-        value: a list of calls or one call, or their JSON text.
-        where: beginning of error messages.
-
-    Raises:
-        RowFileError: a call that is not an object or has no name.
+    Arguments given as JSON text stay JSON text. Raises a RowFileError, which begins with `where`, for a call that is
+    not an object or has no name.
     """
     items = [] if is_nothing(value) else decoded_list(value)
     if items is None:
@@ -62,12 +58,8 @@ def _no_calls(received: Any, where: str) -> RowFileError:
 def read_tools(value: Any, where: str) -> list[Any] | None:
     """Function schemas, None without any; Anthropic's are converted to OpenAI's, which templates read.
 
-    Args:
-        value: a list of schemas or one schema, or their JSON text, or an object with a field such as `tools`.
-        where: beginning of error messages.
-
-    Raises:
-        RowFileError: any other value.
+    `value` is a list of schemas or one, their JSON text, or an object with a field such as `tools`. Raises a
+    RowFileError, which begins with `where`, for any other.
     """
     if is_nothing(value):
         return None

@@ -19,12 +19,8 @@ STATE_FILES = "tree_engine_world_size_*_rank_0.json"
 def read_fitted_cost(folder: Path, shape: ModelShape) -> tuple[CostModel, int]:
     """Cost model fitted to the run's updates, including its collectives, and the number of GPUs that shared tokens.
 
-    Args:
-        folder: a checkpoint (`global_step_N`), or its folder `actor`.
-        shape: sizes of the run's model.
-
-    Raises:
-        InputError: no such file, unexpected content, or too few measured updates.
+    `folder` is a checkpoint (`global_step_N`) of a model of this shape, or its folder `actor`. Raises an InputError for
+    unexpected content or too few measured updates.
     """
     files = sorted([*folder.glob(STATE_FILES), *folder.glob(f"actor/{STATE_FILES}")])
     named = f"--checkpoint {quoted_path(folder)}"

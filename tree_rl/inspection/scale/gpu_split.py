@@ -16,14 +16,7 @@ TOKENS, THROUGHPUT = "perf/total_num_tokens", "perf/throughput"
 SAVING, STALENESS = "tree/realised_saving", "training/off_policy/trajectory_staleness/max"
 NEEDED = (STEP, ROLLOUT, TOKENS, THROUGHPUT)
 HEADER = (
-    "run",
-    "rollout GPUs",
-    "training GPUs",
-    "step s",
-    "rollout idle",
-    "training idle",
-    "GPU-seconds",
-    "in turns s",
+    *("run", "rollout GPUs", "training GPUs", "step s", "rollout idle", "training idle", "GPU-seconds", "in turns s"),
 )
 
 

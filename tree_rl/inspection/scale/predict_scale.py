@@ -97,11 +97,7 @@ class Step:
     """Rows of a training step, whose work is computed once for all clusters."""
 
     def __init__(self, rows: Sequence[Row], model: Path | None, settings: ScaleSettings) -> None:
-        """Compute the work of the groups.
-
-        Raises:
-            InputError: no rows, no model or an unreadable one, or a checkpoint without costs.
-        """
+        """Compute the work of the groups; raises an InputError without rows, a readable model, or costs to read."""
         if model is None:
             raise InputError("--ranks needs --model, whose sizes decide the costs; name a config.json")
         if not rows:
@@ -154,14 +150,8 @@ def predict_scale(
 ) -> tuple[list[Scaled], list[str]]:
     """The step on the cluster with every S, and sentences that explain it and say what would help.
 
-    Args:
-        rows: rows of the file.
-        model: config.json of the model, or its folder.
-        settings: options of the run.
-        sweep: predict smaller clusters too, each with its fastest S, and name the first bottleneck.
-
-    Raises:
-        InputError: S does not divide GPUs or heads, or as in `Step`.
+    `sweep` predicts smaller clusters too, each with its fastest S, and names the first bottleneck. Raises an InputError
+    if S does not divide GPUs or heads, or as `Step`.
     """
     gpus, sharing = settings.cluster.gpus, settings.sharing
     step = Step(rows, model, settings)

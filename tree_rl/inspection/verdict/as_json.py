@@ -15,7 +15,7 @@ from tree_rl.inspection.overlap_by_group import GroupReport
 from tree_rl.inspection.run_plan import GroupRun, RunPlan
 from tree_rl.inspection.scale.predict_scale import Scaled
 from tree_rl.inspection.verdict.judgement import Verdict
-from tree_rl.inspection.verdict.prediction import Least, MemoryPrediction, UpdatePrediction
+from tree_rl.inspection.verdict.prediction import UpdatePrediction
 
 FORMAT = 2
 """Version of all objects."""
@@ -43,7 +43,7 @@ def inspected(
             "update_shares": verdict.share.shares,
             "update_shares_from": verdict.share.source,
             "update_share_needed": needed if needed <= 1 else None,
-            "memory": None if verdict.memory is None else _memory(verdict.memory),
+            "memory": None if verdict.memory is None else asdict(verdict.memory),
             "next": verdict.next_command,
         },
         prediction=None if verdict.update_prediction is None else _prediction(verdict.update_prediction),
@@ -150,20 +150,3 @@ def _prediction(update: UpdatePrediction) -> dict[str, Any]:
             for step in update.steps
         ],
     }
-
-
-def _memory(memory: MemoryPrediction) -> dict[str, Any]:
-    return {
-        "gpu": memory.gpu.value,
-        "gpus": memory.gpus,
-        "state_bytes": memory.state,
-        "rows": _least(memory.rows),
-        "trees_whole": _least(memory.whole),
-        "trees_least": _least(memory.partitioned),
-        "max_tokens": memory.max_tokens,
-        "largest_runs_as": memory.largest_runs,
-    }
-
-
-def _least(least: Least) -> dict[str, Any]:
-    return {"tokens": least.tokens, "gpu_bytes": least.memory, "runs_as": least.runs_as}

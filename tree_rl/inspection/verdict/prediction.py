@@ -24,11 +24,11 @@ LEAST_SHARE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Least:
-    """Memory that one GPU needs at least for the largest forward of one way to run."""
+    """Memory that one GPU needs at least for the largest forward of one way to run, as `inspect --json` has it."""
 
     tokens: int
     """Tokens of that forward."""
-    memory: float
+    gpu_bytes: float
     """Bytes, including weights, gradients and optimizer state."""
     runs_as: str
     """The way to run, in words."""
@@ -36,21 +36,21 @@ class Least:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPrediction:
-    """Bytes on one GPU."""
+    """Bytes on one GPU, as `inspect --json` has them."""
 
     gpu: Gpu
     gpus: int
-    state: float
+    state_bytes: float
     """Bytes that do not depend on the rows: weights, gradients, optimizer state, gathered layers."""
     rows: Least
     """Need of the longest row by itself."""
-    whole: Least
+    trees_whole: Least
     """Need of the group with the most unique tokens, in one forward."""
-    partitioned: Least
+    trees_least: Least
     """Need of that group with all savings that use no host memory."""
     max_tokens: int | None
     """Unique tokens of a forward that fill 80 % of the GPU; None if not even the shortest forward fits."""
-    largest_runs: str | None
+    largest_runs_as: str | None
     """How that group runs within `max_tokens`, in words."""
 
 
@@ -131,16 +131,16 @@ def predict_memory(rows: Sequence[Row], path: Path, gpu: Gpu, gpus: int) -> Memo
     return MemoryPrediction(
         gpu=gpu,
         gpus=gpus,
-        state=state,
-        rows=Least(tokens=longest, memory=state + activations.bytes_of(longest), runs_as="the longest row"),
-        whole=Least(
+        state_bytes=state,
+        rows=Least(tokens=longest, gpu_bytes=state + activations.bytes_of(longest), runs_as="the longest row"),
+        trees_whole=Least(
             tokens=largest.num_unique,
-            memory=state + activations.bytes_of(largest.num_unique),
+            gpu_bytes=state + activations.bytes_of(largest.num_unique),
             runs_as="the largest group, whole",
         ),
-        partitioned=Least(tokens=tokens, memory=state + least.peak.device, runs_as=least.name),
+        trees_least=Least(tokens=tokens, gpu_bytes=state + least.peak.device, runs_as=least.name),
         max_tokens=max_tokens,
-        largest_runs=runs,
+        largest_runs_as=runs,
     )
 
 
@@ -149,14 +149,8 @@ def predict_update(
 ) -> UpdatePrediction:
     """Seconds of an update over the rows, including log-probs and optimizer, with micro-batches of `memory.max_tokens`.
 
-    With and without trees, the head reads only tokens with a loss.
-
-    Args:
-        rows: rows of one step.
-        model: config.json of the model.
-        memory: result of `predict_memory`.
-        share: share of a step without trees that updates take.
-        price: price of one GPU for an hour.
+    With and without trees, the head reads only tokens with a loss. `share` is the updates' share of a step without
+    trees, and `price` that of one GPU for an hour.
     """
     overlap = total_of(report_groups(list(rows))).overlap
     cluster, max_tokens = memory.gpu.spec.cluster(memory.gpus), memory.max_tokens or GRANULARITY

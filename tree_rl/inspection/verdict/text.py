@@ -112,19 +112,19 @@ def _figure(value: float | None) -> str:
 
 
 def _memory_table(memory: MemoryPrediction) -> Iterator[str]:
-    ways = (("rows", memory.rows), ("trees, whole", memory.whole), ("trees, least", memory.partitioned))
-    cells = [(name, one.runs_as, f"{one.tokens:,}", f"{one.memory / GIB:.1f}") for name, one in ways]
+    ways = (("rows", memory.rows), ("trees, whole", memory.trees_whole), ("trees, least", memory.trees_least))
+    cells = [(name, one.runs_as, f"{one.tokens:,}", f"{one.gpu_bytes / GIB:.1f}") for name, one in ways]
     yield format_table(("least memory of a GPU", "runs", "tokens", "GiB"), cells, flush_left=2)
-    yield f"Weights, gradients, optimizer state and gathered layers take {memory.state / GIB:.1f} GiB of each."
+    yield f"Weights, gradients, optimizer state and gathered layers take {memory.state_bytes / GIB:.1f} GiB of each."
     yield f"Best max_tokens: {_best(memory)}."
 
 
 def _best(memory: MemoryPrediction) -> str:
     if memory.max_tokens is None:
-        taken = f"{memory.state / GIB:.0f} GiB of {memory.gpu.spec.memory_gib:.0f} are taken before the first token"
-        return f"none fits: {taken}; take more GPUs"
+        taken = f"{memory.state_bytes / GIB:.0f} GiB of {memory.gpu.spec.memory_gib:.0f} are taken"
+        return f"none fits: {taken} before the first token; take more GPUs"
     filled = f"{memory.max_tokens:,} fills {MEMORY_FRACTION:.0%} of a GPU"
-    return f"{filled}; the largest group runs as: {memory.largest_runs}"
+    return f"{filled}; the largest group runs as: {memory.largest_runs_as}"
 
 
 def _notes(memory: MemoryPrediction, update: UpdatePrediction | None) -> Iterator[str]:

@@ -37,11 +37,7 @@ class UpdateShare:
 
 
 def chosen_share(given: float | None, timing: Path | None) -> UpdateShare:
-    """The given share, else that of the log `timing`, else the assumed one.
-
-    Raises:
-        InputError: both are given, or the log has no times of a run without trees.
-    """
+    """The given share, else that of the log `timing`, else the assumed one; an InputError if both are given."""
     if given is not None and timing is not None:
         raise InputError("--update-share and --timing: expected one of them, received both; drop one")
     if timing is not None:

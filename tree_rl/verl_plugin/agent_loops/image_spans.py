@@ -24,11 +24,7 @@ def spans_of_images(
 ) -> list[Span]:
     """The images of a row; none if its tokens and images do not match, which the engine refuses.
 
-    Args:
-        token_ids: the row.
-        inputs: verl's `multi_modal_inputs` of the row.
-        image_token: id of an image's tokens.
-        merge_size: patches per image token, in height and in width.
+    `inputs` are verl's `multi_modal_inputs`; `merge_size` is the number of patches per token in height and in width.
     """
     pixels, grids = inputs.get("pixel_values"), inputs.get("image_grid_thw")
     if pixels is None or grids is None or image_token is None:

@@ -29,12 +29,7 @@ class _Known:
 
 
 class SessionImages:
-    """Numbers images by a hash of their content.
-
-    Args:
-        processor: the model's processor.
-        options: verl's `data.mm_processor_kwargs`.
-    """
+    """Numbers images by a hash of their content; `options` are verl's `data.mm_processor_kwargs`."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any] | None = None) -> None:
         self.options = dict(options or {})

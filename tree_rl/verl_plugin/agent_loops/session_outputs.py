@@ -22,15 +22,9 @@ def rows_to_outputs(
     credit: Mapping[str, Any] | None = None,
     images: ImageReader | None = None,
 ) -> list[AgentLoopOutput]:
-    """Turn a session into verl's outputs. Raises `ValueError` if the model generated nothing.
+    """Turn a session into verl's outputs, each with its `reward`. Raises `ValueError` if the model generated nothing.
 
-    Args:
-        calls: the session's calls.
-        reward: of every row.
-        figures: of the session.
-        metrics: verl's.
-        credit: rewards of steps.
-        images: images whose numbers the calls' tokens have; None for text.
+    `credit` is its report to estimators; the calls' tokens have numbers of `images`, None for text.
     """
     rows = rows_of_calls(calls)
     if not rows or not rows[0].response_ids:

@@ -28,13 +28,9 @@ class TreeToolAgentLoop(TreeGatewayAgentLoop):
 
 
 def as_gateway_agent(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `custom.tree_agent` to the keys of `custom.gateway_agent`.
+    """Convert `custom.tree_agent`, some of `KEYS`, to the keys of `custom.gateway_agent`; None means default.
 
-    Args:
-        given: some of `KEYS`. None means default.
-
-    Raises:
-        ValueError: an unknown key or a bad value; names the key.
+    Raises a `ValueError` that names an unknown key or the key of a bad value.
     """
     options = {key: value for key, value in given.items() if value is not None}
     refuse_unknown(CONFIG_KEY, options, KEYS)

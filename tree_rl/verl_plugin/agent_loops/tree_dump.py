@@ -64,11 +64,7 @@ def append_tree(folder: Path, partition: str, rows: Sequence[FinishedRow]) -> Pa
 
 
 def read_trees(folder: Path, step: int) -> list[FinishedRow]:
-    """All rows of a training step, those of a prompt together.
-
-    Raises:
-        FileNotFoundError: nothing was dumped for the step.
-    """
+    """All rows of a training step, those of a prompt together; raises a FileNotFoundError if there are none."""
     files = sorted(folder.glob(f"train-step{step:06d}-*.jsonl"))
     if not files:
         raise FileNotFoundError(f"{folder}: no rows of step {step}; was rollout.custom.tree_dump_dir set?")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import ray
@@ -54,86 +55,86 @@ class Finding:
     """Result of the check, and the remedy if it failed."""
 
 
+Outcome = tuple[Status, str]
+"""Status and detail of a finding."""
+
+
 def diagnose(*, start_ray: bool) -> Iterator[Finding]:
     """Check the installation; a finding with `Status.FAILED` means that training with trees would not work.
 
     With `start_ray`, also checks the plugin in a worker of a temporary local Ray cluster.
     """
-    yield _find_python()
-    for package in NEEDED + OPTIONAL:
-        yield _find_version(package)
-    yield _find_devices()
-    for impl in IMPLEMENTATIONS:
-        yield _find_kernel(impl)
-    yield _find_hopper_kernel()
-    yield _find_fused_layers()
-    yield _find_tree_error()
-    yield _find_plugin("plugin in a fresh process", examine_here)
+    checks: dict[str, Callable[[], Outcome]] = {
+        "python": _python,
+        **{package: partial(_version, package) for package in NEEDED + OPTIONAL},
+        "device": _devices,
+        **{f"tree attention, {impl}": partial(_kernel, impl) for impl in IMPLEMENTATIONS},
+        "tree attention on Hopper": _hopper_kernel,
+        "fused layers (use_liger)": _fused_layers,
+        "a tree against its rows": _tree_error,
+        "plugin in a fresh process": partial(_plugin, examine_here),
+    }
     if start_ray:
-        yield _find_plugin("plugin in a Ray worker", _examine_in_ray)
+        checks["plugin in a Ray worker"] = partial(_plugin, _examine_in_ray)
+    for subject, check in checks.items():
+        status, detail = check()
+        yield Finding(subject=subject, status=status, detail=detail)
 
 
-def _find_python() -> Finding:
-    version = platform.python_version()
+def _python() -> Outcome:
+    found = platform.python_version()
     if path_that_ray_splits(sys.executable):
         remedy = "create the environment in a folder without spaces and quotes: Ray cannot start its workers from here"
-        return Finding(subject="python", status=Status.FAILED, detail=f"{version} at {sys.executable}; {remedy}")
-    return Finding(subject="python", status=Status.OK, detail=version)
+        return Status.FAILED, f"{found} at {sys.executable}; {remedy}"
+    return Status.OK, found
 
 
-def _find_version(package: str) -> Finding:
+def _version(package: str) -> Outcome:
     try:
         found = version(package)
     except PackageNotFoundError:
-        status = Status.ABSENT if package in OPTIONAL else Status.FAILED
-        return Finding(subject=package, status=status, detail="not installed")
+        return Status.ABSENT if package in OPTIONAL else Status.FAILED, "not installed"
     if package == "verl" and not SUPPORTED_VERL.contains(found, prereleases=True):
-        return Finding(subject=package, status=Status.FAILED, detail=f"{found}; tree_rl supports {SUPPORTED_VERL}")
-    return Finding(subject=package, status=Status.OK, detail=found)
+        return Status.FAILED, f"{found}; tree_rl supports {SUPPORTED_VERL}"
+    return Status.OK, found
 
 
-def _find_devices() -> Finding:
+def _devices() -> Outcome:
     chosen = get_device_name()
     cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = ", ".join(cuda) if cuda else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     if chosen == "cuda" and not cuda:
-        detail = "verl runs on cuda, but no GPU is visible; on a machine without one set VERL_PLATFORM=cpu"
-        return Finding(subject="device", status=Status.FAILED, detail=detail)
-    return Finding(subject="device", status=Status.OK, detail=f"{found}; verl runs on {chosen}")
+        return Status.FAILED, "verl runs on cuda, but no GPU is visible; on a machine without one set VERL_PLATFORM=cpu"
+    return Status.OK, f"{found}; verl runs on {chosen}"
 
 
-def _find_kernel(impl: str) -> Finding:
+def _kernel(impl: str) -> Outcome:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     reason = unavailable_reason(impl, device=device, dtype=dtype, head_size=HEAD_SIZE)
     chosen = chosen_implementation(device=device, dtype=dtype, head_size=HEAD_SIZE)
     detail = reason or ("chosen by auto" if impl == chosen else "available")
-    return Finding(
-        subject=f"tree attention, {impl}", status=Status.ABSENT if reason else Status.OK, detail=detail.splitlines()[0]
-    )
+    return Status.ABSENT if reason else Status.OK, detail.splitlines()[0]
 
 
-def _find_hopper_kernel() -> Finding:
+def _hopper_kernel() -> Outcome:
     """The implementation that `attention: auto` chooses on a Hopper GPU in bf16, whatever this machine has."""
     reason = package_reason()
-    detail = f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
-    return Finding(subject="tree attention on Hopper", status=Status.OK, detail=detail)
+    return Status.OK, f"triton, since {reason}" if reason else f"fa4 ({PACKAGE} {version(PACKAGE)})"
 
 
-def _find_fused_layers() -> Finding:
+def _fused_layers() -> Outcome:
     reason = liger_unavailable_reason(torch.device(get_device_name()))
-    status = Status.ABSENT if reason else Status.OK
-    return Finding(subject="fused layers (use_liger)", status=status, detail=reason or "available")
+    return Status.ABSENT if reason else Status.OK, reason or "available"
 
 
-def _find_tree_error() -> Finding:
-    subject = "a tree against its rows"
+def _tree_error() -> Outcome:
     try:
         log_prob_error, gradient_error = measure_tree_error()
     except TreeError as error:
-        return Finding(subject=subject, status=Status.FAILED, detail=str(error))
-    detail = f"log-probs agree to {log_prob_error:.0e}, gradients to {gradient_error:.0e} (tiny Qwen3, float32, CPU)"
-    return Finding(subject=subject, status=Status.OK, detail=detail)
+        return Status.FAILED, str(error)
+    errors = f"log-probs agree to {log_prob_error:.0e}, gradients to {gradient_error:.0e}"
+    return Status.OK, f"{errors} (tiny Qwen3, float32, CPU)"
 
 
 def _examine_in_ray() -> Environment:
@@ -144,12 +145,11 @@ def _examine_in_ray() -> Environment:
         ray.shutdown()
 
 
-def _find_plugin(subject: str, examine: Callable[[], Environment]) -> Finding:
+def _plugin(examine: Callable[[], Environment]) -> Outcome:
     try:
         environment = examine()
     except (ray.exceptions.RayError, subprocess.SubprocessError, OSError, RuntimeError) as error:
-        return Finding(subject=subject, status=Status.FAILED, detail=last_line(str(error)))
+        return Status.FAILED, last_line(str(error))
     if environment.missing:
-        detail = f"verl does not know {', '.join(environment.missing)}: {environment.cause}"
-        return Finding(subject=subject, status=Status.FAILED, detail=detail)
-    return Finding(subject=subject, status=Status.OK, detail=f"verl knows {', '.join(REGISTERED)}")
+        return Status.FAILED, f"verl does not know {', '.join(environment.missing)}: {environment.cause}"
+    return Status.OK, f"verl knows {', '.join(REGISTERED)}"

@@ -48,15 +48,10 @@ class ClusterReport:
 
 
 def examine_cluster(*, address: str | None, nodes: int | None, wait_seconds: float) -> ClusterReport:
-    """Connect to a cluster, wait for its nodes and examine each.
+    """Connect to a cluster, wait until `nodes` (None: any) are alive, and examine each.
 
-    Args:
-        address: the head's `HOST:PORT`; None means RAY_ADDRESS, or the cluster of this machine.
-        nodes: number of nodes that must be alive; None means any.
-        wait_seconds: limit of the wait for them.
-
-    Raises:
-        ClusterError: no cluster answers, its token is not this process's, or nodes are missing after the wait.
+    `address` is the head's `HOST:PORT`; None means RAY_ADDRESS, or the cluster of this machine. Raises a ClusterError
+    if no cluster answers, its token is not this process's, or nodes are missing after the wait.
     """
     # Without an address and without a cluster, `ray.init` would start a new one.
     address = address or os.environ.get("RAY_ADDRESS", "auto")

@@ -26,6 +26,7 @@ from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
 from tree_rl.inspection.row import Row
 from tree_rl.verl_plugin.sft.checked_data import group_rows
 from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.decoded_messages import form_of
 from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER
 
 PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
@@ -255,11 +256,7 @@ class _Reader:
 
     def _chat(self, name: str, cells: Mapping[str, Any]) -> Chat:
         if self._form is None:
-            template = self._tokenizer.chat_template
-            self._form = TemplateForm.of(
-                template if isinstance(template, str) else "",
-                lambda messages: str(self._tokenizer.apply_chat_template(list(messages), tokenize=False)),
-            )
+            self._form = form_of(self._tokenizer)
         chat = read_chat(cells[name], cells.get(TOOLS), self._form, name)
         if chat is None:
             raise RowFileError(f"{name}: expected messages, a text or token ids, received {quoted(cells[name])}")

@@ -89,14 +89,10 @@ class HFServerAdapter(BaseRollout):
         peft_config: Any = None,
         **_kwargs: Any,
     ) -> None:
-        """Send the trainer's weights in buckets through shared memory.
+        """Send (Hugging Face name, full tensor) pairs, possibly asynchronous, in buckets through shared memory.
 
-        Args:
-            weights: iterator, possibly asynchronous, of (Hugging Face name, full tensor).
-            global_steps: version of the weights, which the server reports with every generation.
-
-        Raises:
-            NotImplementedError: the weights are only an adapter's, or deltas.
+        The server reports `global_steps` with every generation. Raises a NotImplementedError if the weights are only an
+        adapter's, or deltas.
         """
         if wire_format != "named_tensors":
             raise NotImplementedError(

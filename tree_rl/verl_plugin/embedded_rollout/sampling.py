@@ -58,15 +58,10 @@ def parse_sampling(
     eos_token_ids: frozenset[int],
     logprobs_mode: str = "processed_logprobs",
 ) -> Sampling:
-    """Read the sampling parameters that verl sends with a request.
+    """Read the sampling parameters that verl sends with a request, by vLLM's names.
 
-    Args:
-        params: parameters by vLLM's names.
-        default_max_tokens: limit of a request without one.
-        limit_tokens: number of tokens left in the context.
-
-    Raises:
-        ValueError: names a parameter that is unknown, or whose value is not implemented.
+    The context has room for `limit_tokens`. Raises a ValueError that names a parameter that is unknown, or whose value
+    is not implemented.
     """
     rest = dict(params)
     limits = [rest.pop("max_tokens", None), rest.pop("max_new_tokens", None), default_max_tokens]
@@ -102,16 +97,9 @@ def sample(
     *,
     never: Sequence[int] = (),
 ) -> tuple[list[int], list[float]]:
-    """Sample one token per row with generators on the CPU.
+    """Sample one token per row, with its generator on the CPU; return R token ids and their log-probs.
 
-    Args:
-        logits_RV: of the next token.
-        samplings: one per row.
-        generators: one per row.
-        never: tokens that are not drawn, such as those of images. Log-probs count them, as the trainer's do.
-
-    Returns:
-        R token ids and their log-probs.
+    Tokens of `never`, such as those of images, are not drawn, but log-probs count them, as the trainer's do.
     """
     logits_RV = logits_RV.float()
     scale = [1.0 if s.temperature == 0 else s.temperature for s in samplings]

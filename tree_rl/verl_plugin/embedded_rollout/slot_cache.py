@@ -35,13 +35,7 @@ class SlotCache(Cache):
         self._context_tokens = 0
 
     def begin(self, rows: slice, column_RQ: torch.Tensor, context_tokens: int) -> None:
-        """Prepare a forward.
-
-        Args:
-            rows: the R slots of the forward.
-            column_RQ: int64, column for each new token's keys and values.
-            context_tokens: number of columns that attention reads.
-        """
+        """Prepare a forward of R slots: the column of each new token, int64, and the number that attention reads."""
         self._rows = rows
         self._row_index = torch.arange(rows.start, rows.stop, device=column_RQ.device).unsqueeze(1)
         self._column_RQ = column_RQ

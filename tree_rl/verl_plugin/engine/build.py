@@ -55,10 +55,6 @@ def runs_as_forests(module: Any, flat_attention: str) -> bool:
     """True if rows that share nothing must run as a forest too.
 
     Packed by verl they would attend to each other, or eager attention would need memory quadratic in all their tokens.
-
-    Args:
-        module: the built model.
-        flat_attention: implementation of attention for rows without a tree.
     """
     return leaks_when_packed(module) or (flat_attention == EAGER and needs_eager(module.config))
 
@@ -122,11 +118,9 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
 
 
 def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) -> bool:
-    """True if a model gets Liger's layers. `auto`, the value in config/machine/*.yaml, uses them where the model
-    supports them.
+    """True if a model gets Liger's layers: with `auto`, the value in config/machine/*.yaml, where it supports them.
 
-    Raises:
-        UnsupportedModelError: `use_liger=true`, but they cannot run.
+    Raises an UnsupportedModelError if they cannot run with `use_liger=true`.
     """
     if model_config.use_liger == AUTO:
         reason = why_not_liger(model_config.hf_config, device=device, deterministic=deterministic)

@@ -27,7 +27,6 @@ from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
-from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import (
     EngineRegistry,
     FSDPEngineWithLMHead,
@@ -60,17 +59,19 @@ from tree_rl.verl_plugin.options import (
     as_tree_config,
     replay_mode,
 )
-from tree_rl.verl_plugin.refusals.job import ACTOR, refuse_engine, refuse_ranks
+from tree_rl.verl_plugin.refusals.job import refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 logger = logging.getLogger(__name__)
 
 DEVICES = ["cpu", "cuda"]
+BACKENDS = ["fsdp2", "fsdp"]
+"""verl's strategies; an engine refuses `fsdp`, whose flat parameters trees do not support, and names the key."""
 FSDP = "fsdp_config"
 
 
-@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp2"], device=DEVICES)
+@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
@@ -101,11 +102,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         self._outputs_of_update: dict[str, torch.Tensor] | None = None
 
     def initialize(self) -> None:
-        """Initialise as verl does, then build the step.
-
-        Raises:
-            ValueError: `tree.attention` names an implementation that cannot run here.
-        """
+        """Initialise as verl does, then build the step; raises a ValueError if `tree.attention` cannot run here."""
         super().initialize()
         shape = build.shape_of(self._plain_module, is_critic=self.is_critic)
         self.attention_implementation = build.chosen_attention(
@@ -151,18 +148,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def forward_backward_batch(
         self, data: TensorDict, loss_function: VerlLossFunction | None, forward_only: bool = False
     ) -> dict[str, Any]:
-        """Train on or infer all rows of a batch, as trees where that is faster.
+        """Train on or infer all rows of a batch (nested, without padding), as trees where that is faster.
 
-        Args:
-            data: verl's rows without padding (nested `input_ids`, `loss_mask`, ...).
-            loss_function: verl's loss over row outputs; may be None with `forward_only`.
-            forward_only: True computes no gradients.
-
-        Returns:
-            verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`.
-
-        Raises:
-            RowError: names a row that cannot be trained on.
+        Returns verl's dict of `model_output` (nested, in the order of the rows), `loss` and `metrics`. Raises a
+        RowError that names a row that cannot be trained on.
         """
         is_flat = self.tree_config.mode == "flat"
         reuses = not forward_only and _reuses_log_probs(data)
@@ -190,10 +179,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     def take_outputs_of_update(self) -> dict[str, torch.Tensor]:
         """Return and clear `log_probs` and `entropy` (nested, full rows) of the last update with `reuse_log_probs`.
 
-        The dict is empty on a rank without rows.
-
-        Raises:
-            RuntimeError: there was no such update since the last call.
+        Empty on a rank without rows. Raises a RuntimeError if there was no such update since the last call.
         """
         found, self._outputs_of_update = self._outputs_of_update, None
         if found is None:
@@ -382,7 +368,7 @@ def _reuses_log_probs(data: TensorDict) -> bool:
     return bool(tu.get_non_tensor_data(data=data, key=REUSE_LOG_PROBS, default=False))
 
 
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp2"], device=DEVICES)
+@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
     """Critic: the value of every unique token, computed once."""
 
@@ -391,20 +377,3 @@ class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueH
 
     def _stock_module(self) -> nn.Module:
         return build.build_value_module(self.model_config, self.engine_config, self.device_mesh)
-
-
-@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=["fsdp"], device=DEVICES)
-class FSDP1Refused(compat.BaseEngine):
-    """Refuses FSDP1, whose flat parameters trees do not support, before the job uses a GPU."""
-
-    role = ACTOR
-
-    def __init__(self, **_: Any) -> None:
-        refuse_if_unsupported({"strategy": "fsdp"}, self.role, Of.STRATEGY)
-
-
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=["fsdp"], device=DEVICES)
-class FSDP1CriticRefused(FSDP1Refused):
-    """Refuses FSDP1 for a critic."""
-
-    role = "critic"

@@ -19,16 +19,10 @@ COST = "tree/cost_s/"
 
 
 def as_verl_result(result: StepResult, step: TreeStep, offsets: torch.Tensor, *, keeps_outputs: bool) -> dict[str, Any]:
-    """A step's result in the form of verl's `postprocess_batch_func`.
+    """A step's result in the form of verl's `postprocess_batch_func`: `model_output`, `loss` (one per micro-batch) and
+    `metrics`, among them the counters of the step that ran it.
 
-    Args:
-        result: result of the call.
-        step: the step that ran it, whose counters become metrics.
-        offsets: int64 [B + 1], offsets of the call's rows.
-        keeps_outputs: True if verl reads `model_output`, which a plain update does not.
-
-    Returns:
-        `model_output` (nested, [B, L]), `loss` (one per micro-batch) and `metrics`.
+    `offsets` (int64 [B + 1]) are those of the rows. A plain update does not read `model_output`, and keeps none.
     """
     context = step.context
     metrics: dict[str, Any] = {}

@@ -42,11 +42,7 @@ class PairLoss:
     def __call__(
         self, *, model_output: dict[str, torch.Tensor], data: TensorDict, dp_group: Any = None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Loss and metrics (with TRL's names) of some rows.
-
-        Raises:
-            ValueError: a row without the other one of its pair.
-        """
+        """Loss and metrics (with TRL's names) of some rows; raises a ValueError if they are not whole pairs."""
         place_P2 = _by_pair(data[PLACE])
         if (place_P2[:, 0] % 2 != 0).any() or (place_P2[:, 1] != place_P2[:, 0] + 1).any():
             raise ValueError("expected whole pairs in a micro-batch, received a row without the other one of its pair")

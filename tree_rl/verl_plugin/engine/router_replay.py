@@ -24,11 +24,7 @@ class RouterReplay:
     """Records or repeats routes in the calls of one engine."""
 
     def __init__(self, hooks: RouterHooks, mode: str) -> None:
-        """Check an engine's routers.
-
-        Args:
-            hooks: hooks on the engine's model.
-            mode: R2 or R3.
+        """Check an engine's routers for a mode, R2 or R3.
 
         Raises:
             UnsupportedModelError: routers whose choice cannot be set, or one expert per token in R3, where verl's zeros

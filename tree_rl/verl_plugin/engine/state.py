@@ -27,11 +27,7 @@ def device_bytes() -> int:
 
 
 def save_engine_state(folder: str, step: TreeStep, scaler: Any) -> None:
-    """Write the file.
-
-    Args:
-        scaler: verl's gradient scaler of float16 training, or None.
-    """
+    """Write the file; `scaler` is verl's gradient scaler of float16 training, or None."""
     state = {
         "device_bytes": device_bytes(),
         "sharing_ranks": step.context.sharing_ranks,

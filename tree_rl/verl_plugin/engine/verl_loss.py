@@ -195,14 +195,8 @@ def with_normalisers(
     """Assign to `data` the row-based normalisers that verl's losses read; returns the loss to call. Collective.
 
     `seq-mean-token-sum-norm` without `loss_scale_factor` divides by the longest response of the step on all ranks
-    instead of that of a micro-batch: the choice of micro-batches must not change the loss.
-
-    Args:
-        loss_function: verl's loss; None in inference.
-        data: verl's batch.
-        group: verl's data-parallel group, one rank of each sequence-parallel group, so all members hold different rows.
-        context: device and ranks.
-        trains: True in an update.
+    instead of that of a micro-batch: the choice of micro-batches must not change the loss. `group`, verl's
+    data-parallel group, has one rank of each sequence-parallel group, so all members hold different rows.
     """
     tokens = data["loss_mask"].values().sum().to(context.device)
     torch.distributed.all_reduce(tokens, group=group)

@@ -16,12 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from tree_rl.extras import MissingExtraError
+from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.options import as_tree_config
 
-INPUT_ERROR = 2
-"""Exit code after a mistake, as for `tree-rl`'s commands."""
 HAS_A_WORD = (
     *("model.use_liger", "trainer.save_freq", "trainer.test_freq"),
     *("tree.max_tokens", "tree.offload", "tree.reuse_log_probs"),
@@ -59,8 +58,7 @@ class _Parser(argparse.ArgumentParser):
 def read_job(arguments: Sequence[str], program: Program) -> Job:
     """Read overrides and Hydra's `--config-path` and `--config-name`, and compose the config.
 
-    Raises:
-        CommandLineError: a flag, key, value or config that does not exist.
+    Raises a CommandLineError for a flag, key, value or config that does not exist.
     """
     parser = _Parser(prog=f"python -m {program.name}", allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as verl takes them; tree.KEY; machine=cpu")
@@ -78,10 +76,9 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
 
 
 def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """Compose a config as Hydra does; Hydra must be initialized.
+    """Compose a config as Hydra, which must be initialized, does.
 
-    Raises:
-        CommandLineError: an argument is no override, or sets a text where the config has a number or a boolean.
+    Raises a CommandLineError if an argument is no override, or sets a text where the config has a number or a boolean.
     """
     overrides = [_parsed(text) for text in arguments]
     config = compose(config_name, [str(one.input_line) for one in overrides if not _is_value(one)])

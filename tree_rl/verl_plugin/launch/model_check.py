@@ -81,8 +81,7 @@ def refuse_model_of_job(
 def choose_layers(config: DictConfig, role: str) -> str | None:
     """Replace a role's `use_liger=auto` by true or false, as verl's servers of vLLM and SGLang take nothing else.
 
-    Returns:
-        A note why the model keeps its own layers, or None.
+    Returns a note why the model keeps its own layers, or None.
     """
     model, engine = config[role].model, "critic.fsdp" if role == "critic" else "actor_rollout_ref.actor.fsdp_config"
     if model.get("use_liger", None) != AUTO:
@@ -104,10 +103,8 @@ def load_before_images(config: DictConfig) -> str | None:
     """Let vLLM read the weights of a model with images when it starts, which verl's `load_format=dummy` spares.
 
     vLLM 0.30 keeps mean and deviation of pixels in buffers (Qwen2-VL and Qwen2.5-VL). A start without weights fills
-    these with noise, and no weight update replaces it. Other families and versions may have such buffers too.
-
-    Returns:
-        A note, or None if nothing changed.
+    these with noise, and no weight update replaces it. Other families and versions may have such buffers too. Returns a
+    note, or None if nothing changed.
     """
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     if rollout.name != "vllm" or "dummy" not in rollout.load_format:
@@ -205,15 +202,9 @@ def why_no_images(config: DictConfig) -> str | None:
 
 
 def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, why: str | None = TEXT_ALONE) -> None:
-    """Refuse parquet files on this machine whose rows contain images, videos or audio.
+    """Refuse parquet files on this machine, at some keys of `data`, whose rows contain images, videos or audio.
 
-    Args:
-        data: the config's `data` node.
-        files: keys of `data` that hold a path or a list of paths.
-        why: reason why rows cannot have images; None if they can.
-
-    Raises:
-        ValueError: names the key, the file, the row and its column.
+    `why` is None if rows can have images. Raises a ValueError that names the key, the file, the row and its column.
     """
     refused = {key: name for key, name in IMAGE_KEYS.items() if why is not None or key != "image_key"}
     columns = [str(data.get(key, None) or default) for key, default in refused.items()]

@@ -94,8 +94,7 @@ def make_ready_for_main_ppo(config: DictConfig, hydra: Any) -> None:
 def checked(config: DictConfig, given: Sequence[str]) -> str:
     """Complete and check a job; return its banner, which is empty for a job without trees.
 
-    Raises:
-        ValueError: the job uses trees and cannot run; names the key.
+    Raises a ValueError that names the key if the job uses trees and cannot run.
     """
     written = written_keys(given)
     if not trains_trees(config):
@@ -239,18 +238,14 @@ def _check_models(config: DictConfig) -> None:
 def _check_agent_loops(config: DictConfig) -> None:
     """Check the options of our agent loops, which otherwise only sessions check."""
     rollout = config.actor_rollout_ref.rollout
-    custom = rollout.get("custom", None) or {}
-    blocks = {name: custom.get(name, None) for name in ("gateway_agent", "tree_agent")}
-    given = {
-        name: OmegaConf.to_container(block, resolve=True)
-        for name, block in blocks.items()
-        if block is not None and (name == "tree_agent" or block.get("agent", None))
-    }
+    custom: Any = OmegaConf.to_container(rollout.get("custom", None) or OmegaConf.create(), resolve=True)
+    given = {name: custom[name] for name in ("gateway_agent",) if (custom.get(name) or {}).get("agent")}
+    if custom.get("tree_agent") is not None:
+        given["tree_agent"] = as_gateway_agent(custom["tree_agent"])
     lengths = {"max_context_tokens": rollout.prompt_length + rollout.response_length}
     lengths["max_turn_tokens"] = rollout.response_length
     for name, options in given.items():
-        wanted = as_gateway_agent(options) if name == "tree_agent" else options
-        read, _ = read_gateway_options(wanted, **lengths, template_options={})
+        read, _ = read_gateway_options(options, **lengths, template_options={})
         if _runs_here(config):
             try:
                 agent_class(read.agent)

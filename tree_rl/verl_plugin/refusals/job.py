@@ -37,14 +37,9 @@ def tree_roles(config: DictConfig) -> Iterator[Role]:
 
 
 def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
-    """Check everything that depends only on the config.
+    """Check everything that depends only on verl's whole config, whose roles have their model types.
 
-    Args:
-        config: verl's whole config; roles have their model types.
-        under_tree_trainer: True if a tree trainer runs the job, False for verl's trainers.
-
-    Raises:
-        UnsupportedFeatureError: a setting that a tree run cannot honour.
+    Raises an UnsupportedFeatureError for a setting that a tree run cannot honour.
     """
     refuse_if_unsupported(config, "", Of.JOB, *(() if under_tree_trainer else (Of.VERLS_TRAINER,)))
     for role in tree_roles(config):
@@ -59,45 +54,29 @@ def refuse_job(config: DictConfig, *, under_tree_trainer: bool) -> None:
             refuse_if_unsupported(config, "", Of.CRITIC)
 
 
-def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str = "fsdp_config") -> None:
-    """Check one engine.
+def refuse_engine(model: Any, engine: Any, *, is_critic: bool = False, key: str | None = None) -> None:
+    """Check one engine: verl's `HFModelConfig` and `FSDPEngineConfig`, or their nodes.
 
-    Args:
-        model: verl's `HFModelConfig`, or its node.
-        engine: verl's `FSDPEngineConfig`, or its node.
-        key: key of the engine's node.
-
-    Raises:
-        UnsupportedFeatureError: names the key.
+    `key` is the key of the engine's node if it is no role's. Raises an UnsupportedFeatureError that names the key.
     """
-    refuse_if_unsupported(engine, key, Of.STRATEGY)
+    refuse_if_unsupported(engine, key or ("critic" if is_critic else ACTOR), Of.STRATEGY)
     refuse_if_unsupported(model, "model", *(Of.MODEL, Of.CRITIC_MODEL)[: 1 + is_critic])
-    refuse_if_unsupported(engine, key, *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
+    refuse_if_unsupported(engine, key or "fsdp_config", *(Of.ENGINE, Of.CRITIC_ENGINE)[: 1 + is_critic])
 
 
 def refuse_ranks(engine: Any, place: str, num_ranks: int) -> None:
-    """Check that the sizes of groups of ranks divide their number.
+    """Check that the sizes of an engine's groups of ranks divide their number.
 
-    Args:
-        engine: verl's `FSDPEngineConfig`, or its node.
-        place: dotted key of the node.
-
-    Raises:
-        UnsupportedFeatureError: names the key.
+    `place` is the dotted key of the engine's node. Raises an UnsupportedFeatureError that names the key.
     """
     sizes = {SEQUENCE_PARALLEL: option(engine, SEQUENCE_PARALLEL, 1), "fsdp_size": option(engine, "fsdp_size", -1)}
     refuse_if_unsupported({**sizes, "ranks": num_ranks}, place, Of.RANKS)
 
 
 def refuse_cluster(trainer: Any, nodes: Iterable[Mapping[str, Any]]) -> None:
-    """Check that Ray's nodes have the GPUs that a job asks for.
+    """Check that Ray's `nodes` have the GPUs that the config's `trainer` node asks for.
 
-    Args:
-        trainer: the config's `trainer` node.
-        nodes: `ray.nodes()`.
-
-    Raises:
-        UnsupportedFeatureError: names the key.
+    Raises an UnsupportedFeatureError that names the key.
     """
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = [int(found.get("GPU", found.get("NPU", 0))) for found in resources]

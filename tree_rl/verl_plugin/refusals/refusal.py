@@ -7,44 +7,41 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-CONFIG, MODEL, BATCH = "config", "model", "batch"
-"""Stage at which a refusal can be checked: with the config, with the built model, or with a batch."""
-
 
 class UnsupportedFeatureError(ValueError):
     """A setting, model or batch that trees do not run; the message names the config key and the remedy."""
 
 
 class Of(Enum):
-    """Subject of a row of the table, and the stage at which it is checked."""
+    """Subject of a row of the table: the node that it checks."""
 
-    VALUES = ("verl's whole config: words and numbers that no job can run with", CONFIG)
-    FILES = ("verl's whole config: paths on this machine", CONFIG)
-    SFT = ("verl's whole config of SFT or DPO", CONFIG)
-    MODEL_FILES = ("a role's `model` node: paths on this machine", CONFIG)
-    MACHINE = ("verl's whole config of a job that samples: what this machine and its files lack", CONFIG)
-    JOB = ("verl's whole config", CONFIG)
-    POLICY = ("verl's whole config, of an actor on trees", CONFIG)
-    CRITIC = ("verl's whole config, of a critic on trees", CONFIG)
-    VERLS_TRAINER = ("verl's whole config, of a tree engine under verl's own trainer", CONFIG)
-    STRATEGY = ("a role's node", CONFIG)
-    ROLE = ("a role's node, too", CONFIG)
-    ACTOR = ("the actor's node", CONFIG)
-    MODEL = ("a role's `model` node, or verl's `HFModelConfig`", CONFIG)
-    CRITIC_MODEL = ("the same of a critic", CONFIG)
-    ENGINE = ("a role's FSDP options: the node, or verl's `FSDPEngineConfig`", CONFIG)
-    CRITIC_ENGINE = ("such options of a critic", CONFIG)
-    RANKS = ("sizes of an engine's groups of ranks, and `ranks`, their number", CONFIG)
-    CLUSTER = ("`trainer.n_gpus_per_node` and `nnodes`, and `gpus`, the number on each of Ray's nodes", CONFIG)
-    HEADS = ("an engine's size of sequence parallelism, and its model's `config`", MODEL)
-    PACKING = ("an engine's `tree` options; `leaks`: packed rows of its model see each other", MODEL)
-    GENERATION = ("`name` of the rollout engine; `recurrent`: the model's layers carry a state", MODEL)
-    ADAPTERS = ("a built model, adapters attached", MODEL)
-    BATCH_OF_TEXT = ("a batch for a model whose rows are text", BATCH)
-    BATCH_WITH_IMAGES = ("a batch for a model whose rows may have images", BATCH)
-    BATCH_WITHOUT_REPLAY = ("a batch for an engine that repeats no routes", BATCH)
-    POLICY_WITHOUT_REPLAY = ("the same for an actor, whose rows' routes would matter", BATCH)
-    UPDATE_WITH_REUSE = ("an update's batch under `tree.reuse_log_probs=True`", BATCH)
+    VALUES = "verl's whole config: words and numbers that no job can run with"
+    FILES = "verl's whole config: paths on this machine"
+    SFT = "verl's whole config of SFT or DPO"
+    MODEL_FILES = "a role's `model` node: paths on this machine"
+    MACHINE = "verl's whole config of a job that samples: what this machine and its files lack"
+    JOB = "verl's whole config"
+    POLICY = "verl's whole config, of an actor on trees"
+    CRITIC = "verl's whole config, of a critic on trees"
+    VERLS_TRAINER = "verl's whole config, of a tree engine under verl's own trainer"
+    STRATEGY = "a role's node"
+    ROLE = "a role's node, too"
+    ACTOR = "the actor's node"
+    MODEL = "a role's `model` node, or verl's `HFModelConfig`"
+    CRITIC_MODEL = "the same of a critic"
+    ENGINE = "a role's FSDP options: the node, or verl's `FSDPEngineConfig`"
+    CRITIC_ENGINE = "such options of a critic"
+    RANKS = "sizes of an engine's groups of ranks, and `ranks`, their number"
+    CLUSTER = "`trainer.n_gpus_per_node` and `nnodes`, and `gpus`, the number on each of Ray's nodes"
+    HEADS = "an engine's size of sequence parallelism, and its model's `config`"
+    PACKING = "an engine's `tree` options; `leaks`: packed rows of its model see each other"
+    GENERATION = "`name` of the rollout engine; `recurrent`: the model's layers carry a state"
+    ADAPTERS = "a built model, adapters attached"
+    BATCH_OF_TEXT = "a batch for a model whose rows are text"
+    BATCH_WITH_IMAGES = "a batch for a model whose rows may have images"
+    BATCH_WITHOUT_REPLAY = "a batch for an engine that repeats no routes"
+    POLICY_WITHOUT_REPLAY = "the same for an actor, whose rows' routes would matter"
+    UPDATE_WITH_REUSE = "an update's batch under `tree.reuse_log_probs=True`"
 
 
 ABSENT = object()

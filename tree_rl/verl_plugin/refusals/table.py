@@ -421,15 +421,9 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
 
 
 def refuse_if_unsupported(node: Any, place: str, *kinds: Of) -> None:
-    """Check a node.
+    """Raise the first refusal, an UnsupportedFeatureError, of a node that the kinds' texts in `Of` describe.
 
-    Args:
-        node: the node that the kinds' texts in `Of` describe.
-        place: dotted key of the node in the config; empty for the whole config.
-        kinds: subjects whose rows to check.
-
-    Raises:
-        UnsupportedFeatureError: the message of the first row that refuses the node.
+    `place` is the dotted key of the node in the config, empty for the whole config.
     """
     for kind in kinds:
         for row in TABLE[kind]:

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +48,7 @@ LOGGER_MODULES = {
 }
 WANDB_ACCOUNT = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_DISABLED")
 """Variables that let wandb start without its file of accounts."""
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+TOKENIZER = {"tokenizer (tokenizer.json)": ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")}
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
 ROW_FILES = (".parquet", ".json", ".jsonl")
 """Endings that verl's data set reads."""
@@ -301,25 +301,19 @@ def saved_by_other_ranks(mode: Any, config: Any) -> Words | None:
 
 def incomplete_model(path: Any, model: Any) -> Words | None:
     """What a model's folder on this machine lacks."""
-    folder = Path(path).expanduser() if path else Path()
-    if not path or not folder.exists():
-        return None
-    needed = {"config.json": ("config.json",), "weights (*.safetensors)": WEIGHT_FILES}
-    if option(model, "tokenizer_path") is None:
-        needed["tokenizer (tokenizer.json)"] = TOKENIZER_FILES
-    return _lacks(folder, needed)
+    needed: dict[str, tuple[str, ...]] = {"config.json": ("config.json",), "weights (*.safetensors)": WEIGHT_FILES}
+    return _lacks(path, needed if option(model, "tokenizer_path") else needed | TOKENIZER)
 
 
 def incomplete_tokenizer(path: Any, _: Any) -> Words | None:
     """What a tokenizer's folder on this machine lacks."""
-    folder = Path(path).expanduser() if path else Path()
-    return _lacks(folder, {"tokenizer (tokenizer.json)": TOKENIZER_FILES}) if path and folder.exists() else None
+    return _lacks(path, TOKENIZER)
 
 
-def _lacks(folder: Path, needed: dict[str, tuple[str, ...]]) -> Words | None:
-    absent = (what for what, names in needed.items() if not any(any(folder.glob(name)) for name in names))
-    what = next(absent, None)
-    return None if what is None else {"what": what}
+def _lacks(path: Any, needed: Mapping[str, tuple[str, ...]]) -> Words | None:
+    folder = Path(path or "").expanduser()
+    absent = [what for what, names in needed.items() if not any(any(folder.glob(name)) for name in names)]
+    return {"what": absent[0]} if path and folder.exists() and absent else None
 
 
 def lacks_name(key: str) -> Condition:

@@ -55,12 +55,7 @@ def begin_checkpoint(root: Path, step: int) -> Path:
 
 
 def commit_checkpoint(root: Path, step: int, files: Mapping[str, FileMark]) -> None:
-    """Record the files of a checkpoint, which makes it whole, and let verl's tracker name it.
-
-    Args:
-        root: `trainer.default_local_dir`.
-        files: marks by POSIX path below the checkpoint's folder, from `seal_files`: all files are on the disk.
-    """
+    """Record the files of a checkpoint, all of which are on the disk; this makes it whole. verl's tracker names it."""
     write_record(folder_of_step(root, step), Record(is_whole=True, files=files))
     write_atomically(root / TRACKER, str(step).encode())
 

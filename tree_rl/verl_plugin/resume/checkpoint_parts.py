@@ -51,11 +51,7 @@ def seal_checkpoint(folder: Path, parts: Sequence[Part]) -> dict[str, FileMark]:
 def why_checkpoint_damaged(folder: Path, record: Record | None, parts: Sequence[Part]) -> str | None:
     """Name a damaged file among those that verl would load from a checkpoint; None if there is none.
 
-    Args:
-        record: record of the checkpoint; None for stock verl's.
-
-    Raises:
-        ValueError: the checkpoint is from a job with another number of ranks.
+    Stock verl's have no record. Raises a ValueError if the checkpoint is from a job with another number of ranks.
     """
     if record is None:
         logger.warning("%s has no record, as stock verl wrote it: only CRC-32s of its .pt files can be checked", folder)

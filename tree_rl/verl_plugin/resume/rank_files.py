@@ -49,12 +49,9 @@ class CheckpointFilesWorker:
     def find_checkpoint_damage(
         self, folder: str, files: Mapping[str, FileMark] | None, contents: Sequence[str]
     ) -> str | None:
-        """Name a damaged file of this rank; None if there is none.
+        """Name a damaged file of this rank below a worker group's folder; None if there is none.
 
-        Args:
-            folder: folder of the worker group in the checkpoint.
-            files: recorded marks of all ranks' files by path below `folder`; None without a record.
-            contents: verl's `checkpoint.load_contents`.
+        `files` has the recorded marks of all ranks' files, None without a record; `contents` is as in `files_to_load`.
         """
         mine = {name: mark for name, mark in (files or {}).items() if self._is_mine(name)}
         unrecorded = [name for name in files_to_load(contents, self.world_size, self.rank) if name not in mine]

@@ -18,5 +18,8 @@ def uid_of_row(key: str) -> str:
 
 def row_place(key: str) -> tuple[str, int, int]:
     """Sort key of a row: the parts of verl's key `{uid}_{session}_{index}`."""
-    uid, session, index = key.rsplit("_", 2)
-    return uid, int(session), int(index)
+    try:
+        uid, session, index = key.rsplit("_", 2)
+        return uid, int(session), int(index)
+    except ValueError as error:
+        raise ValueError(f"expected a row's key {{uid}}_{{session}}_{{index}}, received {key!r}") from error

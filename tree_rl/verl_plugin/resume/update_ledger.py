@@ -25,14 +25,8 @@ def record_update(
 ) -> None:
     """Append the groups of one update to the ledger.
 
-    A line has step, update, uid and `extra_info.index` of the prompt, number of rows without padding, and a digest of
-    the rows' keys and tokens.
-
-    Args:
-        root: `trainer.default_local_dir`; created if needed.
-        update: index of the update within the step.
-        row_tokens: int64 token ids by verl's row key `{uid}_{session}_{index}`.
-        index_of_uid: index of each prompt in the data set.
+    A line has step, update (its index in the step), uid and `extra_info.index` of the prompt, number of rows without
+    padding, and a digest of the rows' keys and tokens. `row_tokens` has int64 ids by verl's `{uid}_{session}_{index}`.
     """
     keys_of_uid: dict[str, list[str]] = {}
     for key in sorted(row_tokens):
@@ -56,14 +50,10 @@ def save_ledger(root: Path, checkpoint: Path) -> None:
 
 
 def restore_ledger(root: Path, step: int, checkpoint: Path | None) -> None:
-    """Remove updates of later steps, and damaged or incomplete lines, from the ledger.
+    """Remove updates after `step`, from which training continues, and damaged or incomplete lines, from the ledger.
 
-    Args:
-        step: step from which training continues.
-        checkpoint: folder of that step, whose copy of the ledger is used; None for a start from the beginning.
-
-    Raises:
-        ValueError: the ledger cannot be written.
+    Takes the copy in the folder of the step's checkpoint; None at a start from the beginning. Raises a ValueError if
+    the ledger cannot be written.
     """
     path = root / LEDGER
     saved = None if checkpoint is None else checkpoint / LEDGER

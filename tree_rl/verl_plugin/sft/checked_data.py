@@ -60,15 +60,9 @@ def readable_files(data: DictConfig) -> Iterator[None]:
 
 
 def check_rows(dataset: Any, data: DictConfig, *, key: str) -> None:
-    """Decode messages; refuse fewer rows than a batch, which would train nothing.
+    """Decode messages; refuse fewer rows than a batch, which would train nothing. `key` names the files in `data`.
 
-    Args:
-        dataset: our rows of token ids, verl's dataset of messages, or one of the user.
-        data: verl's `data` node.
-        key: key of the files in `data`.
-
-    Raises:
-        RowFileError: messages cannot be read (names the row), or there are too few rows.
+    Raises a RowFileError, which names a row whose messages cannot be read.
     """
     if data.custom_cls.get("path") is None:
         decode_messages(dataset, data, key=key, place=places_of_rows(dataset, data, key))

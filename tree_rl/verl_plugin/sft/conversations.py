@@ -34,13 +34,9 @@ class ConversationSampler(Sampler[int]):
     def __init__(
         self, group_of_row: np.ndarray, *, batch_rows: int, num_replicas: int, rank: int, shuffle: bool, seed: int = 0
     ) -> None:
-        """Prepare the share of one of `num_replicas` data-parallel ranks.
+        """Prepare the share of one of `num_replicas` data-parallel ranks, from the conversation of each row, int [B].
 
-        Args:
-            group_of_row: int [B], conversation of each row.
-            batch_rows: number of rows of a batch on one rank.
-            shuffle: True visits the conversations in a new order in every epoch.
-            seed: seed of that order, the same on all ranks.
+        `shuffle` visits the conversations in a new order in every epoch, by a `seed` that all ranks share.
         """
         _, number = np.unique(np.asarray(group_of_row), return_inverse=True)
         by_group = np.argsort(number, kind="stable")

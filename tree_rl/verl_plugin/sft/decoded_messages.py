@@ -15,23 +15,12 @@ from tree_rl.inspection.messages.template_form import TemplateForm
 
 
 def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable[[int], str]) -> None:
-    """Normalise messages and tools of verl's dataset: JSON text, other names of roles, parts, null padding.
+    """Normalise messages and tools of verl's dataset in place: JSON text, other names of roles, parts, null padding.
 
-    Args:
-        dataset: verl's dataset of messages, changed in place.
-        data: verl's `data` node.
-        key: key of the files in `data`.
-        place: describes a row by file and number, for errors.
-
-    Raises:
-        RowFileError: a row cannot be read (names it), or no row has a turn of the assistant.
+    `key` names the files in `data`, and `place` describes a row. Raises a RowFileError, which names a row that cannot
+    be read, or if no row has a turn of the assistant.
     """
-    tokenizer = dataset.tokenizer
-    form = TemplateForm.of(
-        tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else "",
-        lambda messages: str(tokenizer.apply_chat_template(list(messages), tokenize=False)),
-    )
-    chats = []
+    form, chats = form_of(dataset.tokenizer), []
     offered = dataset.tools or [None] * len(dataset.messages)
     for row, (cell, tools) in enumerate(zip(dataset.messages, offered, strict=True)):
         where = f"data.{key}: {place(row)}, column {quoted(data.messages_key)}"
@@ -45,3 +34,12 @@ def decode_messages(dataset: Any, data: DictConfig, *, key: str, place: Callable
     dataset.tools = [chat.tools for chat in chats] if any(chat.tools for chat in chats) else None
     column = pd.Series(dataset.messages, index=dataset.dataframe.index, dtype=object)
     dataset.dataframe = dataset.dataframe.assign(**{dataset.messages_key: column})
+
+
+def form_of(tokenizer: Any) -> TemplateForm:
+    """The form of messages that a tokenizer's chat template expects."""
+    template = tokenizer.chat_template
+    return TemplateForm.of(
+        template if isinstance(template, str) else "",
+        lambda messages: str(tokenizer.apply_chat_template(list(messages), tokenize=False)),
+    )

@@ -36,18 +36,15 @@ NUMBERS_SHOWN = 8
 def refuse_unusable_rows(
     dataset: Any, data: DictConfig, *, key: str, vocab_size: int, on_trees: bool, max_positions: int | None
 ) -> None:
-    """Refuse a data set with a row that cannot train. Collective: all ranks raise the same error.
+    """Refuse a data set, whose files `key` names in `data`, with a row that cannot train.
+
+    Collective: all ranks raise the same RowFileError, which names file and number of the first such row, the number of
+    such rows and the remedy.
 
     Args:
-        dataset: verl's of messages, ours of token ids, or one of the user.
-        data: verl's `data` node.
-        key: key of the files in `data`.
         vocab_size: upper bound of ids, exclusive.
         on_trees: False if verl's own forward runs the rows, which takes first tokens that train and any positions.
         max_positions: longest row that a tree of this model takes; None for no limit.
-
-    Raises:
-        RowFileError: names file and number of the first such row, the number of such rows and the remedy.
     """
     if isinstance(dataset, TokenRowsDataset):
         # It has already checked everything else of every row.

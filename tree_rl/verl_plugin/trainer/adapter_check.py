@@ -89,8 +89,7 @@ class AdapterCheck:
     def begin_update(self, version: int) -> bool:
         """True if this update's rows are to be compared: the 1st, 2nd, 4th, 8th, ... that can be conclusive.
 
-        Args:
-            version: number of updates that made the trainer's weights, also before a restart.
+        `version` counts the updates that made the trainer's weights, also before a restart.
         """
         self.updates += 1
         if not self.is_open or not (version or self.is_loaded):
@@ -104,14 +103,9 @@ class AdapterCheck:
         return oldest is not None and UPDATES_PER_STALE_VERSION * (version - oldest) < max(1, self.updates)
 
     def judge(self, columns: Sequence[torch.Tensor], mask_BT: torch.Tensor) -> dict[str, float]:
-        """Compare log-probs; print once that the adapter has arrived.
+        """Compare log-probs [B, T] of the rollout, and of the trainer with and without the adapter, at trained tokens.
 
-        Args:
-            columns: log-probs [B, T] of the rollout, and of the trainer with and without the adapter.
-            mask_BT: trained tokens.
-
-        Raises:
-            AdapterMissingError: the rollout samples without the adapter.
+        Prints once that the adapter has arrived; raises an AdapterMissingError if the rollout samples without it.
         """
         effect = Effect.of(*(column_BT[mask_BT.bool()] for column_BT in columns))
         if effect is None:

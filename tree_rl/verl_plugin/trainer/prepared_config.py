@@ -15,13 +15,8 @@ TREE_ROUTER = Path(__file__).parents[1] / "config" / "tree_router.yaml"
 def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
     """Set tree engines, agent loop manager and router if the config names none, then refuse what trees cannot do.
 
-    Args:
-        config: verl's whole config, changed in place.
-        base_trainer_mode: verl's mode of the tree trainer. verl would treat an unknown `trainer.v1.trainer_mode` as
-            asynchronous.
-
-    Raises:
-        UnsupportedFeatureError: a setting that a tree run cannot honour; names its key and the remedy.
+    Sets verl's mode of the tree trainer too: verl would treat an unknown `trainer.v1.trainer_mode` as asynchronous.
+    Raises an UnsupportedFeatureError that names the key of a setting that a tree run cannot honour, and the remedy.
     """
     actor, critic = config.actor_rollout_ref.model, config.critic.model
     with open_dict(config):

@@ -60,12 +60,8 @@ def log_prob_request(batch: KVBatchMeta, temperature: float) -> KVBatchMeta:
 
 
 def fetch_session_figures(batch: KVBatchMeta, final_rows: np.ndarray) -> list[dict[str, float]]:
-    """Figures of each session: the numbers in its `reward_extra_info`, and the number of each sub-agent's calls if a
-    batch has at most `MANY_AGENTS`.
-
-    Args:
-        final_rows: int [S], the row of each session to read.
-    """
+    """Figures of each session, from its final row: the numbers in its `reward_extra_info`, and the number of each
+    sub-agent's calls if a batch has at most `MANY_AGENTS`."""
     keys = [batch.keys[row] for row in final_rows]
     columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
     if "extra_fields" not in columns:

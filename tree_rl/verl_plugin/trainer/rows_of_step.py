@@ -22,11 +22,8 @@ def assign_rows_of_step(data: TensorDict, *, path_weighting: str, group: torch.d
     """Set the number of rows of the mini-batch for verl's losses, and the factor of path weights for the engine.
 
     Padding rows do not count; rows without a trained token do, as in stock verl. The factor makes the path weights of
-    all rows sum to the number of rows, so that an average over sequences is the weighted average.
-
-    Args:
-        data: this rank's share of a mini-batch, changed in place.
-        group: verl's data-parallel group. Collective: all of its ranks must call this.
+    all rows sum to the number of rows, so that an average over sequences is the weighted average. Collective: changes
+    the share of a mini-batch on each rank of `group`, verl's data-parallel group.
     """
     is_real_B = _is_real(data)
     weight_B = _weights(data, PATH_WEIGHT_COLUMNS.get(path_weighting)) * is_real_B

@@ -12,6 +12,7 @@ import torch
 
 from tree_rl.tree import Forest
 from tree_rl.verl_plugin.path_weights import weights_within
+from tree_rl.verl_plugin.resume.row_names import row_place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,19 +27,14 @@ class Sessions:
     @classmethod
     def from_keys(cls, keys: Sequence[str]) -> "Sessions":
         """Read the sessions from row keys; raises a ValueError for a key that is not `{uid}_{session}_{branch}`."""
-        number: dict[str, int] = {}
-        members: list[list[tuple[int, int]]] = []
-        session_of_row = np.zeros(len(keys), dtype=np.int64)
+        members: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for row, key in enumerate(keys):
-            session, _, branch = key.rpartition("_")
-            if "_" not in session or not branch.isdigit():
-                raise ValueError(f"row {row}: expected a key {{uid}}_{{session}}_{{branch}}, received {key!r}")
-            index = number.setdefault(session, len(number))
-            if index == len(members):
-                members.append([])
-            members[index].append((int(branch), row))
-            session_of_row[row] = index
-        rows = tuple(np.array([row for _, row in sorted(branches)], dtype=np.int64) for branches in members)
+            uid, session, branch = row_place(key)
+            members.setdefault((uid, session), []).append((branch, row))
+        rows = tuple(np.array([row for _, row in sorted(own)], dtype=np.int64) for own in members.values())
+        session_of_row = np.zeros(len(keys), dtype=np.int64)
+        for number, own in enumerate(rows):
+            session_of_row[own] = number
         return cls(session_of_row=session_of_row, rows_of_session=rows)
 
     def __len__(self) -> int:

@@ -71,13 +71,7 @@ def balance_metrics(layout: BatchLayout) -> dict[str, float]:
 
 
 def explained_layout(metrics: Mapping[str, Any], *, ranks: int, sharing: int) -> str:
-    """One line that explains, from the step's metrics, how it ran on the ranks.
-
-    Args:
-        metrics: metrics of the step, including those of `balance_metrics` and `update_metrics`.
-        ranks: number of ranks with different rows.
-        sharing: number of GPUs that share the tokens of a rank.
-    """
+    """One line that explains, from the step's metrics, how it ran on the ranks, of `sharing` GPUs each."""
     on = counted(ranks, "rank") + (f" of {sharing} GPUs that share tokens" if sharing > 1 else "")
     saved = metrics.get("tree/realised_saving")
     kind = "rows" if saved == 0 else "trees" if saved is None else f"trees, {saved:.0%} of the tokens saved"
@@ -125,23 +119,16 @@ def staleness_metrics(
         tree/mixed_version_trees: share of groups whose rows come from several versions.
         Rows without versions do not count; empty if no row has any.
     """
-    known = [
-        row
-        for row, tag in enumerate(tags)
-        if tag.get("min_global_steps") is not None and tag.get("max_global_steps") is not None
-    ]
+    pairs = zip(group_of_row, tags, strict=True)
+    found = [(group, tag.get("min_global_steps"), tag.get("max_global_steps")) for group, tag in pairs]
+    known = [one for one in found if None not in one]
     if not known:
         return {}
-    oldest_B = np.array([tags[row]["min_global_steps"] for row in known], dtype=np.int64)
-    newest_B = np.array([tags[row]["max_global_steps"] for row in known], dtype=np.int64)
-    groups, group_B = np.unique(np.asarray(group_of_row)[known], return_inverse=True)
-    oldest_G = np.full(len(groups), np.iinfo(np.int64).max)
-    newest_G = np.full(len(groups), np.iinfo(np.int64).min)
-    np.minimum.at(oldest_G, group_B, oldest_B)
-    np.maximum.at(newest_G, group_B, newest_B)
+    group_B, oldest_B, newest_B = np.array(known, dtype=np.int64).T
+    of_groups = [group_B == group for group in np.unique(group_B)]
     metrics = {
         "tree/mixed_version_rows": float((newest_B > oldest_B).mean()),
-        "tree/mixed_version_trees": float((newest_G > oldest_G).mean()),
+        "tree/mixed_version_trees": float(np.mean([newest_B[of].max() > oldest_B[of].min() for of in of_groups])),
     }
     for name, version_B in (("oldest", oldest_B), ("newest", newest_B)):
         metrics[f"tree/staleness/{name}/mean"] = float((trainer_version - version_B).mean())
@@ -152,9 +139,7 @@ def staleness_metrics(
 def branching_metrics(tags: Sequence[Mapping[str, Any]], group_of_row: np.ndarray) -> dict[str, float]:
     """`tree/branches_per_session`, and sums of what the step's sessions generated, repeated and could not fork.
 
-    Args:
-        tags: B tags of verl's rows; every row has the figures of its prompt, or none if its agent loop counts nothing.
-        group_of_row: int [B], the prompt of each row.
+    Every tag of a row has the figures of its prompt, or none if its agent loop counts nothing.
     """
     by_prompt = {int(group): tag for group, tag in zip(group_of_row, tags, strict=True) if "prompt_branches" in tag}
     if not by_prompt:

@@ -109,17 +109,10 @@ def tree_advantages(
     response_lengths: np.ndarray,
     token_weights: Callable[[], torch.Tensor],
 ) -> DataProto:
-    """Write `advantages` and `returns`, [B, T].
+    """Write `advantages` and `returns`, [B, T], of padded rows with token_level_scores and response_mask.
 
-    Args:
-        data: padded rows: token_level_scores, response_mask [B, T].
-        trees: of `credit_trees`.
-        options: arguments of the estimator.
-        response_lengths: int [B], number of response tokens at the end of each row.
-        token_weights: returns `trained_token_weights`; only whitening asks for them.
-
-    Raises:
-        ValueError: the estimator returns something else than a finite number for each flat token.
+    Each row ends with its number of response tokens, int [B]; only whitening calls for `trained_token_weights`. Raises
+    a ValueError if the estimator returns something else than a finite number for each flat token.
     """
     mask_BT = data.batch["response_mask"]
     advantages = np.zeros(tuple(mask_BT.shape))

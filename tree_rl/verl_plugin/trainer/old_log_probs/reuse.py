@@ -33,11 +33,7 @@ class LogProbReuse:
 
     @classmethod
     def of(cls, config: DictConfig) -> "LogProbReuse":
-        """Read a run's config.
-
-        Raises:
-            UnsupportedFeatureError: `reuse_log_probs=True`, but the pass is needed.
-        """
+        """Read a run's config; raises an UnsupportedFeatureError if `reuse_log_probs=True`, but the pass is needed."""
         tree = as_tree_config(OmegaConf.select(config, f"{ENGINE}.tree"))
         setting = tree.reuse_log_probs
         if setting is False:
