@@ -1,15 +1,16 @@
-"""Two steps of verl's `main_ppo` on two CPU cores, with an estimator of the user and sessions that branch.
-
-Every estimator runs in the trainer in test_trainer_batch.py, every policy by copy and replay in tests/rollout.
-"""
+"""Two steps of verl's `main_ppo` on two CPU cores: an estimator of the user, and sessions that branch by replay; the
+slow tests run every estimator, and every policy by copy and by replay."""
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
 import toy_qwen
 
+from tree_rl.credit import ESTIMATORS
+from tree_rl.rollout.branching.policies import POLICIES
 from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 
 FIRST = 12
@@ -42,7 +43,11 @@ def against_the_group(tree, *, scale=1.0):
 """
 
 
-def branching_job(folder: Path) -> list[str]:
+WAYS = [(estimator, *way) for estimator, way in zip(ESTIMATORS, cycle(product(POLICIES, (True, False))), strict=False)]
+"""Estimator, policy, whether branches copy the sandbox."""
+
+
+def branching_job(folder: Path, *, policy: str = "fixed", copies: bool = False) -> list[str]:
     (folder / "writing.py").write_text(AGENTS)
     agent, key = "tree_rl.rollout.agents.in_environment.AgentInEnvironment", "rollout.custom.gateway_agent"
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
@@ -52,7 +57,7 @@ def branching_job(folder: Path) -> list[str]:
         *overrides,
         f"+actor_rollout_ref.{key}.seed=1",
         f"+actor_rollout_ref.{key}.agent_options.agent=writing.Writer",
-        f"+actor_rollout_ref.{key}.branching={{policy:fixed,copies:false}}",
+        f"+actor_rollout_ref.{key}.branching={{policy:{policy},copies:{json.dumps(copies)}}}",
         f"+actor_rollout_ref.{key}.agent_options.environment=shell",
         f"+actor_rollout_ref.{key}.agent_options.sandbox.unconfined={json.dumps(why_no_bubblewrap() is not None)}",
     ]
@@ -80,6 +85,30 @@ def test_a_function_of_ones_own_trains_and_sessions_that_do_not_repeat_are_count
     assert total(steps, "tree/branches_per_session") * FIRST == FIRST * 2
     assert total(steps, "rollout/unforked_sessions") == FIRST * 2, "those that saw the time"
     assert total(steps, "rollout/replayed_calls") == FIRST * (1 + 2) + FIRST * 2, "a first difference ends the replay"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("estimator", "policy", "copies"), WAYS)
+def test_estimators_and_policies_train(tmp_path: Path, estimator: str, policy: str, copies: bool) -> None:
+    overrides = [
+        *branching_job(tmp_path, policy=policy, copies=copies),
+        f"algorithm.adv_estimator={estimator}",
+    ]
+    run = toy_qwen.run_main_ppo(tmp_path, overrides, environment=toy_qwen.job_environment(tmp_path), seconds=500)
+    steps = toy_qwen.read_metrics(run.stdout)
+    assert len(steps) == 2
+    for step in steps:
+        assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
+        assert step["actor/grad_norm"] > 0
+        check_rates(step)
+    assert total(steps, "tree/branches_per_session") > 0
+    assert (total(steps, "rollout/replayed_calls") > 0) == (not copies)
+
+
+def test_the_slow_jobs_run_every_policy_both_ways() -> None:
+    assert {way[1:] for way in WAYS} == set(product(POLICIES, (True, False)))
 
 
 def total(steps: Iterable[Mapping[str, float]], name: str) -> float:
