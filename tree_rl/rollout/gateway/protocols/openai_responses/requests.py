@@ -72,7 +72,6 @@ class ResponsesRequest(ChatRequest):
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
-    input_items: tuple[Mapping[str, Any], ...] = ()
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
@@ -127,11 +126,8 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     media = Media()
     media.images.update(images)
     sent = fields.raw("input")
-    if isinstance(sent, str):
-        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
-        items = [Fields(sent[0], "input")]
-    else:
-        items = fields.objects("input", required=True)
+    is_text = isinstance(sent, str)
+    items = [Fields({"role": "user", "content": sent}, "input")] if is_text else fields.objects("input", required=True)
     conversation = read_items(items, history, remembered, media)
     if not conversation:
         raise wrong("input", "at least one item", sent)
@@ -147,7 +143,6 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *media.left_out])),
         "images": media.images,
         "conversation": tuple(conversation),
-        "input_items": tuple(sent),
         "toolbox": toolbox,
     }
 
