@@ -67,7 +67,7 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     gateway: [
-        ({"on_drift": "ignore"}, "on_drift='ignore': expected one of reuse, branch"),
+        ({"on_drift": "ignore"}, "on_drift='ignore': expected reuse or branch"),
         ({"reasoning": "hidden"}, "reasoning='hidden'"),
         ({"max_calls": 0}, "max_calls=0: expected at least 1"),
         ({"dialect": "herme"}, "dialect="),
@@ -107,7 +107,10 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
     ],
     AgentInEnvironment: [
-        ({"sandbox": {"allow_unconfined": True}}, "allow_unconfined: no such option; it is called unconfined now"),
+        (
+            {"sandbox": {"allow_unconfined": True}},
+            "allow_unconfined: no such option; known are backend, .*, unconfined",
+        ),
         ({"sandbox": {"limits": {"processes": 0}}}, r"Limits\.processes=0"),
     ],
     swe_task: [

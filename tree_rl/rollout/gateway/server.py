@@ -22,7 +22,7 @@ from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patie
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.protocols.request_body import read_body
-from tree_rl.rollout.gateway.session import Session, session_over, token_digest
+from tree_rl.rollout.gateway.session import Session, session_over
 
 AnyRequest = TypeVar("AnyRequest", bound=ChatRequest)
 PREFIXES = ("/s/{session}/a/{agent}", "/s/{session}", "/a/{agent}")
@@ -51,16 +51,13 @@ class HttpApplication:
 
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}
-        self._by_token: dict[bytes, Session] = {}
         self._model = model
 
     def add(self, session: Session) -> None:
         self._by_id[session.id] = session
-        self._by_token[token_digest(session.token)] = session
 
     def remove(self, session: Session) -> None:
         self._by_id.pop(session.id, None)
-        self._by_token.pop(token_digest(session.token), None)
 
     def sessions(self) -> list[Session]:
         return list(self._by_id.values())
@@ -153,16 +150,17 @@ class HttpApplication:
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
     def _session(self, request: Request) -> Session:
-        named = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
-        token = named or request.query_params.get("key", "")
+        sent = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
+        token = sent or request.query_params.get("key", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = bearer.strip()
         name = request.path_params.get("session")
-        session = self._by_token.get(token_digest(token)) if name is None else self._by_id.get(name)
-        if name is not None and session is None:
+        if name is not None and name not in self._by_id:
             raise RequestError("no such session: it is over, or never was", status=404, code="session_not_found")
-        if session is None or not session.accepts(token):
+        named = self.sessions() if name is None else [self._by_id[name]]
+        session = next((one for one in named if one.accepts(token)), None)
+        if session is None:
             raise RequestError(
                 "expected the session's token as bearer token, x-api-key or x-goog-api-key",
                 status=401,

@@ -177,9 +177,10 @@ class SweRexSandbox:
         self._check_not_stopped()
         # The kernel refuses arguments with a NUL or above 128 kB.
         if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
-            return _refused(
+            reason = (
                 f"expected a command of up to {MAX_COMMAND_BYTES} bytes without NUL; write a script to a file in parts"
             )
+            return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
         command = command.encode("utf-8", "replace").decode()
         numbers = (
             limits.timeout_seconds,
@@ -326,10 +327,6 @@ class SweRexSandbox:
             raise SandboxDied(
                 f"{KEY}.backend={self._options.backend} stopped answering: {type(error).__name__}: {error}"
             ) from error
-
-
-def _refused(reason: str) -> CommandResult:
-    return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
 
 
 async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:

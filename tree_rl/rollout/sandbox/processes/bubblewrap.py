@@ -9,7 +9,6 @@ import platform
 import shutil
 import struct
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -152,11 +151,6 @@ def _filter() -> bytes:
 
 
 def _program(name: str) -> str:
-    return _found(name, os.environ.get("PATH", ""))
-
-
-@cache
-def _found(name: str, path: str) -> str:
     """A program's absolute path; its name if there is none."""
-    found = shutil.which(name, path=os.pathsep.join((path, SYSTEM_PATH)))
+    found = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH)))
     return os.path.abspath(found) if found else name
