@@ -98,12 +98,7 @@ def script_with_overlap(
 ) -> Script:
     """The recorded sessions, with thoughts dropped in as many turns as bring the overlap nearest to `por`.
 
-    Args:
-        por: potential overlap ratio to reach.
-        groups: prompts of a step.
-        sessions: of each prompt.
-        scale: factor on all lengths.
-        turns: most turns of a session; None keeps all.
+    `sessions` are those of each group, `scale` is a factor on all lengths, `turns` the most of a session (None: all).
     """
     tasks = json.loads(RECORDING.read_text())
     candidates = (
@@ -124,10 +119,7 @@ def script_with_overlap(
 def session_calls(script: SessionScript, place: Sequence[int], vocab: int) -> Iterator[tuple[list[int], int]]:
     """The contexts of a session and the tokens to generate in each; replies come back through `send`.
 
-    Args:
-        script: of the session.
-        place: group and session, which decide the tokens that the model does not write.
-        vocab: ids are drawn below it.
+    `place`, group and session, decides the tokens that the model does not write.
     """
     group, session = place
     context = drawn_ids(script.prompt_tokens, vocab, group)

@@ -57,8 +57,8 @@ class Session:
     """Answers and records calls of one agent and its sub-agents.
 
     Args:
-        sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
-            number of earlier calls with the same prompt.
+        sampling: the trainer's sampling parameters, in vLLM's names. From its `seed`, each call derives a seed by its
+            prompt and the number of earlier calls with the same prompt.
         group: name of the sessions with the same first prompt.
         resumption: the recorded session that this one continues; None starts a new one.
     """
@@ -110,8 +110,7 @@ class Session:
     def start_answer(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
-        Raises:
-            RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
+        Raises `RequestError` if the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
         request = with_json(request, self._options.json_output)

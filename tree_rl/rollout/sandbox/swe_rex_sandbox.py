@@ -15,11 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 from swerex.deployment.abstract import AbstractDeployment
-from swerex.deployment.config import (
-    DockerDeploymentConfig,
-    ModalDeploymentConfig,
-    RemoteDeploymentConfig,
-)
+from swerex.deployment.config import DockerDeploymentConfig, ModalDeploymentConfig, RemoteDeploymentConfig
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
@@ -125,11 +121,7 @@ class SweRexSandbox:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
 
     def fresh(self) -> "SweRexSandbox":
-        """A new container of the same image; for `remote` the server of `arguments.judge`.
-
-        Raises:
-            SandboxError: no such server is given.
-        """
+        """As `Sandbox.fresh`: a new container of the same image; for `remote` the server of `arguments.judge`."""
         arguments = dict(self._options.arguments)
         directory = self._directory
         if self._options.backend == "remote" and JUDGE in arguments:

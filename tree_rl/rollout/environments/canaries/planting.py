@@ -40,11 +40,7 @@ class Planted:
     """Names of the functions of which each must fail at least once."""
 
     def doubt(self, verdicts: Mapping[str, set[str]]) -> str | None:
-        """Why the report of a run cannot be trusted; None if it can.
-
-        Args:
-            verdicts: all verdicts on each test, by its name.
-        """
+        """Why the report of a run, all verdicts by a test's name, cannot be trusted; None if it can."""
         said: dict[str, set[str]] = {name: set() for name in self.names}
         for test, verdict in verdicts.items():
             said.get(function_of(test), set()).update(verdict)

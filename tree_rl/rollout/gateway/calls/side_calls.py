@@ -88,11 +88,7 @@ KNOWN_SIDE_CALLS = (
 
 
 def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[SideCall, ...]:
-    """Read the option `side_calls`: the given kinds come before the known ones.
-
-    Raises:
-        ValueError: names the unknown key or the bad value.
-    """
+    """Read the option `side_calls`: the given kinds come before the known ones. Errors name the key and the value."""
     calls = [one if isinstance(one, SideCall) else _read(one) for one in given]
     known = {one.name for one in KNOWN_SIDE_CALLS}
     # A tuple that was already read contains the known ones.

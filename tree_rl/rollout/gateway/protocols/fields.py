@@ -33,13 +33,9 @@ class RequestError(ValueError):
 
 
 class Fields:
-    """A JSON object and its path in the request.
+    """A JSON object and its path in the request, which errors name; empty for the whole request.
 
-    Args:
-        path: name of the object in error messages. Empty for the whole request.
-
-    Raises:
-        RequestError: `value` is not an object.
+    Raises `RequestError` if `value` is not an object.
     """
 
     def __init__(self, value: Any, path: str = "") -> None:

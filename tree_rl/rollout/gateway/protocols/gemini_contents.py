@@ -20,11 +20,7 @@ UNSEEN = {"image": "image", "audio": "sound"}
 
 
 def read_contents(contents: Iterable[Fields], media: Media) -> list[ChatMessage]:
-    """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as a separate content.
-
-    Args:
-        media: receives other parts than text.
-    """
+    """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as one of its own."""
     messages: list[ChatMessage] = []
     num_calls = 0
     for is_model, group in groupby(contents, key=_is_model):

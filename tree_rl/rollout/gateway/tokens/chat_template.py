@@ -37,21 +37,9 @@ class ChatTemplate:
         self._settings = dict(settings)
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        is_prompt: bool,
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None, is_prompt: bool
     ) -> str:
-        """Render a conversation as text that contains the control tokens.
-
-        Args:
-            tools: tools offered to the model; None if there are none.
-            is_prompt: True ends with the start of an assistant turn.
-
-        Raises:
-            jinja2.TemplateError: the template refuses the conversation.
-        """
+        """As `Renderer.render`; raises `jinja2.TemplateError` if the template refuses the conversation."""
         return self._template.render(
             messages=messages, tools=tools, documents=None, add_generation_prompt=is_prompt, **self._settings
         )

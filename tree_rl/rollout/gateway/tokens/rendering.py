@@ -126,11 +126,7 @@ class Renderer:
         return [piece for piece in self._cut.split(text) if piece]
 
     def encode(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
-        """Tokenize pieces of a conversation. The first may start with ordinary text, as after a generated turn.
-
-        Raises:
-            RequestError: the text is not Unicode.
-        """
+        """Tokenize pieces of a conversation. The first may start with ordinary text, as after a generated turn."""
         # Some tokenizers treat the start of their input differently. A special token before it prevents that.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]

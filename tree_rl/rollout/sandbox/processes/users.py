@@ -57,11 +57,7 @@ def command_users() -> range:
 
 
 def users_known(uid_map: str) -> range:
-    """User ids for commands: so many that random choices rarely collide, fewer in a small user namespace.
-
-    Args:
-        uid_map: text of a file /proc/PID/uid_map.
-    """
+    """User ids for commands, by the text of a file /proc/PID/uid_map: so many that random choices rarely collide."""
     mapped = [line.split() for line in uid_map.splitlines()]
     known = max(int(first) + int(count) for first, _, count in mapped)
     return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)
