@@ -63,21 +63,16 @@ class HttpApplication:
         return list(self._by_id.values())
 
     def app(self) -> Starlette:
+        messages, responses = anthropic_messages, openai_responses
+        count = partial(self._count, messages.token_count, messages.read_count_request)
         ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", openai_chat.PATH, partial(self._serve_chat, openai_chat, openai_chat.read_request)),
-            (
-                "POST",
-                anthropic_messages.PATH,
-                partial(self._serve_chat, anthropic_messages, anthropic_messages.read_request),
-            ),
-            (
-                "POST",
-                f"{anthropic_messages.PATH}/count_tokens",
-                partial(self._count, anthropic_messages.token_count, anthropic_messages.read_count_request),
-            ),
-            ("POST", openai_responses.PATH, self._respond),
-            ("POST", f"{openai_responses.PATH}/input_tokens", self._count_input),
-            *((method, path, partial(self._stored, read)) for method, path, read in openai_responses.ROUTES),
+            ("POST", messages.PATH, partial(self._serve_chat, messages, messages.read_request)),
+            ("POST", f"{messages.PATH}/count_tokens", count),
+            ("POST", responses.PATH, self._respond),
+            ("POST", f"{responses.PATH}/input_tokens", self._count_input),
+            ("GET", f"{responses.PATH}/{{response}}", partial(self._stored, responses.StoredResponses.read)),
+            ("POST", f"{responses.PATH}/{{response}}/cancel", partial(self._stored, responses.StoredResponses.cancel)),
         ]
         models: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", "/models/{call:path}", self._gemini),
@@ -118,7 +113,9 @@ class HttpApplication:
             return JSONResponse(stored.body(asked.response_id))
         return await _respond_when_done(openai_responses, asked, request, session, task)
 
-    async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
+    async def _stored(
+        self, read: Callable[[openai_responses.StoredResponses, Request], Awaitable[dict[str, Any]]], request: Request
+    ) -> Response:
         session = self._session(request)
         return JSONResponse(await read(session.responses, request))
 

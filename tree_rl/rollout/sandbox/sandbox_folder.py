@@ -199,7 +199,9 @@ class SandboxFolder:
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
-            self._repair()
+            if self._top < 0 or not self.directory.is_dir():
+                raise SandboxDied("the sandbox is gone")
+            os.fchmod(self._top, 0o700)  # a command may have changed it
             if not self._running:
                 self._bounds.begin(self._top)
             with open(self._parent / SYSCALL_FILTER, "rb") as calls:
@@ -240,12 +242,6 @@ class SandboxFolder:
         """Without a namespace, kill processes that left their process group, as far as we find them."""
         if self.unconfined:
             kill_processes_in(self._parent, since=self._made)
-
-    def _repair(self) -> None:
-        """Restore the permissions of the folder, which a command may have changed."""
-        if self._top < 0 or not self.directory.is_dir():
-            raise SandboxDied("the sandbox is gone")
-        os.fchmod(self._top, 0o700)
 
     def _exceeded(self) -> str | None:
         with self._changed:

@@ -203,15 +203,12 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
 
 def _given(role: str, blocks: list[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
-    results: list[ChatMessage] = []
-    texts: list[str] = []
-    for block in blocks:
-        kind = block.text("type")
-        if kind == "tool_result":
-            text = _texts(block, "content", media)
-            results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
-        else:
-            texts.append(_shown(block, media))
+    results = [
+        ChatMessage(role="tool", content=_texts(block, "content", media), tool_call_id=block.text("tool_use_id"))
+        for block in blocks
+        if block.text("type") == "tool_result"
+    ]
+    texts = [_shown(block, media) for block in blocks if block.text("type") != "tool_result"]
     return [*results, ChatMessage(role=role, content="\n".join(texts))] if texts or not results else results
 
 

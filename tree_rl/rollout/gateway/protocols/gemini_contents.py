@@ -74,13 +74,9 @@ def _called(call: Fields, name: str) -> CalledTool:
 
 def _given(parts: Sequence[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
-    results: list[ChatMessage] = []
-    texts: list[str] = []
-    for part in parts:
-        if part.raw("functionResponse") is not None:
-            results.append(_result(part.child("functionResponse"), media))
-        else:
-            texts.append(_text(part, media))
+    key = "functionResponse"
+    results = [_result(part.child(key), media) for part in parts if part.raw(key) is not None]
+    texts = [_text(part, media) for part in parts if part.raw(key) is None]
     return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
 
 

@@ -1,7 +1,7 @@
 """Stores the responses of one session, for `previous_response_id` and item references, and serves them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,11 +115,3 @@ class StoredResponses:
 
     def _forget(self, response_id: str) -> None:
         self._num_bytes -= self._responses.pop(response_id).request.num_bytes
-
-
-Endpoint = Callable[[StoredResponses, Request], Awaitable[dict[str, Any]]]
-ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("GET", f"{PATH}/{{response}}", StoredResponses.read),
-    ("POST", f"{PATH}/{{response}}/cancel", StoredResponses.cancel),
-)
-"""Method, path below the API's address, and endpoint."""
