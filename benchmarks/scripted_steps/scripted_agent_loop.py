@@ -39,14 +39,7 @@ def known_script(**arguments: Any) -> Script:
 
 
 class ScriptedAgentLoop(AgentLoopBase):
-    """Plays the session that prompt and sample name.
-
-    Args:
-        script: arguments of `script_with_overlap`.
-        vocab: of the model.
-        tool_seconds: what a tool takes between two calls.
-        rest: verl's.
-    """
+    """Plays the session that prompt and sample name; `script` holds arguments of `script_with_overlap`."""
 
     def __init__(self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, **rest: Any) -> None:
         super().__init__(**rest)

@@ -78,11 +78,11 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
     ],
     side_call: [
         ({"name": "judge"}, r"side_calls\.judge: expected a pattern .*known calls can be named: commit_message"),
-        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such key"),
+        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such option"),
         ({"name": "judge", "user": "("}, r"side_calls\.judge: '\(' is no regular expression"),
         ({"name": "judge", "user": "x", "weight": -1}, r"judge\.weight=-1: expected a number from 0 to 100"),
         ({"name": "judge", "user": "x", "weight": "none"}, "weight='none'"),
-        ({"user": "x"}, "expected a name, received None"),
+        ({"user": "x"}, r"side_calls\.name=None: expected a text"),
         ({"name": "a b", "user": "x"}, "name='a b': expected letters"),
     ],
     BranchOptions: [

@@ -29,12 +29,7 @@ async def generate_answer(
     sampling: Mapping[str, Any],
     session: str,
 ) -> Answer:
-    """Generate a turn.
-
-    Raises:
-        RequestError: the backend refuses the request.
-        BackendError: the backend cannot answer.
-    """
+    """Generate a turn. Raises `RequestError` if the backend refuses it, `BackendError` if it cannot answer."""
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
     # With `json_schema` the server restarts the constraint for each request, so the turn must be one slice.
     size = max_tokens if not stop or "json_schema" in sampling else FIRST_SLICE_TOKENS

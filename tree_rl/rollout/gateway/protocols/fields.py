@@ -17,10 +17,7 @@ MAX_ITEMS = 20_000
 class RequestError(ValueError):
     """A request that the gateway cannot answer.
 
-    Args:
-        field: path of the wrong field, such as `messages[2].content`.
-        status: HTTP status of the answer.
-        code: short reason for programs.
+    `field` is the path of the wrong field, such as `messages[2].content`, `code` a short reason for programs.
     """
 
     def __init__(

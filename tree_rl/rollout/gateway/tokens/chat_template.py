@@ -23,13 +23,9 @@ KNOWN = PLAIN | {list, tuple, dict, Namespace, LoopContext}
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A compiled chat template, with the values of its variables: control tokens, `enable_thinking`, ...
 
-    Args:
-        settings: variables of the template: control tokens, `enable_thinking`, ...
-
-    Raises:
-        jinja2.TemplateSyntaxError: the source is not a valid template.
+    Raises `jinja2.TemplateSyntaxError` if the source is not valid.
     """
 
     def __init__(self, source: str, settings: Mapping[str, Any]) -> None:

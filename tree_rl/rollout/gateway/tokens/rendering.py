@@ -94,13 +94,9 @@ class Renderer:
         (empty if there is none), and True if it is open."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
-        """Render a conversation by the template.
+        """Render a conversation by the template; `is_prompt` ends with the start of an assistant turn.
 
-        Args:
-            is_prompt: True ends with the start of an assistant turn.
-
-        Raises:
-            RequestError: the template refuses the messages.
+        Raises `RequestError` if the template refuses the messages.
         """
         conversation = conversation_of(messages, self._form, self.dialect)
         return self._render(conversation, tools=tools, is_prompt=is_prompt)

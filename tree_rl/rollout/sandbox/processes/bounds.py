@@ -65,9 +65,7 @@ class SessionBounds:
     def exceeded(self, top: int, running: Mapping[int, Limits]) -> str | None:
         """Message for the agent if the session exceeds a limit; None otherwise, and while another thread checks.
 
-        Args:
-            top: open directory of the session's files.
-            running: limits of each command, by the id of its outermost process.
+        `running` has each command's limits by the id of its outermost process.
         """
         if not self._looking.acquire(blocking=False):
             return None

@@ -14,10 +14,8 @@ TRIES = 1000
 class CommandUser:
     """A reserved user id, until `close` or the death of this process; only root can reserve one.
 
-    An abstract Unix socket reserves it, so the kernel releases it when this process is killed.
-
-    Raises:
-        OSError: `EADDRINUSE` if another living sandbox uses it.
+    An abstract Unix socket reserves it, so the kernel releases it when this process is killed. Raises `OSError`
+    (`EADDRINUSE`) if another living sandbox uses it.
     """
 
     def __init__(self, user_id: int) -> None:
@@ -34,11 +32,7 @@ class CommandUser:
 
 
 def own_user() -> CommandUser | None:
-    """Reserve a user for a new sandbox's commands; None if this process is not root.
-
-    Raises:
-        OSError: no user is free.
-    """
+    """Reserve a user for a sandbox's commands; None unless this process is root. Raises `OSError` if none is free."""
     if os.geteuid() != 0:
         return None
     for _ in range(TRIES):

@@ -21,26 +21,17 @@ from tree_rl.rollout.gateway.protocols.request_fields import (
 )
 
 ECHOED: Mapping[str, Any] = {
-    "background": None,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
+    **dict.fromkeys(("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "temperature", "top_logprobs")),
+    **dict.fromkeys(("top_p", "user")),
     "metadata": {},
     "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "service_tier": None,
     "store": True,
-    "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_logprobs": None,
-    "top_p": None,
     "truncation": "disabled",
-    "user": None,
 }
 """Fields that an answer repeats from its request, and their values if the request lacks them."""
 KNOWN: Mapping[str, FieldTreatment] = {
