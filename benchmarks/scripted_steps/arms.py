@@ -20,11 +20,7 @@ ARMS = (STOCK, TREE)
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 ATTENTION = f"++{MODEL}.override_config.attn_implementation"
 SAMPLER = "trainer.v1.sampler.custom_sampler"
-CPU = [
-    "hydra.searchpath=[pkg://tree_rl.verl_plugin.config]",
-    "+machine=cpu",
-    "ray_kwargs.ray_init.num_cpus=24",
-]
+CPU = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=cpu", "ray_kwargs.ray_init.num_cpus=24"]
 """verl itself has no settings for a CPU."""
 GPU_MEMORY = 0.6
 """Share that vLLM may take."""

@@ -13,12 +13,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 @contextmanager
 def watched(path: Path, gpus: Sequence[int]) -> Iterator[None]:
-    """Append to a file, again and again: time, idle share over the GPUs, memory of the fullest.
-
-    Args:
-        path: of the file.
-        gpus: numbers of those that the run uses; without any, nothing is written.
-    """
+    """Append to a file, again and again: time, idle share over the run's GPUs, memory of the fullest."""
     ended = threading.Event()
     thread = threading.Thread(target=_look, args=(path, gpus, ended), daemon=True)
     if gpus:

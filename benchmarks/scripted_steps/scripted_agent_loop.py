@@ -3,7 +3,6 @@
 The loop asks for exactly as many tokens a turn as the script says.
 """
 
-import asyncio
 import json
 import os
 import time
@@ -16,7 +15,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from scripted_steps.session_scripts import Script, script_with_overlap, session_calls
+from scripted_steps.session_scripts import Script, play_session, script_with_overlap
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
@@ -40,56 +39,37 @@ def known_script(**arguments: Any) -> Script:
 
 
 class ScriptedAgentLoop(AgentLoopBase):
-    """Plays the session that prompt and sample name.
-
-    Args:
-        script: arguments of `script_with_overlap`.
-        vocab: of the model.
-        tool_seconds: what a tool takes between two calls.
-        rest: verl's.
-    """
+    """Plays the session that prompt and sample name; `script` holds arguments of `script_with_overlap`."""
 
     def __init__(self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, **rest: Any) -> None:
         super().__init__(**rest)
         self._script, self._vocab, self._tool_seconds = known_script(**script), vocab, tool_seconds
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        """One session.
-
-        Raises:
-            ValueError: the server generated more or fewer tokens than the script says.
-        """
+        """One session, as `play_session` plays it."""
         group, session = int(kwargs["extra_info"]["index"]), int(kwargs["session_id"])
         stamp(step=int(kwargs["global_steps"]), started=time.time())
         backend, name = VerlBackend(self.server_manager, end_token_ids=frozenset()), uuid4().hex
         calls: list[ModelCall] = []
-        play = session_calls(self._script.groups[group][session], (group, session), self._vocab)
-        reply: list[int] | None = None
-        while True:
-            try:
-                context, wanted = next(play) if reply is None else play.send(reply)
-            except StopIteration:
-                break
-            if calls:
-                await asyncio.sleep(self._tool_seconds)
+
+        async def ask(context: list[int], wanted: int) -> list[int]:
             generation = await backend.generate(
                 context, max_tokens=wanted, sampling={**sampling_params, "ignore_eos": True}, session=name
             )
-            reply = list(generation.token_ids)
-            if len(reply) != wanted:
-                raise ValueError(
-                    f"the script says {wanted} tokens behind {len(context)}, the server wrote {len(reply)}"
-                )
             calls.append(
                 ModelCall(
                     prompt_ids=tuple(context),
-                    response_ids=tuple(reply),
+                    response_ids=generation.token_ids,
                     log_probs=generation.log_probs,
                     turn=len(calls),
                     min_version=generation.min_version,
                     max_version=generation.max_version,
                 )
             )
+            return list(generation.token_ids)
+
+        script = self._script.groups[group][session]
+        await play_session(script, (group, session), ask, vocab=self._vocab, tool_seconds=self._tool_seconds)
         reward = (7 * group + 3 * session) % 5 / 4
         outputs = rows_to_outputs(tuple(calls), reward=reward, figures={}, metrics=AgentLoopMetrics())
         generated = sum(len(call.response_ids) for call in calls)

@@ -4,8 +4,9 @@ A turn is a reply and the observation behind it. The first half of a reply is it
 agent goes on without that thought, so the reply ends a row and the next turn opens another.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,12 +99,7 @@ def script_with_overlap(
 ) -> Script:
     """The recorded sessions, with thoughts dropped in as many turns as bring the overlap nearest to `por`.
 
-    Args:
-        por: potential overlap ratio to reach.
-        groups: prompts of a step.
-        sessions: of each prompt.
-        scale: factor on all lengths.
-        turns: most turns of a session; None keeps all.
+    `sessions` are those of each group, `scale` is a factor on all lengths, `turns` the most of a session (None: all).
     """
     tasks = json.loads(RECORDING.read_text())
     candidates = (
@@ -121,18 +117,25 @@ def script_with_overlap(
     return min(candidates, key=lambda script: abs(script.por - por))
 
 
-def session_calls(script: SessionScript, place: Sequence[int], vocab: int) -> Iterator[tuple[list[int], int]]:
-    """The contexts of a session and the tokens to generate in each; replies come back through `send`.
+Ask = Callable[[list[int], int], Awaitable[list[int]]]
+"""(context, number of tokens to generate) -> reply."""
 
-    Args:
-        script: of the session.
-        place: group and session, which decide the tokens that the model does not write.
-        vocab: ids are drawn below it.
+
+async def play_session(
+    script: SessionScript, place: tuple[int, int], ask: Ask, *, vocab: int, tool_seconds: float = 0.0
+) -> None:
+    """Ask for each reply of a session. Raises `ValueError` for one of another length than the script says.
+
+    `place`, group and session, decides the tokens that the model does not write.
     """
     group, session = place
     context = drawn_ids(script.prompt_tokens, vocab, group)
     for number, turn in enumerate(script.turns):
-        reply = yield context, turn.reply_tokens
+        if number:
+            await asyncio.sleep(tool_seconds)
+        reply = await ask(context, turn.reply_tokens)
+        if len(reply) != turn.reply_tokens:
+            raise ValueError(f"the script says {turn.reply_tokens} tokens behind {len(context)}, received {len(reply)}")
         kept = reply[len(reply) - turn.kept_tokens :]
         context = context + kept + drawn_ids(turn.observation_tokens, vocab, group, session, number)
 

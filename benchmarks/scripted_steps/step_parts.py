@@ -73,11 +73,7 @@ def _step_row(
 
 
 def summary(rows: Sequence[Mapping[str, Any]], warm_up: int) -> dict[str, Any]:
-    """Medians over the steps behind the warm-up, with the range of whole steps.
-
-    Raises:
-        ValueError: no step is left.
-    """
+    """Medians over the steps behind the warm-up, and the range of whole steps. Raises `ValueError` without any."""
     counted = rows[warm_up:]
     if not counted:
         raise ValueError(f"expected more than {warm_up} steps before the last one, received {len(rows)}; raise --steps")
@@ -96,9 +92,7 @@ def summary(rows: Sequence[Mapping[str, Any]], warm_up: int) -> dict[str, Any]:
 def amdahl(stock: Mapping[str, Any], update_ratio: float) -> float:
     """Speed-up of a whole step if only old log-probs, reference and update change, by one GPU's ratio.
 
-    Args:
-        stock: `summary` of the stock arm.
-        update_ratio: stock's seconds over the tree's.
+    `stock` is the `summary` of the stock arm, `update_ratio` stock's seconds over the tree's.
     """
     share = sum(stock[name] for name in UPDATE) / stock["step_s"]
     return 1 / (1 - share + share / update_ratio)

@@ -1,5 +1,6 @@
 """Whole steps of two arms: the same work in both, parts that add up, and what Amdahl's law makes of an update."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import whole_step
-from scripted_steps.session_scripts import Script, script_with_overlap, session_calls
+from scripted_steps.session_scripts import Script, play_session, script_with_overlap
 from scripted_steps.step_parts import PARTS, UPDATE, amdahl, step_rows, summary
 
 from tree_rl.benchmark.results import read_csv
@@ -23,15 +24,14 @@ VOCAB = 150_000
 def played(script: Script, group: int, session: int) -> list[list[int]]:
     """Token ids of a session's rows, with drawn replies."""
     draw = np.random.default_rng((group, session, 99))
-    calls = session_calls(script.groups[group][session], (group, session), VOCAB)
-    made, reply = [], None
-    while True:
-        try:
-            context, wanted = next(calls) if reply is None else calls.send(reply)
-        except StopIteration:
-            break
+    made = []
+
+    async def ask(context: list[int], wanted: int) -> list[int]:
         reply = draw.integers(0, VOCAB, wanted).tolist()
         made.append(ModelCall(prompt_ids=tuple(context), response_ids=tuple(reply), log_probs=None))
+        return reply
+
+    asyncio.run(play_session(script.groups[group][session], (group, session), ask, vocab=VOCAB))
     return [list(row.token_ids) for row in rows_of_calls(made)]
 
 

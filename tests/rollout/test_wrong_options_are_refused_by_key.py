@@ -67,7 +67,7 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     gateway: [
-        ({"on_drift": "ignore"}, "on_drift='ignore': expected one of reuse, branch"),
+        ({"on_drift": "ignore"}, "on_drift='ignore': expected reuse or branch"),
         ({"reasoning": "hidden"}, "reasoning='hidden'"),
         ({"max_calls": 0}, "max_calls=0: expected at least 1"),
         ({"dialect": "herme"}, "dialect="),
@@ -78,11 +78,11 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
     ],
     side_call: [
         ({"name": "judge"}, r"side_calls\.judge: expected a pattern .*known calls can be named: commit_message"),
-        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such key"),
+        ({"name": "judge", "pattern": "x"}, r"side_calls\.pattern: no such option"),
         ({"name": "judge", "user": "("}, r"side_calls\.judge: '\(' is no regular expression"),
         ({"name": "judge", "user": "x", "weight": -1}, r"judge\.weight=-1: expected a number from 0 to 100"),
         ({"name": "judge", "user": "x", "weight": "none"}, "weight='none'"),
-        ({"user": "x"}, "expected a name, received None"),
+        ({"user": "x"}, r"side_calls\.name=None: expected a text"),
         ({"name": "a b", "user": "x"}, "name='a b': expected letters"),
     ],
     BranchOptions: [
@@ -107,7 +107,10 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
     ],
     AgentInEnvironment: [
-        ({"sandbox": {"allow_unconfined": True}}, "allow_unconfined: no such option; it is called unconfined now"),
+        (
+            {"sandbox": {"allow_unconfined": True}},
+            "allow_unconfined: no such option; known are backend, .*, unconfined",
+        ),
         ({"sandbox": {"limits": {"processes": 0}}}, r"Limits\.processes=0"),
     ],
     swe_task: [

@@ -14,10 +14,7 @@ def routes_of_row(row: Row, routes: Sequence[np.ndarray | None]) -> np.ndarray |
     """Experts of a row's tokens, [prompt and response tokens, L, K]; zeros where nothing was recorded.
 
     A token has the experts of the first call that computed it in this context, so branches agree on shared tokens.
-    None if a call that generated a token of the row recorded none.
-
-    Args:
-        routes: experts of each call of the session.
+    None if a call that generated a token of the row recorded none. `routes` are those of each call of the session.
     """
     calls = np.array(row.response_calls)
     recorded: list[np.ndarray] = []

@@ -107,9 +107,7 @@ def _branches(
 ) -> list[int]:
     """Index of each row's last call; rows in the order of their first calls.
 
-    Args:
-        chosen: indices of the calls that form rows, in order.
-        paths: nodes of the token trie on the path of each call's tokens.
+    `chosen` calls form rows; `paths` are the nodes of the token trie on the path of each call's tokens.
     """
     branches: list[int] = []
     is_end = np.zeros(num_nodes, dtype=bool)

@@ -148,9 +148,7 @@ def _class_and_options(
             raise ValueError(f"{key}: {found.__name__} takes no options, received {sorted(given)}")
         return found, None
     fields = taken[0].__dataclass_fields__
-    if unknown := sorted(given - set(fields)):
-        hint = "it is called unconfined now" if "allow_unconfined" in unknown else f"known are {', '.join(fields)}"
-        raise ValueError(f"{key}.{unknown[0]}: no such option; {hint}")
+    refuse_unknown(key, given, list(fields))
     needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
     if missing := [one for one in needed if one not in given]:
         raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")

@@ -89,10 +89,7 @@ class MiniSweAgent:
         asked: dict[str, Any] = {"api_base": endpoint.openai_url, "api_key": endpoint.token, "drop_params": True}
         # The agent retries by itself. Its client would sleep as long as a busy server asks, even after the session.
         asked |= {"max_retries": 0, "timeout": CLIENT_TIMEOUT_S}
-        model = _Model(
-            **{**settings.get("model", {}), "model_kwargs": asked},
-            model_name=f"openai/{endpoint.model}",
-        )
+        model = _Model(**{**settings.get("model", {}), "model_kwargs": asked}, model_name=f"openai/{endpoint.model}")
         # Do not retry what the gateway refuses for good: the session is over or has made its calls.
         model.abort_exceptions = [*model.abort_exceptions, APIError]
         agent = DefaultAgent(model, shell, **prompts, step_limit=self.options.max_turns, cost_limit=0)

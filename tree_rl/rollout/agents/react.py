@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletion
 
+from tree_rl.option_types import check_type
 from tree_rl.rollout.agents.task_agent import CLIENT_TIMEOUT_S, AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall, text_tool
 from tree_rl.rollout.gateway.dialects.dialect import THINK_END, THINK_START
@@ -56,10 +57,8 @@ class ReActOptions:
     """`keep` leaves reasoning in the history; `strip` removes it, and needs the gateway's `reasoning=inline`."""
 
     def __post_init__(self) -> None:
-        if self.think not in ("keep", "strip"):
-            raise ValueError(f"think={self.think!r}: expected keep or strip")
-        if self.parallel_tools not in (True, False, "branches"):
-            raise ValueError(f"parallel_tools={self.parallel_tools!r}: expected true, false or branches")
+        for option in fields(self):
+            check_type(option.name, getattr(self, option.name), option.type)
         if self.max_turns < 1:
             raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
 

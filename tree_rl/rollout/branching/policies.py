@@ -210,8 +210,7 @@ POLICIES: Mapping[str, Policy] = {"turns": turns, "entropy": entropy, "tail": ta
 def within_budget(cuts: Sequence[Cut], sessions: Sequence[SessionNodes], tokens: int | None) -> list[Cut]:
     """The first cuts whose branches generate at most so many tokens, if each is as long as the session that it leaves.
 
-    Args:
-        tokens: what is left of the prompt's budget; None has no limit.
+    `tokens` is what is left of the prompt's budget; None has no limit.
     """
     if tokens is None:
         return list(cuts)

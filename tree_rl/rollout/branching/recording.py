@@ -95,10 +95,8 @@ class Recording:
     def nodes(self, vocabulary: int) -> SessionNodes:
         """Statistics for the policies, of the calls at which a branch can start.
 
-        A branch keeps all that ended before the call and nothing that began later, so nothing may overlap it.
-
-        Args:
-            vocabulary: number of tokens, for entropies.
+        A branch keeps all that ended before the call and nothing that began later, so nothing may overlap it. Entropies
+        need the size of the vocabulary.
         """
         cut = None if self.fork is None else self.fork.token
         nodes = []

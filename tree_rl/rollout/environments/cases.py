@@ -47,9 +47,6 @@ def programs_for_child(cases: Sequence[Case], rng: random.Random = DRAW) -> tupl
 
     Returns:
         JSON text `[[id, program], ...]` in random order with random ids, and the name of the case of each id.
-
-    Raises:
-        ValueError: two cases have the same name.
     """
     if len({case.name for case in cases}) < len(cases):
         raise ValueError(f"cases: expected distinct names, received {sorted(case.name for case in cases)}")

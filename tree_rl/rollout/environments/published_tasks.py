@@ -72,11 +72,7 @@ def from_swe_gym(row: Mapping[str, Any]) -> SweTask:
 def from_swe_smith(row: Mapping[str, Any]) -> SweTask:
     """Convert a row of SWE-smith, whose `patch` adds the bug to the image's repository at the start.
 
-    Args:
-        row: `instance_id, image_name, patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS`.
-
-    Raises:
-        ValueError: a field is missing.
+    Raises `ValueError` if one of `instance_id, image_name, patch, problem_statement, FAIL_TO_PASS` is missing.
     """
     row = checked(row, "instance_id", "image_name", "patch", "problem_statement", "FAIL_TO_PASS")
     fail_to_pass, pass_to_pass = names(row["FAIL_TO_PASS"]), names(row.get("PASS_TO_PASS") or ())

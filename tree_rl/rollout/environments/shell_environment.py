@@ -10,10 +10,7 @@ from tree_rl.rollout.sandbox.sandbox import KEY, SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 SHELL_TOOL = text_tool(
-    "shell",
-    "Run a POSIX shell command in the working directory and return its output.",
-    "command",
-    "The command line.",
+    "shell", "Run a POSIX shell command in the working directory and return its output.", "command", "The command line."
 )
 
 

@@ -67,13 +67,9 @@ async def _start(task: SweTask, judge_sandbox: Sandbox) -> Callable[[str], bool]
 
 
 async def lay_out(task: SweTask, sandbox: Sandbox, wanted: Callable[[str], bool] | None = None) -> None:
-    """Write the repository and run the task's setup.
+    """Write those paths of the repository for which `wanted` is true (None: all), and run the task's setup.
 
-    Args:
-        wanted: returns True for the paths to write; None writes all.
-
-    Raises:
-        SandboxError: the task's setup fails.
+    Raises `SandboxError` if the setup fails.
     """
     await sandbox.write({path: text for path, text in task.files.items() if wanted is None or wanted(path)})
     if task.setup:

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from tree_rl.option_types import check_type
 from tree_rl.rollout.environments.cases import Case
 
 LogFormat = Literal["cases", "unittest", "pytest", "reward_file"]
@@ -65,11 +66,7 @@ class SweTask:
             raise ValueError(f"task {self.instance_id}: expected `files` or an `image` that holds the repository")
         if not self.fail_to_pass:
             raise ValueError(f"task {self.instance_id}: expected at least one test in fail_to_pass")
-        if self.log_format not in get_args(LogFormat):
-            raise ValueError(
-                f"task {self.instance_id}: expected log_format to be one of {', '.join(get_args(LogFormat))}, received "
-                f"{self.log_format!r}"
-            )
+        check_type(f"task {self.instance_id}: log_format", self.log_format, LogFormat)
         unknown = {*self.fail_to_pass, *self.pass_to_pass} - {case.name for case in self.cases}
         if self.log_format == "cases" and unknown:
             raise ValueError(f"task {self.instance_id}: expected a case for every test, found none for {min(unknown)}")

@@ -28,12 +28,7 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """The answer to one prompt.
-
-    Raises:
-        ValueError: log-probs do not match the tokens.
-        BackendError: a log-prob is not finite or above 0.
-    """
+    """The answer to one prompt. Raises if its log-probs do not match the tokens, are not finite, or above 0."""
 
     token_ids: tuple[int, ...]
     """Generated ids, including the end token."""

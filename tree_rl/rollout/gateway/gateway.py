@@ -110,13 +110,7 @@ class Gateway:
         group: str | None = None,
         resumption: Resumption | None = None,
     ) -> Session:
-        """Open a session.
-
-        Args:
-            sampling: the trainer's sampling parameters, in vLLM's names.
-            group: name of the sessions with the same first prompt.
-            resumption: the start of a recorded session that this one continues.
-        """
+        """Open a session; the arguments are those of `Session`."""
         session = Session(
             renderer=self._renderer,
             backend=self._backend,

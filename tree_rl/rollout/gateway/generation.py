@@ -29,12 +29,7 @@ async def generate_answer(
     sampling: Mapping[str, Any],
     session: str,
 ) -> Answer:
-    """Generate a turn.
-
-    Raises:
-        RequestError: the backend refuses the request.
-        BackendError: the backend cannot answer.
-    """
+    """Generate a turn. Raises `RequestError` if the backend refuses it, `BackendError` if it cannot answer."""
     done = Generation(token_ids=(), log_probs=(), finish_reason="length")
     # With `json_schema` the server restarts the constraint for each request, so the turn must be one slice.
     size = max_tokens if not stop or "json_schema" in sampling else FIRST_SLICE_TOKENS
@@ -65,13 +60,8 @@ async def generate_answer(
 def cut_after_first_call(answer: Answer, calls_in: Callable[[str], int], renderer: Renderer) -> Answer:
     """Cut an answer after the token that completes its first tool call, as a stop text would.
 
-    The cut depends only on the tokens before it, so their log-probs stay valid.
-
-    Args:
-        calls_in: counts the tool calls of a text.
-
-    Returns:
-        The answer unchanged if it makes fewer than two calls, or if no prefix of it makes exactly one.
+    The cut depends only on the tokens before it, so their log-probs stay valid. An answer stays whole if it makes fewer
+    than two calls, or if no prefix of it makes exactly one. `calls_in` counts the calls of a text.
     """
     if calls_in(answer.text) < 2:
         return answer

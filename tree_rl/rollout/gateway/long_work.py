@@ -15,12 +15,6 @@ CHARACTERS_PER_TOKEN = 4
 
 
 async def off_the_loop(work: Callable[[], T], cost: int, *, characters: int = 0, tokens: int = 0) -> T:
-    """Do short work directly, and long work in a thread.
-
-    Args:
-        cost: cost per character; one of `READ`, `TOKENIZE`, `SEARCH`.
-        characters: number of characters to process.
-        tokens: number of tokens to process in addition.
-    """
+    """Do short work directly, and long work in a thread. `cost`, a character's, is `READ`, `TOKENIZE` or `SEARCH`."""
     is_long = cost * (characters + CHARACTERS_PER_TOKEN * tokens) >= LONG
     return await asyncio.to_thread(work) if is_long else work()

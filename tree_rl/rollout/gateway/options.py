@@ -1,8 +1,9 @@
 """The options of a gateway."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
+from tree_rl.option_types import check_type
 from tree_rl.rollout.gateway.calls.json_output import JsonOutput
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls
 from tree_rl.rollout.gateway.dialects.families import check_dialect
@@ -50,15 +51,8 @@ class GatewayOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "side_calls", read_side_calls(self.side_calls))
-        choices = (
-            ("on_drift", OnDrift),
-            ("reasoning", Reasoning),
-            ("sampling_from", SamplingFrom),
-            ("json_output", JsonOutput),
-        )
-        for name, allowed in choices:
-            if getattr(self, name) not in get_args(allowed):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(get_args(allowed))}")
+        for option in fields(self):
+            check_type(option.name, getattr(self, option.name), option.type)
         check_dialect(self.dialect)
         for name in ("max_context_tokens", "max_turn_tokens", "max_calls"):
             if getattr(self, name) < 1:

@@ -22,7 +22,7 @@ from tree_rl.rollout.gateway.protocols.event_stream import STREAM_HEADERS, patie
 from tree_rl.rollout.gateway.protocols.exchange import ChatProtocol, ChatRequest, Completion
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
 from tree_rl.rollout.gateway.protocols.request_body import read_body
-from tree_rl.rollout.gateway.session import Session, session_over, token_digest
+from tree_rl.rollout.gateway.session import Session, session_over
 
 AnyRequest = TypeVar("AnyRequest", bound=ChatRequest)
 PREFIXES = ("/s/{session}/a/{agent}", "/s/{session}", "/a/{agent}")
@@ -51,36 +51,28 @@ class HttpApplication:
 
     def __init__(self, *, model: str) -> None:
         self._by_id: dict[str, Session] = {}
-        self._by_token: dict[bytes, Session] = {}
         self._model = model
 
     def add(self, session: Session) -> None:
         self._by_id[session.id] = session
-        self._by_token[token_digest(session.token)] = session
 
     def remove(self, session: Session) -> None:
         self._by_id.pop(session.id, None)
-        self._by_token.pop(token_digest(session.token), None)
 
     def sessions(self) -> list[Session]:
         return list(self._by_id.values())
 
     def app(self) -> Starlette:
+        messages, responses = anthropic_messages, openai_responses
+        count = partial(self._count, messages.token_count, messages.read_count_request)
         ends: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", openai_chat.PATH, partial(self._serve_chat, openai_chat, openai_chat.read_request)),
-            (
-                "POST",
-                anthropic_messages.PATH,
-                partial(self._serve_chat, anthropic_messages, anthropic_messages.read_request),
-            ),
-            (
-                "POST",
-                f"{anthropic_messages.PATH}/count_tokens",
-                partial(self._count, anthropic_messages.token_count, anthropic_messages.read_count_request),
-            ),
-            ("POST", openai_responses.PATH, self._respond),
-            ("POST", f"{openai_responses.PATH}/input_tokens", self._count_input),
-            *((method, path, partial(self._stored, read)) for method, path, read in openai_responses.ROUTES),
+            ("POST", messages.PATH, partial(self._serve_chat, messages, messages.read_request)),
+            ("POST", f"{messages.PATH}/count_tokens", count),
+            ("POST", responses.PATH, self._respond),
+            ("POST", f"{responses.PATH}/input_tokens", self._count_input),
+            ("GET", f"{responses.PATH}/{{response}}", partial(self._stored, responses.StoredResponses.read)),
+            ("POST", f"{responses.PATH}/{{response}}/cancel", partial(self._stored, responses.StoredResponses.cancel)),
         ]
         models: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", "/models/{call:path}", self._gemini),
@@ -121,7 +113,9 @@ class HttpApplication:
             return JSONResponse(stored.body(asked.response_id))
         return await _respond_when_done(openai_responses, asked, request, session, task)
 
-    async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
+    async def _stored(
+        self, read: Callable[[openai_responses.StoredResponses, Request], Awaitable[dict[str, Any]]], request: Request
+    ) -> Response:
         session = self._session(request)
         return JSONResponse(await read(session.responses, request))
 
@@ -153,16 +147,17 @@ class HttpApplication:
         return JSONResponse(protocol.models(self._model) if name is None else protocol.model(name))
 
     def _session(self, request: Request) -> Session:
-        named = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
-        token = named or request.query_params.get("key", "")
+        sent = request.headers.get("x-api-key") or request.headers.get(gemini.KEY_HEADER)
+        token = sent or request.query_params.get("key", "")
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             token = bearer.strip()
         name = request.path_params.get("session")
-        session = self._by_token.get(token_digest(token)) if name is None else self._by_id.get(name)
-        if name is not None and session is None:
+        if name is not None and name not in self._by_id:
             raise RequestError("no such session: it is over, or never was", status=404, code="session_not_found")
-        if session is None or not session.accepts(token):
+        named = self.sessions() if name is None else [self._by_id[name]]
+        session = next((one for one in named if one.accepts(token)), None)
+        if session is None:
             raise RequestError(
                 "expected the session's token as bearer token, x-api-key or x-goog-api-key",
                 status=401,

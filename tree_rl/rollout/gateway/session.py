@@ -1,7 +1,6 @@
 """One agent's session: answers its calls and records exact token ids."""
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 import time
@@ -58,8 +57,8 @@ class Session:
     """Answers and records calls of one agent and its sub-agents.
 
     Args:
-        sampling: the trainer's sampling parameters. From its `seed`, each call derives a seed by its prompt and the
-            number of earlier calls with the same prompt.
+        sampling: the trainer's sampling parameters, in vLLM's names. From its `seed`, each call derives a seed by its
+            prompt and the number of earlier calls with the same prompt.
         group: name of the sessions with the same first prompt.
         resumption: the recorded session that this one continues; None starts a new one.
     """
@@ -106,13 +105,12 @@ class Session:
 
     def accepts(self, token: str) -> bool:
         """True if a token is this session's. The comparison takes constant time."""
-        return hmac.compare_digest(token_digest(token), token_digest(self.token))
+        return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def start_answer(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
-        Raises:
-            RequestError: the session is over, has made `max_calls` calls, or refuses requests for JSON.
+        Raises `RequestError` if the session is over, has made `max_calls` calls, or refuses requests for JSON.
         """
         self._refuse_if_over()
         request = with_json(request, self._options.json_output)
@@ -299,8 +297,3 @@ class Session:
 def session_over() -> RequestError:
     """The refusal of a call to a session that has ended, with a status that clients do not retry."""
     return RequestError("this session is over", status=403, code="session_over")
-
-
-def token_digest(token: str) -> bytes:
-    """Digest by which tokens are compared in constant time."""
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

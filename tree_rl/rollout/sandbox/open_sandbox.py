@@ -6,13 +6,9 @@ from tree_rl.rollout.sandbox.sandbox import KEY, WITH_IMAGE, Sandbox, SandboxErr
 
 
 def open_sandbox(options: SandboxOptions, *, image: str | None, directory: str | None) -> Sandbox:
-    """Choose the sandbox for a task; it still has to be started.
+    """Choose the sandbox for a task, which may need a container image; it still has to be started.
 
-    Args:
-        image: container image that the task needs; None if the environment writes the task's files.
-
-    Raises:
-        SandboxError: the task needs an image and the back end runs none, or SWE-ReX is missing.
+    Raises `SandboxError` if the back end does not run the image, or SWE-ReX is missing.
     """
     if image is not None and options.backend not in (*WITH_IMAGE, "remote"):
         raise SandboxError(

@@ -6,8 +6,9 @@ SWE-ReX reaches.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
+from tree_rl.option_types import check_type
 from tree_rl.rollout.sandbox.errors import SandboxDied as SandboxDied
 from tree_rl.rollout.sandbox.errors import SandboxError as SandboxError
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -43,9 +44,7 @@ class SandboxOptions:
     `remote` judges a session on the server where its agent ran."""
 
     def __post_init__(self) -> None:
-        if self.backend not in get_args(Backend):
-            known = ", ".join(get_args(Backend))
-            raise ValueError(f"{KEY}.backend={self.backend!r}: expected one of {known}; confined is called local now")
+        check_type(f"{KEY}.backend", self.backend, Backend)
         if self.backend == "local" and not self.unconfined and (reason := why_no_bubblewrap()):
             raise ValueError(
                 f"{KEY}.backend=local needs bubblewrap 0.8 or newer, which does not work here ({reason}); install it "

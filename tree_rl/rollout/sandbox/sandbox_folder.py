@@ -116,10 +116,7 @@ class SandboxFolder:
         return None if self._user is None else self._user.user_id
 
     def stop(self) -> None:
-        """Kill everything that commands started; return when all are dead and every call of `run` has returned.
-
-        Later calls of `run` and `write` raise `SandboxDied`. Idempotent, and safe from any thread.
-        """
+        """As `Sandbox.stop`; safe from any thread."""
         with self._changed:
             self._stopped = True
             running = tuple(self._running)
@@ -141,23 +138,10 @@ class SandboxFolder:
             self._user.close()
 
     def copy_to(self, other: "SandboxFolder", *, leave_out: Callable[[str], bool]) -> None:
-        """Copy regular files, and links that stay inside, to another sandbox. Call `stop` first.
-
-        Args:
-            leave_out: returns True for a relative path to skip.
-
-        Raises:
-            ValueError: the files are too many, too deep or too large, or cannot be read.
-        """
+        """As `Sandbox.copy_to`; raises `ValueError` also for files that cannot be read."""
         with self._open_top() as source, other._open_top() as target:
             try:
-                copy_tree(
-                    source,
-                    target,
-                    leave_out=leave_out,
-                    max_bytes=self.limits.disk_bytes,
-                    owner=other._user_id,
-                )
+                copy_tree(source, target, leave_out=leave_out, max_bytes=self.limits.disk_bytes, owner=other._user_id)
             except OSError as error:
                 raise ValueError(f"the files cannot be copied: {error}") from error
 
@@ -183,9 +167,6 @@ class SandboxFolder:
         Args:
             environment: variables besides PATH and HOME.
             limits: of this command; `network` is always the sandbox's.
-
-        Raises:
-            SandboxDied: the sandbox was stopped.
         """
         limits = replace(limits or self.limits, network=self.limits.network)
         try:
@@ -199,9 +180,7 @@ class SandboxFolder:
                 os.close(script)
         try:
             read = running.read_until_exit(
-                timeout_seconds=limits.timeout_seconds,
-                output_bytes=limits.output_bytes,
-                look=self._exceeded,
+                timeout_seconds=limits.timeout_seconds, output_bytes=limits.output_bytes, look=self._exceeded
             )
         except BaseException:
             self._end(running)
@@ -220,7 +199,9 @@ class SandboxFolder:
         with self._changed:
             if self._stopped:
                 raise SandboxDied("the sandbox was stopped")
-            self._repair()
+            if self._top < 0 or not self.directory.is_dir():
+                raise SandboxDied("the sandbox is gone")
+            os.fchmod(self._top, 0o700)  # a command may have changed it
             if not self._running:
                 self._bounds.begin(self._top)
             with open(self._parent / SYSCALL_FILTER, "rb") as calls:
@@ -262,12 +243,6 @@ class SandboxFolder:
         if self.unconfined:
             kill_processes_in(self._parent, since=self._made)
 
-    def _repair(self) -> None:
-        """Restore the permissions of the folder, which a command may have changed."""
-        if self._top < 0 or not self.directory.is_dir():
-            raise SandboxDied("the sandbox is gone")
-        os.fchmod(self._top, 0o700)
-
     def _exceeded(self) -> str | None:
         with self._changed:
             running = dict(self._running)
@@ -275,12 +250,7 @@ class SandboxFolder:
             return self._bounds.exceeded(top, {command.process.pid: limits for command, limits in running.items()})
 
     def write(self, name: str, content: str) -> None:
-        """Write a text file, creating its folders. Characters that UTF-8 cannot hold are written as surrogates.
-
-        Raises:
-            ValueError: the path leads outside, or through a link.
-            SandboxDied: the sandbox was stopped.
-        """
+        """As `Sandbox.write` for one file. Characters that UTF-8 cannot hold are written as surrogates."""
         *folders, last = parts_of(name)
         if self._stopped:
             raise SandboxDied("the sandbox was stopped")
@@ -293,11 +263,7 @@ class SandboxFolder:
                 raise ValueError(f"sandbox path {name!r} was changed while it was written: {error}") from error
 
     def read(self, name: str, *, max_bytes: int = 1 << 20) -> str | None:
-        """Read a text file; None if there is no such regular file.
-
-        Raises:
-            ValueError: the path leads outside, or through a link.
-        """
+        """Read a text file; None if there is no such regular file. Paths are refused as by `write`."""
         *folders, last = parts_of(name)
         try:
             with self._open_top() as top, folder_below(top, folders) as folder:

@@ -15,11 +15,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 from swerex.deployment.abstract import AbstractDeployment
-from swerex.deployment.config import (
-    DockerDeploymentConfig,
-    ModalDeploymentConfig,
-    RemoteDeploymentConfig,
-)
+from swerex.deployment.config import DockerDeploymentConfig, ModalDeploymentConfig, RemoteDeploymentConfig
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import Command, CommandResponse, WriteFileRequest
 
@@ -125,11 +121,7 @@ class SweRexSandbox:
             raise SandboxError(f"{KEY}.backend={options.backend}, {KEY}.arguments={sorted(given)}: {error}") from error
 
     def fresh(self) -> "SweRexSandbox":
-        """A new container of the same image; for `remote` the server of `arguments.judge`.
-
-        Raises:
-            SandboxError: no such server is given.
-        """
+        """As `Sandbox.fresh`: a new container of the same image; for `remote` the server of `arguments.judge`."""
         arguments = dict(self._options.arguments)
         directory = self._directory
         if self._options.backend == "remote" and JUDGE in arguments:
@@ -177,9 +169,10 @@ class SweRexSandbox:
         self._check_not_stopped()
         # The kernel refuses arguments with a NUL or above 128 kB.
         if "\0" in command or len(command.encode("utf-8", "replace")) > MAX_COMMAND_BYTES:
-            return _refused(
+            reason = (
                 f"expected a command of up to {MAX_COMMAND_BYTES} bytes without NUL; write a script to a file in parts"
             )
+            return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
         command = command.encode("utf-8", "replace").decode()
         numbers = (
             limits.timeout_seconds,
@@ -326,10 +319,6 @@ class SweRexSandbox:
             raise SandboxDied(
                 f"{KEY}.backend={self._options.backend} stopped answering: {type(error).__name__}: {error}"
             ) from error
-
-
-def _refused(reason: str) -> CommandResult:
-    return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
 
 
 async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:

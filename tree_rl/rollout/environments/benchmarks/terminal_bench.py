@@ -19,13 +19,9 @@ REWARD = "reward"
 
 
 def from_terminal_bench(row: Mapping[str, Any]) -> SweTask:
-    """Convert a task's folder.
+    """Convert a task's folder: its `name`, `files` (path in the folder -> text), and `image` if they name none.
 
-    Args:
-        row: `name` of the task, `files` (path in the folder -> text), and `image` if the folder names none.
-
-    Raises:
-        ValueError: a file or the image is missing.
+    Raises `ValueError` if a file or the image is missing.
     """
     name, files = str(row.get("name", "?")), row.get("files") or {}
     if "task.toml" in files:

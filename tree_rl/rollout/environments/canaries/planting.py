@@ -40,11 +40,7 @@ class Planted:
     """Names of the functions of which each must fail at least once."""
 
     def doubt(self, verdicts: Mapping[str, set[str]]) -> str | None:
-        """Why the report of a run cannot be trusted; None if it can.
-
-        Args:
-            verdicts: all verdicts on each test, by its name.
-        """
+        """Why the report of a run, all verdicts by a test's name, cannot be trusted; None if it can."""
         said: dict[str, set[str]] = {name: set() for name in self.names}
         for test, verdict in verdicts.items():
             said.get(function_of(test), set()).update(verdict)
@@ -149,7 +145,7 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
     for node in _sample(rng, classes, IN_CLASSES):
         like = next(parts[1] for parts in own if parts[0] == node.name)
         for line in _sample(rng, _gaps(lines, node.body), 1):
-            failing = _failing(names, rng, imported, in_unittest=_is_unittest(node))
+            failing = _failing(names, rng, imported, in_unittest=bool(_unittest_bases(node)))
             lines[line] = f"{' ' * node.body[0].col_offset}def {names.canary(like)}(self): {failing}"
     functions = [parts[0] for parts in own if len(parts) == 1]
     if functions:
@@ -165,7 +161,7 @@ def _planted(text: str, own: list[list[str]], names: Names, rng: random.Random, 
             tests = {parts[1] for parts in own if parts[0] == node.name}
             # unittest runs classes by name, so this name must be the last.
             known = [item.name for item in tree.body if isinstance(item, ast.ClassDef)] + imported + names.classes
-            class_name = names.new(max(known) if _is_unittest(node) else node.name)
+            class_name = names.new(max(known) if _unittest_bases(node) else node.name)
             lines += copied_methods(text, node, tests, class_name, names.canary, rng)
     return "\n".join(lines) + "\n"
 
@@ -196,10 +192,6 @@ def _holds(text: str, node: ast.ClassDef, own: list[list[str]]) -> bool:
 def _unittest_bases(node: ast.ClassDef) -> list[str]:
     """The bases of a class that make its methods tests; other bases may be mix-ins."""
     return [base for base in map(ast.unparse, node.bases) if base in UNITTEST_BASES]
-
-
-def _is_unittest(node: ast.ClassDef) -> bool:
-    return bool(_unittest_bases(node))
 
 
 def _gaps(lines: Sequence[str], body: Sequence[ast.stmt]) -> list[int]:

@@ -15,8 +15,7 @@ JsonOutput = Literal["refuse", "instruct", "enforce"]
 def with_json(request: ChatRequest, json_output: JsonOutput) -> ChatRequest:
     """Return the request to answer: with a system text for `instruct`, otherwise unchanged.
 
-    Raises:
-        RequestError: the gateway refuses requests for JSON, or cannot enforce it on this request.
+    Raises `RequestError` if the gateway refuses requests for JSON, or cannot enforce it on this request.
     """
     if request.json is None:
         return request

@@ -5,9 +5,10 @@ A recorded side call has a name and a weight: 0 excludes its tokens from trainin
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tree_rl.option_types import check_options
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 
 READ_CHARACTERS = 20_000
@@ -88,11 +89,7 @@ KNOWN_SIDE_CALLS = (
 
 
 def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[SideCall, ...]:
-    """Read the option `side_calls`: the given kinds come before the known ones.
-
-    Raises:
-        ValueError: names the unknown key or the bad value.
-    """
+    """Read the option `side_calls`: the given kinds come before the known ones. Errors name the key and the value."""
     calls = [one if isinstance(one, SideCall) else _read(one) for one in given]
     known = {one.name for one in KNOWN_SIDE_CALLS}
     # A tuple that was already read contains the known ones.
@@ -120,10 +117,6 @@ def _found(pattern: str, text: str) -> bool:
 
 
 def _read(given: Mapping[str, Any]) -> SideCall:
-    names = [one.name for one in fields(SideCall)]
-    unknown = sorted(set(given) - set(names))
-    if unknown:
-        raise ValueError(f"side_calls.{unknown[0]}: no such key; known are {', '.join(names)}")
-    if not isinstance(given.get("name"), str):
-        raise ValueError(f"side_calls: expected a name, received {given.get('name')!r}")
-    return SideCall(**{**given, "headers": dict(given.get("headers") or {})})
+    given = {"name": None, **given, "headers": dict(given.get("headers") or {})}
+    check_options("side_calls", given, SideCall)
+    return SideCall(**given)

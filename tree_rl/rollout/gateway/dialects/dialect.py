@@ -85,8 +85,6 @@ class Dialect(ABC):
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """The id, in the form that the family's templates expect, of a call that the model did not write.
 
-        Args:
-            sent: id that the client sends; most templates write no ids, so it stays as it is.
-            index: index of the call in the conversation.
+        Most templates write no ids, so the client's stays as it is. `index` counts the conversation's calls.
         """
         return sent

@@ -48,7 +48,7 @@ class EngineDialect(Dialect):
             around, calls = self._calls(plain.content, tools)
             if plain.reasoning and not plain.content.strip() and self._calls(plain.reasoning, tools)[1]:
                 plain = replace(plain, fault="in_reasoning")
-        except _PARSER_ERRORS:
+        except _FAILURES:
             return replace(plain, fault="refused")
         # Some parsers return {} for arguments under a key that they do not know.
         if any(mine.arguments and not theirs.arguments for mine, theirs in zip(own.calls, calls, strict=False)):
@@ -60,15 +60,7 @@ class EngineDialect(Dialect):
         return around, tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
 
 
-_PARSER_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_FAILURES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError, ValueError)
 """Errors that parsers raise for turns that they do not expect."""
 
 

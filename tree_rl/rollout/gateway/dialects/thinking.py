@@ -86,10 +86,7 @@ class ThinkingDialect(Dialect):
     def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a visible text, up to an opening mark of reasoning.
 
-        A call at its end with a fault stays in the content.
-
-        Raises:
-            UnreadableCallError: one of them cannot be read.
+        A call at its end with a fault stays in the content. Raises `UnreadableCallError` for any other.
         """
 
     def _calls_begin(self, turn: str, tools: Tools, *, is_open: bool) -> tuple[int, bool]:

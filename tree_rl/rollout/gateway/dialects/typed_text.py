@@ -39,11 +39,7 @@ def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
 
 
 def typed(text: str, schema: Any) -> Any:
-    """Decode a text if the schema allows its value; otherwise return the text.
-
-    Args:
-        schema: JSON schema of the parameter; None if the tool does not declare it, which makes the value a string.
-    """
+    """Decode a text if the parameter's schema allows its value; otherwise, or without a schema, return the text."""
     if schema is None:
         return text
     types = _types(schema)

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.protocols.demands import read_json_format, tools_to_call
+from tree_rl.rollout.gateway.protocols.demands import described, read_json_format, tools_to_call
 from tree_rl.rollout.gateway.protocols.event_stream import event
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
@@ -203,15 +203,12 @@ def _assistant(blocks: list[Fields]) -> ChatMessage:
 
 def _given(role: str, blocks: list[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
-    results: list[ChatMessage] = []
-    texts: list[str] = []
-    for block in blocks:
-        kind = block.text("type")
-        if kind == "tool_result":
-            text = _texts(block, "content", media)
-            results.append(ChatMessage(role="tool", content=text, tool_call_id=block.text("tool_use_id")))
-        else:
-            texts.append(_shown(block, media))
+    results = [
+        ChatMessage(role="tool", content=_texts(block, "content", media), tool_call_id=block.text("tool_use_id"))
+        for block in blocks
+        if block.text("type") == "tool_result"
+    ]
+    texts = [_shown(block, media) for block in blocks if block.text("type") != "tool_result"]
     return [*results, ChatMessage(role=role, content="\n".join(texts))] if texts or not results else results
 
 
@@ -221,11 +218,9 @@ def _tool(fields: Fields) -> Mapping[str, Any]:
             f"expected a tool with an input_schema, received the built-in {fields.raw('type')!r}",
             field=fields.name("type"),
         )
-    schema = fields.raw("input_schema")
-    if not isinstance(schema, dict):
-        raise wrong(fields.name("input_schema"), "a JSON schema", schema)
-    function = {"name": fields.text("name"), "description": fields.text("description", ""), "parameters": schema}
-    return {"type": "function", "function": function}
+    if fields.raw("input_schema") is None:
+        raise wrong(fields.name("input_schema"), "a JSON schema", None)
+    return {"type": "function", "function": described(fields, fields.raw("input_schema"), field="input_schema")}
 
 
 def _message(

@@ -23,12 +23,16 @@ class JsonDemand:
     """Path of the request's field, for errors."""
 
 
-def read_json_format(holder: Fields, key: str) -> JsonDemand | None:
-    """Read a format: `text`, `json_object` or `json_schema`, whose schema OpenAI wraps in an object of that name.
+def described(fields: Fields, parameters: Any, *, field: str) -> dict[str, Any]:
+    """A function in the form of chat completions. Its schema of parameters may be absent, but templates print it."""
+    if not isinstance(parameters, dict | None):
+        raise wrong(fields.name(field), "a JSON schema", parameters)
+    parameters = parameters or {"type": "object", "properties": {}}
+    return {"name": fields.text("name"), "description": fields.text("description", ""), "parameters": parameters}
 
-    Raises:
-        RequestError: another type, or no schema.
-    """
+
+def read_json_format(holder: Fields, key: str) -> JsonDemand | None:
+    """Read a format: `text`, `json_object` or `json_schema`, whose schema OpenAI wraps in an object of that name."""
     if not holder.raw(key):
         return None
     fields = holder.child(key)
@@ -47,14 +51,9 @@ def read_json_format(holder: Fields, key: str) -> JsonDemand | None:
 
 
 def tools_to_call(tools: Sequence[Mapping[str, Any]], *, named: str | None, field: str) -> tuple[str, ...]:
-    """The tools of which an answer must call one.
+    """The tools of which an answer must call one: the one that the client names, or (None) any.
 
-    Args:
-        named: the tool that the client names; None for any.
-        field: path of the request's field, for errors.
-
-    Raises:
-        RequestError: the request offers no such tool.
+    Raises `RequestError`, which names the request's `field`, if no such tool is offered.
     """
     names = tuple(tool["function"]["name"] for tool in tools)
     if not names or (named is not None and named not in names):

@@ -17,10 +17,7 @@ MAX_ITEMS = 20_000
 class RequestError(ValueError):
     """A request that the gateway cannot answer.
 
-    Args:
-        field: path of the wrong field, such as `messages[2].content`.
-        status: HTTP status of the answer.
-        code: short reason for programs.
+    `field` is the path of the wrong field, such as `messages[2].content`, `code` a short reason for programs.
     """
 
     def __init__(
@@ -33,13 +30,9 @@ class RequestError(ValueError):
 
 
 class Fields:
-    """A JSON object and its path in the request.
+    """A JSON object and its path in the request, which errors name; empty for the whole request.
 
-    Args:
-        path: name of the object in error messages. Empty for the whole request.
-
-    Raises:
-        RequestError: `value` is not an object.
+    Raises `RequestError` if `value` is not an object.
     """
 
     def __init__(self, value: Any, path: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from tree_rl.rollout.gateway.backend import BackendError
-from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT, JsonDemand, tools_to_call
+from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT, JsonDemand, described, tools_to_call
 from tree_rl.rollout.gateway.protocols.event_stream import event, json_bytes
 from tree_rl.rollout.gateway.protocols.exchange import EVENTS, ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.fields import MAX_INTEGER, Fields, RequestError, wrong
@@ -177,11 +177,7 @@ def _function(declared: Fields) -> Mapping[str, Any]:
     schema = declared.raw("parametersJsonSchema")
     if schema is None:
         schema = plain_schema(declared.raw("parameters"))
-    if not isinstance(schema, dict | None):
-        raise wrong(declared.name("parameters"), "a JSON schema", schema)
-    described = {"name": declared.text("name"), "description": declared.text("description", "")}
-    parameters = schema or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**described, "parameters": parameters}}
+    return {"type": "function", "function": described(declared, schema, field="parameters")}
 
 
 def _json(config: Fields) -> JsonDemand | None:

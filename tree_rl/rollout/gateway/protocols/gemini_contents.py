@@ -20,11 +20,7 @@ UNSEEN = {"image": "image", "audio": "sound"}
 
 
 def read_contents(contents: Iterable[Fields], media: Media) -> list[ChatMessage]:
-    """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as a separate content.
-
-    Args:
-        media: receives other parts than text.
-    """
+    """Read the field `contents`. Joins a turn's contents, as clients store each streamed chunk as one of its own."""
     messages: list[ChatMessage] = []
     num_calls = 0
     for is_model, group in groupby(contents, key=_is_model):
@@ -78,13 +74,9 @@ def _called(call: Fields, name: str) -> CalledTool:
 
 def _given(parts: Sequence[Fields], media: Media) -> list[ChatMessage]:
     """Tool results become separate messages before the user's text."""
-    results: list[ChatMessage] = []
-    texts: list[str] = []
-    for part in parts:
-        if part.raw("functionResponse") is not None:
-            results.append(_result(part.child("functionResponse"), media))
-        else:
-            texts.append(_text(part, media))
+    key = "functionResponse"
+    results = [_result(part.child(key), media) for part in parts if part.raw(key) is not None]
+    texts = [_text(part, media) for part in parts if part.raw(key) is None]
     return [*results, ChatMessage(role="user", content="\n".join(texts))] if texts or not results else results
 
 

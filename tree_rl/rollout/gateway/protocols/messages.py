@@ -66,11 +66,7 @@ class SentImage:
 
 
 class Media:
-    """Parts of a request that are not text.
-
-    Args:
-        left_out: names of other ignored parts of the request.
-    """
+    """Parts of a request that are not text; `left_out` begins with the names of other ignored parts."""
 
     def __init__(self, left_out: Iterable[str] = ()) -> None:
         self.left_out = [*left_out]
@@ -78,12 +74,7 @@ class Media:
         """Images by their marks in the messages."""
 
     def shown(self, kind: str, name: str, *, url: str = "", field: str) -> str:
-        """The text that replaces an image, a sound or a file: for an image its mark.
-
-        Args:
-            url: of an image.
-            field: path of the part.
-        """
+        """The text that replaces an image, a sound or a file: for an image its mark."""
         line = unseen(kind, name)
         if kind != "image":
             self.left_out.append(kind)

@@ -134,13 +134,7 @@ def _message(fields: Fields, media: Media) -> ChatMessage:
 
 
 def text_of(fields: Fields, key: str, media: Media) -> str:
-    """A text, or the texts of a list of parts.
-
-    Args:
-        fields: of the message.
-        key: of the text.
-        media: receives other parts.
-    """
+    """A text, or the texts of a list of parts; `media` receives other parts."""
     content = fields.raw(key)
     if isinstance(content, str):
         return content

@@ -16,11 +16,7 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """A text that is not the JSON expected here.
-
-    Args:
-        key: key of the outermost object whose value has the error, if it is known.
-    """
+    """A text that is not the JSON expected here; `key` of the outermost object has the wrong value, if it is known."""
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message)

@@ -30,8 +30,7 @@ async def read_body(request: Request) -> bytes:
         return body
     if encoding not in ENCODINGS:
         raise RequestError(
-            f"content-encoding: expected {', '.join(ENCODINGS)} or none, received {encoding[:40]!r}",
-            status=415,
+            f"content-encoding: expected {', '.join(ENCODINGS)} or none, received {encoding[:40]!r}", status=415
         )
     # A few kilobytes can decompress to the limit.
     return await asyncio.to_thread(_unfolded, body, encoding)

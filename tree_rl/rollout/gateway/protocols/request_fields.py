@@ -71,11 +71,7 @@ MESSAGE_FIELDS: Mapping[str, FieldTreatment] = {
 
 
 def check_fields(fields: Fields, known: Mapping[str, FieldTreatment]) -> tuple[str, ...]:
-    """Refuse what the gateway cannot do, and return notes of unknown fields, which have no effect.
-
-    Raises:
-        RequestError: a refused field has a value that is not neutral.
-    """
+    """Refuse what the gateway cannot do, and return notes of unknown fields, which have no effect."""
     for name in fields.names():
         treatment, value = known.get(name), fields.raw(name)
         if treatment is not None and treatment.effect == "refused" and value and value not in treatment.neutral:

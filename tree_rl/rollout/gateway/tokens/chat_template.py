@@ -23,13 +23,9 @@ KNOWN = PLAIN | {list, tuple, dict, Namespace, LoopContext}
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A compiled chat template, with the values of its variables: control tokens, `enable_thinking`, ...
 
-    Args:
-        settings: variables of the template: control tokens, `enable_thinking`, ...
-
-    Raises:
-        jinja2.TemplateSyntaxError: the source is not a valid template.
+    Raises `jinja2.TemplateSyntaxError` if the source is not valid.
     """
 
     def __init__(self, source: str, settings: Mapping[str, Any]) -> None:
@@ -37,21 +33,9 @@ class ChatTemplate:
         self._settings = dict(settings)
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        is_prompt: bool,
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None, is_prompt: bool
     ) -> str:
-        """Render a conversation as text that contains the control tokens.
-
-        Args:
-            tools: tools offered to the model; None if there are none.
-            is_prompt: True ends with the start of an assistant turn.
-
-        Raises:
-            jinja2.TemplateError: the template refuses the conversation.
-        """
+        """As `Renderer.render`; raises `jinja2.TemplateError` if the template refuses the conversation."""
         return self._template.render(
             messages=messages, tools=tools, documents=None, add_generation_prompt=is_prompt, **self._settings
         )

@@ -133,10 +133,7 @@ class ContextTrie:
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
         return Match(
-            node=best.node,
-            turns=_turns_up_to(best, text),
-            cut=cut,
-            rest=rest if cut is None else rest[len(cut[0]) :],
+            node=best.node, turns=_turns_up_to(best, text), cut=cut, rest=rest if cut is None else rest[len(cut[0]) :]
         )
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:

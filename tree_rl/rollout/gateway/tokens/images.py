@@ -46,11 +46,7 @@ class ImagePlaces:
         self._written = re.compile(rf"{re.escape(IMAGE)}(\d+)x(\d+):{self._nonce}")
 
     def place(self, request: ChatRequest) -> ChatRequest:
-        """A request with places instead of marks.
-
-        Raises:
-            RequestError: an image is not a `data:` URL of an image, or the processor refuses it.
-        """
+        """A request with places instead of marks. Raises `RequestError` for what is no image in a `data:` URL."""
         places = {mark: self._place(image) for mark, image in request.images.items()}
         # Each part of a message is on a separate line, but templates write nothing between texts and images.
         marked = re.compile(rf"\n?({IMAGE_MARK.pattern})\n?")
@@ -63,8 +59,7 @@ class ImagePlaces:
     def encode(self, piece: str) -> tuple[int, ...] | None:
         """The tokens of a piece of text that is an image; None for other text.
 
-        Raises:
-            RequestError: the text has a token of images or videos that the gateway did not write.
+        Raises `RequestError` for a token of images or videos that the gateway did not write.
         """
         if not piece.startswith((IMAGE, VIDEO)):
             return None

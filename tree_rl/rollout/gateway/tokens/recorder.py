@@ -14,12 +14,7 @@ from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
-from tree_rl.rollout.gateway.tokens.drift import (
-    BranchCause,
-    DriftKind,
-    DriftReport,
-    find_drifted_siblings,
-)
+from tree_rl.rollout.gateway.tokens.drift import BranchCause, DriftKind, DriftReport, find_drifted_siblings
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
 from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns, Restored
 from tree_rl.rollout.gateway.tokens.rendering import Renderer

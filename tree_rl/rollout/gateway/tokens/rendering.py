@@ -94,13 +94,9 @@ class Renderer:
         (empty if there is none), and True if it is open."""
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
-        """Render a conversation by the template.
+        """Render a conversation by the template; `is_prompt` ends with the start of an assistant turn.
 
-        Args:
-            is_prompt: True ends with the start of an assistant turn.
-
-        Raises:
-            RequestError: the template refuses the messages.
+        Raises `RequestError` if the template refuses the messages.
         """
         conversation = conversation_of(messages, self._form, self.dialect)
         return self._render(conversation, tools=tools, is_prompt=is_prompt)
@@ -126,11 +122,7 @@ class Renderer:
         return [piece for piece in self._cut.split(text) if piece]
 
     def encode(self, pieces: Sequence[str]) -> list[tuple[int, ...]]:
-        """Tokenize pieces of a conversation. The first may start with ordinary text, as after a generated turn.
-
-        Raises:
-            RequestError: the text is not Unicode.
-        """
+        """Tokenize pieces of a conversation. The first may start with ordinary text, as after a generated turn."""
         # Some tokenizers treat the start of their input differently. A special token before it prevents that.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]

@@ -90,11 +90,7 @@ def folded(messages: Sequence[ChatMessage], form: TemplateForm) -> list[ChatMess
 
 
 def find_form(render: Callable[[Sequence[ChatMessage], TemplateForm], str], dialect: Dialect) -> TemplateForm:
-    """Find the form that a template expects by rendering probes.
-
-    Args:
-        render: renders messages in a form, and raises `RequestError` if the template refuses them.
-    """
+    """Find the form that a template expects by rendering probes; `render` raises `RequestError` for those refused."""
     asked, answered = ChatMessage(role="user", content="x"), ChatMessage(role="assistant", content="y")
 
     def written(messages: Sequence[ChatMessage], form: TemplateForm) -> str:

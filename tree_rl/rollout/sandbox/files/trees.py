@@ -137,13 +137,9 @@ def _copy_link(old: int, new: int, name: str, *, depth: int, owner: int | None) 
 
 
 def stays_inside(target: str, *, depth: int) -> bool:
-    """Return True if a link certainly leads into its tree.
+    """Return True if a link, with `depth` folders above it in its tree, certainly leads into the tree.
 
     `..` may stand only at the start: after a name that is itself a link it could lead anywhere.
-
-    Args:
-        target: text of the link.
-        depth: folders between the top of the tree and the link.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))

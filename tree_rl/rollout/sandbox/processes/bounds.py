@@ -27,11 +27,11 @@ class Pace:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._next
-
-    def timed(self, look: Callable[[], Found]) -> Found:
+    def paced(self, look: Callable[[], Found]) -> Found | None:
+        """What a check finds; None if none is due."""
         started = time.monotonic()
+        if started < self._next:
+            return None
         try:
             return look()
         finally:
@@ -65,18 +65,14 @@ class SessionBounds:
     def exceeded(self, top: int, running: Mapping[int, Limits]) -> str | None:
         """Message for the agent if the session exceeds a limit; None otherwise, and while another thread checks.
 
-        Args:
-            top: open directory of the session's files.
-            running: limits of each command, by the id of its outermost process.
+        `running` has each command's limits by the id of its outermost process.
         """
         if not self._looking.acquire(blocking=False):
             return None
         try:
-            if self._disk_pace.is_due() and self._disk_pace.timed(lambda: self._exceeds_disk(top)):
+            if self._disk_pace.paced(lambda: self._exceeds_disk(top)):
                 return "disk limit exceeded"
-            if self._processes_pace.is_due():
-                return self._processes_pace.timed(lambda: self._exceeds_together(running))
-            return None
+            return self._processes_pace.paced(lambda: self._exceeds_together(running))
         finally:
             self._looking.release()
 

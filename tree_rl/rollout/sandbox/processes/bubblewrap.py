@@ -9,7 +9,6 @@ import platform
 import shutil
 import struct
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -39,10 +38,7 @@ SCRATCH_BYTES = 64 << 20
 
 BEGIN = 'echo 1000 >/proc/self/oom_score_adj && exec "$@"'
 """Shell script that starts a command: the kernel kills it first when memory is short."""
-REFUSED_CALLS = {
-    "x86_64": (0xC000003E, (29, 64, 68)),
-    "aarch64": (0xC00000B7, (194, 190, 186)),
-}
+REFUSED_CALLS = {"x86_64": (0xC000003E, (29, 64, 68)), "aarch64": (0xC00000B7, (194, 190, 186))}
 """seccomp's number of each architecture, and its numbers of shmget, semget and msgget. System V memory outlives the
 processes that made it, so our checks would not find it."""
 
@@ -117,11 +113,7 @@ def _view(directory: Path, *, network: bool, readable: Sequence[Path]) -> list[s
 
 
 def write_accounts_and_filter(parent: Path, *, user_id: int, group_id: int) -> None:
-    """Write the accounts and the seccomp filter for the commands' user and group.
-
-    Args:
-        parent: the parent of the sandbox's folder, which commands cannot write to.
-    """
+    """Write the commands' accounts and seccomp filter into the sandbox's parent, which they cannot write to."""
     folder = parent / ACCOUNTS
     folder.mkdir(mode=0o755)
     # The first line of an id wins: the user may be root or nobody.
@@ -152,11 +144,6 @@ def _filter() -> bytes:
 
 
 def _program(name: str) -> str:
-    return _found(name, os.environ.get("PATH", ""))
-
-
-@cache
-def _found(name: str, path: str) -> str:
     """A program's absolute path; its name if there is none."""
-    found = shutil.which(name, path=os.pathsep.join((path, SYSTEM_PATH)))
+    found = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), SYSTEM_PATH)))
     return os.path.abspath(found) if found else name

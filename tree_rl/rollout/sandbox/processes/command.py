@@ -39,11 +39,8 @@ class Output:
 def script_argv(command: str) -> tuple[list[str], int | None]:
     """The argv of a command for /bin/sh.
 
-    Returns:
-        With a descriptor to pass on for a long command, which lies in a sealed memory file that nobody can change.
-
-    Raises:
-        ValueError: the text holds a NUL, or characters that UTF-8 cannot encode.
+    With a descriptor to pass on for a long command, which lies in a sealed memory file that nobody can change. Raises
+    `ValueError` for a NUL, or characters that UTF-8 cannot encode.
     """
     if "\0" in command:
         raise ValueError("a command cannot contain a NUL character")
@@ -143,9 +140,7 @@ class RunningCommand:
     def read_until_exit(self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]) -> Output:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
-        Args:
-            output_bytes: most bytes to keep.
-            look: returns the reason if the command must end, else None.
+        `look` returns the reason if the command must end, else None.
         """
         started = time.monotonic()
         kept = bytearray()

@@ -87,12 +87,9 @@ def first_of_namespace(process_id: int, parent: int) -> int | None:
 
 
 def kill_and_wait(descriptors: Iterable[int]) -> bool:
-    """Kill processes, wait for their end, and return True if all are dead.
+    """Kill processes, given by descriptors that stay open, wait for their end, and return True if all are dead.
 
     The kernel ends a namespace's first process only after all others in the namespace.
-
-    Args:
-        descriptors: of processes; left open.
     """
     poll = select.poll()
     waited = set()
@@ -112,12 +109,7 @@ def kill_and_wait(descriptors: Iterable[int]) -> bool:
 
 
 def kill_processes_in(folder: Path, *, since: float = 0.0) -> None:
-    """Send SIGKILL to every process whose working directory or HOME is in a folder.
-
-    Args:
-        folder: searched.
-        since: seconds of `time.time()`; none of the processes is older.
-    """
+    """Send SIGKILL to every process whose working directory or HOME is in a folder; none began before `since`."""
     for process_id in _all_processes():
         entry = PROC / str(process_id)
         try:

@@ -14,10 +14,8 @@ TRIES = 1000
 class CommandUser:
     """A reserved user id, until `close` or the death of this process; only root can reserve one.
 
-    An abstract Unix socket reserves it, so the kernel releases it when this process is killed.
-
-    Raises:
-        OSError: `EADDRINUSE` if another living sandbox uses it.
+    An abstract Unix socket reserves it, so the kernel releases it when this process is killed. Raises `OSError`
+    (`EADDRINUSE`) if another living sandbox uses it.
     """
 
     def __init__(self, user_id: int) -> None:
@@ -34,11 +32,7 @@ class CommandUser:
 
 
 def own_user() -> CommandUser | None:
-    """Reserve a user for a new sandbox's commands; None if this process is not root.
-
-    Raises:
-        OSError: no user is free.
-    """
+    """Reserve a user for a sandbox's commands; None unless this process is root. Raises `OSError` if none is free."""
     if os.geteuid() != 0:
         return None
     for _ in range(TRIES):
@@ -57,11 +51,7 @@ def command_users() -> range:
 
 
 def users_known(uid_map: str) -> range:
-    """User ids for commands: so many that random choices rarely collide, fewer in a small user namespace.
-
-    Args:
-        uid_map: text of a file /proc/PID/uid_map.
-    """
+    """User ids for commands, by the text of a file /proc/PID/uid_map: so many that random choices rarely collide."""
     mapped = [line.split() for line in uid_map.splitlines()]
     known = max(int(first) + int(count) for first, _, count in mapped)
     return range(1 << 20, 1 << 31) if known >= 1 << 31 else range(20_000, 60_000)

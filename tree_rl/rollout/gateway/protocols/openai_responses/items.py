@@ -35,12 +35,7 @@ class Remembered(Protocol):
 def read_items(
     items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered, media: Media
 ) -> list[ChatMessage]:
-    """Read the field `input`.
-
-    Args:
-        history: messages of earlier responses, which come first.
-        media: receives other parts than text.
-    """
+    """Read the field `input`, after the messages of earlier responses."""
     conversation = _Conversation(history, remembered, media)
     for item in items:
         conversation.add(item)

@@ -21,26 +21,17 @@ from tree_rl.rollout.gateway.protocols.request_fields import (
 )
 
 ECHOED: Mapping[str, Any] = {
-    "background": None,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
+    **dict.fromkeys(("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "temperature", "top_logprobs")),
+    **dict.fromkeys(("top_p", "user")),
     "metadata": {},
     "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
     "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "service_tier": None,
     "store": True,
-    "temperature": None,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_logprobs": None,
-    "top_p": None,
     "truncation": "disabled",
-    "user": None,
 }
 """Fields that an answer repeats from its request, and their values if the request lacks them."""
 KNOWN: Mapping[str, FieldTreatment] = {
@@ -72,7 +63,6 @@ class ResponsesRequest(ChatRequest):
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
-    input_items: tuple[Mapping[str, Any], ...] = ()
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
@@ -127,11 +117,8 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     media = Media()
     media.images.update(images)
     sent = fields.raw("input")
-    if isinstance(sent, str):
-        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
-        items = [Fields(sent[0], "input")]
-    else:
-        items = fields.objects("input", required=True)
+    is_text = isinstance(sent, str)
+    items = [Fields({"role": "user", "content": sent}, "input")] if is_text else fields.objects("input", required=True)
     conversation = read_items(items, history, remembered, media)
     if not conversation:
         raise wrong("input", "at least one item", sent)
@@ -147,7 +134,6 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *media.left_out])),
         "images": media.images,
         "conversation": tuple(conversation),
-        "input_items": tuple(sent),
         "toolbox": toolbox,
     }
 

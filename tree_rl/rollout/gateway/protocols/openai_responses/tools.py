@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tree_rl.rollout.gateway.protocols.demands import NAMESPACE_MARK, Functions, seen_name
-from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
+from tree_rl.rollout.gateway.protocols.demands import NAMESPACE_MARK, Functions, described, seen_name
+from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, read_arguments
 
 CallKind = Literal["function_call", "custom_tool_call"]
@@ -55,7 +55,7 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
     def read(fields: Fields, namespace: str | None) -> None:
         kind = fields.text("type")
         if kind == "function":
-            offer(fields, "function_call", _function(fields), namespace)
+            offer(fields, "function_call", described(fields, fields.raw("parameters"), field="parameters"), namespace)
         elif kind == "custom":
             offer(fields, "custom_tool_call", _custom(fields), namespace)
         elif kind == "namespace" and namespace is None:
@@ -92,17 +92,7 @@ def custom_input(call: CalledTool) -> str:
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 
 
-def _function(fields: Fields) -> dict[str, Any]:
-    parameters = fields.raw("parameters")
-    if not isinstance(parameters, dict | None):
-        raise wrong(fields.name("parameters"), "a JSON schema", parameters)
-    described = {"name": fields.text("name"), "description": fields.text("description", "")}
-    # In the API `parameters` may be absent, but templates print it.
-    return {**described, "parameters": parameters or {"type": "object", "properties": {}}}
-
-
 def _custom(fields: Fields) -> dict[str, Any]:
-    description = fields.text("description", "")
     text = {"type": "string", "description": "The tool's whole input, as text."}
     if fields.raw("format") is not None:
         form = fields.child("format")
@@ -110,4 +100,4 @@ def _custom(fields: Fields) -> dict[str, Any]:
             # The grammar is not enforced, only shown to the model.
             text["description"] += f" It follows this {form.text('syntax')} grammar:\n{form.text('definition')}"
     parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-    return {"name": fields.text("name"), "description": description, "parameters": parameters}
+    return described(fields, parameters, field="format")
