@@ -164,7 +164,9 @@ async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> 
             for version in ("", "/v1"):
                 of_it = f"{address}{version}/responses/{stored}"
                 assert (await client.get(of_it)).json()["id"] == stored
+                assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
                 assert (await client.post(f"{of_it}/cancel")).status_code == 400
+            assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
         await client.post(f"{url}/v1/responses", json=INPUT, headers={"x-agent-name": "writer"})
         calls = (await talk.close()).calls
     assert [call.agent for call in calls] == [*agents, "writer"]

@@ -169,16 +169,21 @@ async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: Simpl
     assert [part.text for part in thought.summary] == ["look around "] and thought.encrypted_content is None
 
 
-async def test_stored_responses_are_read_and_the_oldest_forgotten(
+async def test_stored_responses_are_read_listed_and_deleted_and_the_oldest_forgotten(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent = [{"role": "user", "content": f"question {number}"} for number in range(5)]
     async with talking(writing(tiny, "Hi.")) as talk:
         responses = talk.openai.responses
-        answer = await ask(responses, False, input="hello")
+        answer = await ask(responses, False, input=sent)
         assert (await responses.retrieve(answer.id)).to_dict() == answer.to_dict()
+        found = [item async for item in await responses.input_items.list(answer.id, limit=2, order="asc")]
+        assert [item.content[0].text for item in found] == [item["content"] for item in sent]
+        assert len({item.id for item in found}) == 5
+        await responses.delete(answer.id)
         unstored = await ask(responses, False, input="hello", store=False)
-        for name in (unstored.id, "resp_unknown"):
-            for call in (responses.retrieve, responses.cancel):
+        for name in (answer.id, unstored.id, "resp_unknown"):
+            for call in (responses.retrieve, responses.delete, responses.cancel, responses.input_items.list):
                 with pytest.raises(openai.NotFoundError, match="not found"):
                     await call(name)
             with pytest.raises(openai.NotFoundError, match="not found") as caught:

@@ -71,8 +71,7 @@ class HttpApplication:
             ("POST", f"{messages.PATH}/count_tokens", count),
             ("POST", responses.PATH, self._respond),
             ("POST", f"{responses.PATH}/input_tokens", self._count_input),
-            ("GET", f"{responses.PATH}/{{response}}", partial(self._stored, responses.StoredResponses.read)),
-            ("POST", f"{responses.PATH}/{{response}}/cancel", partial(self._stored, responses.StoredResponses.cancel)),
+            *((method, path, partial(self._stored, read)) for method, path, read in responses.ROUTES),
         ]
         models: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", "/models/{call:path}", self._gemini),
@@ -113,9 +112,7 @@ class HttpApplication:
             return JSONResponse(stored.body(asked.response_id))
         return await _respond_when_done(openai_responses, asked, request, session, task)
 
-    async def _stored(
-        self, read: Callable[[openai_responses.StoredResponses, Request], Awaitable[dict[str, Any]]], request: Request
-    ) -> Response:
+    async def _stored(self, read: openai_responses.Endpoint, request: Request) -> Response:
         session = self._session(request)
         return JSONResponse(await read(session.responses, request))
 

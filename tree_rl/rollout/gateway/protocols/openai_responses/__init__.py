@@ -7,11 +7,13 @@ from tree_rl.rollout.gateway.protocols.openai_responses.requests import (
     read_count_request,
     read_request,
 )
-from tree_rl.rollout.gateway.protocols.openai_responses.store import PATH, StoredResponses
+from tree_rl.rollout.gateway.protocols.openai_responses.store import PATH, ROUTES, Endpoint, StoredResponses
 
 __all__ = [
     "PATH",
     "PING",
+    "ROUTES",
+    "Endpoint",
     "ResponsesRequest",
     "StoredResponses",
     "answer",

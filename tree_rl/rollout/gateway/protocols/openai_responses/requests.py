@@ -63,6 +63,7 @@ class ResponsesRequest(ChatRequest):
     """Unix time in seconds."""
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
+    input_items: tuple[Mapping[str, Any], ...] = ()
     toolbox: Toolbox
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
@@ -117,8 +118,11 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     media = Media()
     media.images.update(images)
     sent = fields.raw("input")
-    is_text = isinstance(sent, str)
-    items = [Fields({"role": "user", "content": sent}, "input")] if is_text else fields.objects("input", required=True)
+    if isinstance(sent, str):
+        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
+        items = [Fields(sent[0], "input")]
+    else:
+        items = fields.objects("input", required=True)
     conversation = read_items(items, history, remembered, media)
     if not conversation:
         raise wrong("input", "at least one item", sent)
@@ -134,6 +138,7 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *media.left_out])),
         "images": media.images,
         "conversation": tuple(conversation),
+        "input_items": tuple(sent),
         "toolbox": toolbox,
     }
 

@@ -1,19 +1,20 @@
 """Stores the responses of one session, for `previous_response_id` and item references, and serves them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
 from tree_rl.rollout.gateway.protocols.exchange import Completion
-from tree_rl.rollout.gateway.protocols.fields import RequestError
+from tree_rl.rollout.gateway.protocols.fields import RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage, SentImage
 from tree_rl.rollout.gateway.protocols.openai_responses.answers import answer, error_code, response
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
 
 PATH = "/responses"
+MAX_LISTED = 100
 MAX_STORED_BYTES = 32 << 20
 """Limit of the stored responses' requests. Clients that send whole conversations need no stored response."""
 
@@ -78,6 +79,34 @@ class StoredResponses:
         await asyncio.wait({stored.task})
         return self.body(request.path_params["response"])
 
+    async def delete(self, request: Request) -> dict[str, Any]:
+        """`DELETE /v1/responses/{id}`; a background response is stopped."""
+        name = request.path_params["response"]
+        stored = self._stored(name)
+        if stored.task is not None:
+            stored.task.cancel()
+        self._forget(name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    async def list_input_items(self, request: Request) -> dict[str, Any]:
+        """`GET /v1/responses/{id}/input_items`: one page of `limit` items after the item `after`."""
+        response_id = request.path_params["response"]
+        sent = self._stored(response_id).request.input_items
+        items = [_whole(item, f"in_{response_id.removeprefix('resp_')}_{n}") for n, item in enumerate(sent)]
+        if request.query_params.get("order", "desc") == "desc":
+            items.reverse()
+        after = request.query_params.get("after")
+        names = [item["id"] for item in items]
+        if after is not None and after not in names:
+            raise RequestError(f"item with id {after[:80]!r} not found", field="after", status=404)
+        limit = request.query_params.get("limit", "20")
+        if limit not in [str(count) for count in range(1, MAX_LISTED + 1)]:
+            raise wrong("limit", f"a whole number from 1 to {MAX_LISTED}", limit[:20])
+        rest = items if after is None else items[names.index(after) + 1 :]
+        page = rest[: int(limit)]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return {"object": "list", "data": page, **ends, "has_more": len(page) < len(rest)}
+
     def item(self, item_id: str) -> Mapping[str, Any] | None:
         # An item's id is KIND_RESPONSE or KIND_RESPONSE_NUMBER.
         response_id = f"resp_{item_id.partition('_')[2].partition('_')[0]}"
@@ -115,3 +144,22 @@ class StoredResponses:
 
     def _forget(self, response_id: str) -> None:
         self._num_bytes -= self._responses.pop(response_id).request.num_bytes
+
+
+def _whole(item: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An input item, completed with the fields that clients may omit."""
+    whole = {"id": name, "type": "message", **item}
+    if whole["type"] == "message" and isinstance(whole.get("content"), str):
+        kind = "output_text" if whole.get("role") == "assistant" else "input_text"
+        whole["content"] = [{"type": kind, "text": whole["content"]}]
+    return whole
+
+
+Endpoint = Callable[[StoredResponses, Request], Awaitable[dict[str, Any]]]
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", f"{PATH}/{{response}}", StoredResponses.read),
+    ("DELETE", f"{PATH}/{{response}}", StoredResponses.delete),
+    ("POST", f"{PATH}/{{response}}/cancel", StoredResponses.cancel),
+    ("GET", f"{PATH}/{{response}}/input_items", StoredResponses.list_input_items),
+)
+"""Method, path below the API's address, and endpoint."""
