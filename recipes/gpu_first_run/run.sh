@@ -25,4 +25,4 @@ need_model "$([[ $DEVICE == gpu ]] && echo gpu_first_run/random_model.py || echo
 need_toy_data train.parquet
 run_main_ppo grpo tree_grpo actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
     actor_rollout_ref.rollout.enforce_eager=true data.dataloader_num_workers=0 "$@" 2>&1 | tee "$OUTPUT/log.txt"
-"$PYTHON" "$HERE/after.py" "$OUTPUT" --device "$DEVICE" --seconds "$SECONDS"
+"$PYTHON" "$HERE/after.py" "$OUTPUT" --device "$DEVICE" --seconds "$SECONDS" --model "$MODEL"

@@ -51,7 +51,7 @@ def test_the_script_ends_at_once_if_something_is_missing(tmp_path: Path) -> None
     [
         ({}, "fa4", 200.0, []),
         ({"tree/por": 0.1}, "fa4", 200.0, ["overlap (POR)"]),
-        ({"tree/self_check_error": 2.0}, "fa4", 200.0, ["log-probs, trees against rows"]),
+        ({"tree/self_check_error": 0.2}, "fa4", 200.0, ["log-probs, trees against rows"]),
         ({"rollout_corr/log_ppl_abs_diff": 0.2}, "fa4", 200.0, ["log-probs, rollout against update"]),
         ({"tree/realised_saving": None}, "fa4", 200.0, ["tokens that updates left out"]),
         ({}, "sdpa", 601.0, ["attention", "seconds of the whole run"]),
@@ -65,6 +65,8 @@ def test_each_expectation_can_fail(
     log.write_text("".join(json.dumps({"step": step, "data": figures}) + "\n" for step in (1, 2)))
     found = list(lines(read_run(log), f"(actor pid=7) attention: {attention}\n", device="gpu", seconds=seconds))
     assert [line.name for line in found if not line.holds] == broken
+    of_real = list(lines(read_run(log), f"attention: {attention}", device="gpu", seconds=seconds, model="Qwen3-0.6B"))
+    assert [line.name for line in of_real if not line.holds] == [one for one in broken if "against rows" not in one]
     if "attention" in broken:
         (line,) = [str(one).split() for one in found if one.name == "attention"]
         assert line == ["NOT", "attention", "expected", "fa4", "or", "triton", "or", "flex", "got", "sdpa"]
