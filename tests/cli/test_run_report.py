@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,12 +173,11 @@ def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
     assert "most of it" not in dict(summary_rows(read_run(instant)))
 
 
-def test_the_page_of_a_long_run_is_drawn_in_seconds(tmp_path: Path) -> None:
+def test_the_page_of_a_long_run_has_one_outline_per_part(tmp_path: Path) -> None:
     run = read_run(log_file(tmp_path / "run", [step(number) for number in range(1, 4001)]))
-    before = time.process_time()
     chart = draw_times(run)
-    assert chart is not None and "the rest" in chart
-    assert time.process_time() - before < 2.5
+    # Ticks, legend and outlines. A bar for each step would take minutes to draw.
+    assert chart is not None and "the rest" in chart and chart.count("<path") < 100
 
 
 def test_mistakes_end_in_one_line(refused: Callable[..., None], tmp_path: Path) -> None:
