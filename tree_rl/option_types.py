@@ -28,6 +28,12 @@ def check_options(key: str, given: Any, options: type) -> None:
         check_type(f"{key}.{name}", value, types[name])
 
 
+def check_fields(options: Any) -> None:
+    """Raise a `ValueError`, which names field and value, if a field of this dataclass has another type."""
+    for option in fields(options):
+        check_type(option.name, getattr(options, option.name), option.type)
+
+
 def refuse_unknown(key: str, given: Iterable[str], known: list[str]) -> None:
     """Raise a `ValueError` for options that do not exist; names the first one and the known ones."""
     unknown = sorted(set(map(str, given)) - set(known))

@@ -45,9 +45,14 @@ def test_a_model_that_mixes_siblings_is_stopped(dtype: torch.dtype) -> None:
 
 def test_rounding_of_large_logits_in_bf16_stops_nothing() -> None:
     model = build("dense", checkpointing=False).to(torch.bfloat16)
-    ids = hostile_rows()[0]
+    ids, trees = torch.tensor([hostile_rows()[0]]), model.config._attn_implementation
     with torch.no_grad():
-        model.lm_head.weight *= 80.0 / model(torch.tensor([ids])).logits.abs().max()
+        model.lm_head.weight *= 80.0 / model(ids).logits.abs().max()
+        by_sdpa = model(ids).logits.float().log_softmax(-1)
+        model.config._attn_implementation = "eager"
+        by_eager = model(ids).logits.float().log_softmax(-1)
+        model.config._attn_implementation = trees
+    assert (by_sdpa - by_eager).abs().mean() > 0.05, "rows alone do not agree better"
     step = TreeStep(model)
     step.run(Rows.of(hostile_rows()), mean)
     assert step.self_check.error is not None and step.self_check.error > 0.05

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletion
 
-from tree_rl.option_types import check_type
+from tree_rl.option_types import check_fields
 from tree_rl.rollout.agents.task_agent import CLIENT_TIMEOUT_S, AgentError
 from tree_rl.rollout.environments.environment import Environment, Outcome, ToolCall, text_tool
 from tree_rl.rollout.gateway.dialects.dialect import THINK_END, THINK_START
@@ -57,8 +57,7 @@ class ReActOptions:
     """`keep` leaves reasoning in the history; `strip` removes it, and needs the gateway's `reasoning=inline`."""
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            check_type(option.name, getattr(self, option.name), option.type)
+        check_fields(self)
         if self.max_turns < 1:
             raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
 

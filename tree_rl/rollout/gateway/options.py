@@ -1,9 +1,9 @@
 """The options of a gateway."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tree_rl.option_types import check_type
+from tree_rl.option_types import check_fields
 from tree_rl.rollout.gateway.calls.json_output import JsonOutput
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, SideCall, read_side_calls
 from tree_rl.rollout.gateway.dialects.families import check_dialect
@@ -51,8 +51,7 @@ class GatewayOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "side_calls", read_side_calls(self.side_calls))
-        for option in fields(self):
-            check_type(option.name, getattr(self, option.name), option.type)
+        check_fields(self)
         check_dialect(self.dialect)
         for name in ("max_context_tokens", "max_turn_tokens", "max_calls"):
             if getattr(self, name) < 1:
