@@ -1,6 +1,7 @@
 """Ranks in processes of their own, forked from a server that has imported what they need."""
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -61,6 +62,7 @@ def _run_rank(
     port: int,
     folder: str,
 ) -> None:
+    faulthandler.enable()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     if "nccl" in backend:
