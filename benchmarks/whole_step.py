@@ -25,8 +25,8 @@ from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
-from quickstart.progress import Phase, run_phase  # noqa: E402
+sys.path.insert(0, str(REPOSITORY / "recipes"))
+from quickstart.progress import Phase  # noqa: E402
 from scripted_steps.arms import (  # noqa: E402
     ARMS,
     STOCK,
@@ -42,7 +42,7 @@ from scripted_steps.inputs import save_inputs  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
 from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
 from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
-from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
+from swe_learning import python_path, run_to_the_end  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
@@ -147,7 +147,7 @@ def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
     folder, script = run_folder(arguments, arm, por), script_with_overlap(**script_arguments(arguments, por))
     save_inputs(folder, arguments.prompts, session_settings(arguments, por))
     overrides = overrides_of(arguments, arm, script, folder, random_model(arguments))
-    mark, stamps = f"{os.getpid()}-{folder.name}", folder / "stamps"
+    stamps = folder / "stamps"
     stamps.mkdir(exist_ok=True)
     for old in stamps.iterdir():
         old.unlink()
@@ -156,24 +156,19 @@ def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_memory_monitor_refresh_ms": "0",
         STAMPS: str(stamps),
-        MARK: mark,
         **environment_of(arm, arguments.gpus),
     }
-    try:
-        with watched(folder / "gpus.jsonl", gpu_numbers(arguments.gpus)):
-            run_phase(
-                Phase(
-                    name=folder.name,
-                    command=[sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
-                    log=folder / "log.txt",
-                    limit_seconds=arguments.deadline,
-                    metrics=folder / "metrics.jsonl",
-                    environment=environment,
-                    seen_enough=lambda: is_whole(folder, steps_of(arguments) - 1),
-                )
-            )
-    finally:
-        end_leftovers(mark)
+    phase = Phase(
+        name=folder.name,
+        command=[sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        log=folder / "log.txt",
+        limit_seconds=arguments.deadline,
+        metrics=folder / "metrics.jsonl",
+        environment=environment,
+        seen_enough=lambda: is_whole(folder, steps_of(arguments) - 1),
+    )
+    with watched(folder / "gpus.jsonl", gpu_numbers(arguments.gpus)):
+        run_to_the_end(phase)
 
 
 def refuse_other_work(rows: Sequence[Mapping[str, Any]], script: Script, name: str) -> None:
