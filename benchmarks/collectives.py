@@ -9,6 +9,7 @@ seconds = latency + bytes * (ranks - 1) / ranks / bandwidth, least squares on re
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
 from many_gpus.ranks import DEVICE, join_ranks, synchronized, worst
 
 from tree_rl.benchmark.provenance import provenance

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "recipes"))
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
 from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from quickstart.run import FULL, phases  # noqa: E402
 from swe_learning_figures import Drawn, step_columns  # noqa: E402

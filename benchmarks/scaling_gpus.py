@@ -14,12 +14,16 @@ Every rank gets the same trees with other token ids (`equal`), or all trees are 
 import argparse
 import itertools
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from many_gpus.ranks import (
     DEVICE,
     about,

@@ -9,11 +9,16 @@ python benchmarks/shared_trunk.py --report docs/benchmarks/shared_trunk.csv
 
 import argparse
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 from deep_trunks import WARM_SHARE, trunk_batch
 from many_gpus.ranks import (
     DEVICE,

@@ -31,7 +31,7 @@ from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPES = REPOSITORY / "recipes"
-sys.path.insert(0, str(RECIPES))
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(RECIPES)]
 from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from swe_learning_figures import Drawn, measured  # noqa: E402
 from swe_learning_overrides import (  # noqa: E402

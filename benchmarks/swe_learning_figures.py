@@ -5,15 +5,17 @@ python benchmarks/swe_learning_figures.py docs/benchmarks/swe_learning.csv
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from swe_learning_overrides import first_sessions, rows_folder, run_name
-
 from tree_rl.inspection.files.run_log import read_steps
+
+sys.path.insert(0, str(Path(__file__).parent))
+from swe_learning_overrides import first_sessions, rows_folder, run_name
 
 FLOAT32 = "_float32"
 """Suffix of arms that compute in float32; the others do in bfloat16."""

@@ -25,7 +25,7 @@ from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "recipes"))
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
 from quickstart.progress import Phase  # noqa: E402
 from scripted_steps.arms import (  # noqa: E402
     ARMS,

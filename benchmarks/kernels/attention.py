@@ -6,15 +6,19 @@ trainer of rows can do) and "causal IMPL" (one row of as many tokens, and one of
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from forest_shapes import SHAPES
 from kernel_runs import (
     GateError,

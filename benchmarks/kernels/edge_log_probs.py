@@ -7,12 +7,15 @@ Legend: R rows, V vocabulary, C hidden size, E edges.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from kernel_runs import Timer
 
 from tree_kernels.edge_log_probs import EdgeRows, edge_log_probs_of_rows, rows_of_edges

@@ -7,11 +7,15 @@ lines say why.
 python benchmarks/kernels/gated_delta_rule.py --out docs/benchmarks/gated_delta_rule.csv
 """
 
+import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from recurrence_runs import Recurrence, compare, recurrence_parser
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule

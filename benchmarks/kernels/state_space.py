@@ -6,10 +6,14 @@ mamba_ssm does not import, its line says why. Every time is that of forward and 
 python benchmarks/kernels/state_space.py --out docs/benchmarks/state_space.csv
 """
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from recurrence_runs import Recurrence, compare, recurrence_parser
 
 from tree_kernels import TreeLayout, tree_state_space
