@@ -20,6 +20,7 @@ import torch
 
 from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.against_packed.update import clipped_loss
+from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import Stopwatch, UpdateTimes
 from tree_rl.benchmark.provenance import provenance
 from tree_rl.benchmark.results import collect_rows
@@ -109,9 +110,23 @@ class Plan:
         return replace(self, capacity_tokens=capacity)
 
 
+def trunk_batch(trunk: int, branches: int, branch_tokens: int, vocab: int) -> Batch:
+    """Trained answers to one long prompt."""
+    draw = np.random.default_rng(0)
+    prompt = draw.integers(1, vocab, trunk)
+    advantage_B = draw.normal(size=branches)
+    return Batch(
+        name="trunk",
+        rows=tuple(np.concatenate([prompt, draw.integers(1, vocab, branch_tokens)]) for _ in range(branches)),
+        trained=(np.arange(trunk + branch_tokens) >= trunk,) * branches,
+        groups=("trunk",) * branches,
+        advantage_B=(advantage_B - advantage_B.mean()).astype(np.float32),
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """Answers to one long prompt, their forest, and a loss as GRPO has it."""
+    """A trunk with branches, their forest, and a loss as GRPO has it."""
 
     rows: Rows
     trained: Jagged
@@ -122,19 +137,14 @@ class Tree:
     @classmethod
     def draw(cls, trunk: int, branches: int, branch_tokens: int, *, vocab: int, device: torch.device) -> "Tree":
         """A trunk of context and branches that are trained."""
-        draw = np.random.default_rng(0)
-        prompt = draw.integers(1, vocab, trunk)
-        ids = [np.concatenate([prompt, draw.integers(1, vocab, branch_tokens)]) for _ in range(branches)]
-        mask = np.concatenate([np.zeros(trunk, dtype=np.int64), np.ones(branch_tokens, dtype=np.int64)])
-        forest = Forest.from_rows(ids)
-        old_F = draw.normal(-np.log(vocab), 0.2, branches * (trunk + branch_tokens))
-        advantage_B = draw.normal(size=branches)
+        batch = trunk_batch(trunk, branches, branch_tokens, vocab)
+        old_F = np.random.default_rng(1).normal(-np.log(vocab), 0.2, sum(map(len, batch.rows)))
         return cls(
-            rows=Rows.of(ids, trained=[mask] * branches),
-            trained=Jagged.from_rows([mask] * branches, dtype=np.int64),
-            forest=forest,
+            rows=Rows.of(batch.rows, trained=batch.trained),
+            trained=Jagged.from_rows(batch.trained),
+            forest=batch.forest(),
             old_F=torch.tensor(old_F, dtype=torch.float32, device=device),
-            advantage_B=torch.tensor(advantage_B - advantage_B.mean(), dtype=torch.float32, device=device),
+            advantage_B=torch.from_numpy(batch.advantage_B).to(device),
         )
 
     def loss(self, outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, dict[str, float]]:

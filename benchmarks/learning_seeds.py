@@ -21,29 +21,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
 from quickstart.progress import Phase, PhaseFailedError, run_phase, say  # noqa: E402
 from quickstart.run import FULL, phases  # noqa: E402
-from swe_learning_figures import Drawn  # noqa: E402
+from swe_learning_figures import Drawn, step_columns  # noqa: E402
 from swe_learning_overrides import AGENT, CREDIT, ROLLOUT, first_sessions  # noqa: E402
 
 from tree_rl.benchmark.provenance import provenance  # noqa: E402
 from tree_rl.benchmark.results import write_csv  # noqa: E402
-from tree_rl.inspection.files.run_log import read_steps  # noqa: E402
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent  # noqa: E402
 
 LIMIT_SECONDS = 7200.0
-FIGURES: Mapping[str, str] = {
-    "generated_tokens": "rollout/generated_tokens",
-    "unique_tokens": "tree/unique_tokens",
-    "flat_tokens": "tree/flat_tokens",
-    "sessions": "tree/sessions",
-    "all_sessions_reward": "tree/session_score/mean",
-    "branches_per_session": "tree/branches_per_session",
-    "unforked_sessions": "rollout/unforked_sessions",
-    "gradient_norm": "actor/grad_norm",
-    "entropy": "actor/entropy",
-    "step_s": "timing_s/step",
-    "rollout_s": "timing_s/gen",
-    "update_s": "timing_s/update_actor",
-}
 
 
 def warm_start(folder: Path, seed: int) -> Path:
@@ -59,44 +44,33 @@ def warm_start(folder: Path, seed: int) -> Path:
     return model
 
 
-def overrides_of(
-    arm: str, *, start: Path, model: Path, rows: Path, seed: int, steps: int, prompts: int, sessions: int
-) -> list[str]:
-    """Overrides of the quickstart's `grpo.yaml` for a run.
-
-    Args:
-        start: folder of the warm start, with the tasks.
-        model: its weights.
-        rows: folder for the rows of the rollouts.
-        seed: of the order of tasks, and of what is drawn.
-        prompts: number of prompts per step.
-        sessions: number of sessions per prompt; arms that branch begin with half of them.
-    """
+def overrides_of(arguments: argparse.Namespace, arm: str, seed: int, model: Path) -> list[str]:
+    """Overrides of the quickstart's `grpo.yaml` for a run from the weights of the warm start."""
     short = {
         "environment": "quickstart.task.StockEnvironment",
         "parallel_tools": "branches",
         "max_turns": 4,
         "max_turn_tokens": 112,
     }
-    tasks = start / "start" / "tasks.parquet"
+    folder, tasks = run_folder(arguments, arm, seed), arguments.output / "start" / "start" / "tasks.parquet"
     return [
         f"data.train_files={tasks}",
         f"data.val_files={tasks}",
-        f"data.train_batch_size={prompts}",
+        f"data.train_batch_size={arguments.prompts}",
         f"data.seed={seed}",
         f"actor_rollout_ref.model.path={model}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={arguments.prompts}",
         "actor_rollout_ref.actor.calculate_entropy=true",
-        f"{ROLLOUT}.n={first_sessions(arm, sessions)}",
+        f"{ROLLOUT}.n={first_sessions(arm, arguments.sessions)}",
         f"{ROLLOUT}.calculate_log_probs=true",
         # The agent of grpo.yaml in its long form, which sessions need to branch.
         f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent",
         f"~{ROLLOUT}.custom.tree_agent",
         *(f"+{AGENT}.{key}={_as_hydra(value)}" for key, value in as_gateway_agent(short).items()),
         f"+{AGENT}.seed={seed}",
-        f"{ROLLOUT}.custom.tree_dump_dir={rows}",
-        f"trainer.default_local_dir={rows.parent / 'checkpoints'}",
-        f"trainer.total_training_steps={steps}",
+        f"{ROLLOUT}.custom.tree_dump_dir={folder / 'rows'}",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        f"trainer.total_training_steps={arguments.steps}",
         *CREDIT[arm],
     ]
 
@@ -107,43 +81,34 @@ def _as_hydra(value: Any) -> str:
     return json.dumps(value)
 
 
-def run_job(arguments: argparse.Namespace, number: int, runs: Sequence[tuple[str, int]], model: Path) -> None:
-    """Runs one after another, each from the same weights."""
-    listed = []
+def run_one(arguments: argparse.Namespace, arm: str, seed: int, model: Path) -> bool:
+    """One run from the weights of the warm start; whether it came to its end."""
+    folder = run_folder(arguments, arm, seed)
     made_by = provenance(commit=arguments.commit, packages=("torch", "transformers", "verl"))
-    for arm, seed in runs:
-        folder = run_folder(arguments, arm, seed)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        overrides = overrides_of(
-            arm,
-            start=arguments.output / "start",
-            model=model,
-            rows=folder / "rows",
-            seed=seed,
-            steps=arguments.steps,
-            prompts=arguments.prompts,
-            sessions=arguments.sessions,
-        )
-        config = ["--config-path", str(REPOSITORY / "recipes" / "quickstart"), "--config-name", "grpo"]
-        about = {**made_by, "cores": os.cpu_count()}
-        listed.append({"folder": str(folder), "arguments": [*config, *overrides], "made_by": about})
-    file = arguments.output / f"job_{number}.json"
-    file.write_text(json.dumps(listed))
-    path = [*(str(REPOSITORY / name) for name in ("", "recipes", "benchmarks")), os.environ.get("PYTHONPATH", "")]
-    run_phase(
-        Phase(
-            name=f"job {number}",
-            command=[sys.executable, "-m", "learning_seeds_job", str(file)],
-            log=file.with_suffix(".log"),
-            limit_seconds=LIMIT_SECONDS,
-            environment={
-                "PYTHONPATH": os.pathsep.join(path),
-                "TORCH_COMPILE_DISABLE": "1",
-                "OMP_WAIT_POLICY": "passive",
-            },
-        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = ["--config-path", str(REPOSITORY / "recipes" / "quickstart"), "--config-name", "grpo"]
+    path = [*(str(REPOSITORY / name) for name in ("", "recipes")), os.environ.get("PYTHONPATH", "")]
+    phase = Phase(
+        name=folder.name,
+        command=[sys.executable, "-m", "tree_rl.train", *config, *overrides_of(arguments, arm, seed, model)],
+        log=folder / "log.txt",
+        limit_seconds=LIMIT_SECONDS,
+        metrics=folder / "steps.jsonl",
+        environment={
+            "PYTHONPATH": os.pathsep.join(path),
+            "VERL_FILE_LOGGER_PATH": str(folder / "steps.jsonl"),
+            "TORCH_COMPILE_DISABLE": "1",
+            "OMP_WAIT_POLICY": "passive",
+        },
     )
+    try:
+        run_phase(phase)
+    except PhaseFailedError as error:
+        say(folder.name, str(error))
+        return False
+    (folder / "made_by.json").write_text(json.dumps({**made_by, "cores": os.cpu_count()}))
+    return True
 
 
 def has_ended(arguments: argparse.Namespace, arm: str, seed: int) -> bool:
@@ -165,17 +130,11 @@ def measured(arguments: argparse.Namespace, runs: Sequence[tuple[str, int]]) -> 
     for arm, seed in runs:
         if not has_ended(arguments, arm, seed):
             continue
-        folder = run_folder(arguments, arm, seed)
+        folder, first = run_folder(arguments, arm, seed), first_sessions(arm, arguments.sessions)
         made_by = json.loads((folder / "made_by.json").read_text())
-        rows, first = drawn.rows(folder / "rows"), first_sessions(arm, arguments.sessions)
-        for step, figures in read_steps(folder / "steps.jsonl"):
-            if FIGURES["step_s"] not in figures:
-                continue
-            line: dict[str, Any] = {"arm": arm, "seed": seed, "step": step}
-            line["reward"] = f"{drawn.first_reward(folder / 'rows', step, first):.6g}"
-            line["rows"] = rows[step].total()
-            line |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
-            lines.append({**line, "prompts": arguments.prompts, "first_sessions": first, **made_by})
+        for _, columns in step_columns(folder / "steps.jsonl", folder / "rows", first, drawn):
+            about = {"prompts": arguments.prompts, "first_sessions": first, **made_by}
+            lines.append({"arm": arm, "seed": seed, **columns, **about})
     return lines
 
 
@@ -187,7 +146,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=8, help="per step")
     parser.add_argument("--sessions", type=int, default=8, help="per prompt")
-    parser.add_argument("--at-once", type=int, default=2, help="jobs")
+    parser.add_argument("--at-once", type=int, default=2, help="runs")
     parser.add_argument("--start-seed", type=int, default=0, help="of the warm start")
     parser.add_argument("--commit", default=None, help="to write beside figures; asked of git if left out")
     parser.add_argument("--output", type=Path, default=Path("outputs/learning_seeds"))
@@ -196,20 +155,9 @@ def main() -> None:
     arguments.output = arguments.output.resolve()
     model = warm_start(arguments.output / "start", arguments.start_seed)
     runs = [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
-
     waiting = [run for run in runs if not has_ended(arguments, *run)]
-    jobs = [waiting[number :: arguments.at_once] for number in range(min(arguments.at_once, len(waiting)))]
-
-    def run(number: int) -> bool:
-        try:
-            run_job(arguments, number, jobs[number], model)
-        except PhaseFailedError as error:
-            say(f"job {number}", str(error))
-            return False
-        return True
-
-    with ThreadPoolExecutor(max(1, len(jobs))) as threads:
-        ended = list(threads.map(run, range(len(jobs))))
+    with ThreadPoolExecutor(arguments.at_once) as threads:
+        ended = list(threads.map(lambda run: run_one(arguments, *run, model), waiting))
     write_csv(arguments.csv, measured(arguments, runs))
     raise SystemExit(0 if all(ended) else 1)
 

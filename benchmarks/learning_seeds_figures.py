@@ -5,7 +5,7 @@ python benchmarks/learning_seeds_figures.py docs/benchmarks/learning_seeds.csv
 Bands and intervals are Student's t over seeds; differences are taken seed by seed.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +128,15 @@ def mean_and_interval(values: np.ndarray, form: str) -> str:
     return f"{values.mean():{form}}" + (f" ± {half_width(values):.3f}" if len(values) > 1 else "")
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        found = runs_of(pd.read_csv(name))
-        draw(found, Path(name).with_suffix(".png"))
+def main() -> None:
+    """Draw and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, nargs="+", help="CSV files of learning_seeds.py or swe_learning.py")
+    for path in parser.parse_args().tables:
+        found = runs_of(pd.read_csv(path))
+        draw(found, path.with_suffix(".png"))
         print_table(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from many_gpus.ranks import (
     DEVICE,
     about,
+    append,
     build_engine,
-    join_ranks,
     parser,
+    run,
     saved_model,
     size_of,
     synchronized,
@@ -47,12 +48,10 @@ from many_gpus.shares import (
 )
 from many_gpus.verdicts import scaling_report
 
-from tree_rl.benchmark.against_verl.engines import actor_loss
-from tree_rl.benchmark.against_verl.verl_updates import Side
-from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
+from tree_rl.benchmark.against_verl.verl_updates import Side, update
 from tree_rl.benchmark.batch import Batch
-from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, Stopwatch, UpdateTimes
-from tree_rl.benchmark.results import read_csv, write_csv
+from tree_rl.benchmark.phases import OLD_LOG_PROBS, UPDATE, UpdateTimes
+from tree_rl.benchmark.results import read_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 
@@ -71,16 +70,8 @@ class Updates:
 
     def step(self, cells: Sequence[Batch]) -> UpdateTimes:
         """Old log-probs of all rows, then one optimizer step for each mini-batch."""
-        engine = self.side.engine
-        batches = [rows_as_received(cell, max_tokens=self.side.budget(cell)) for cell in cells]
-        clock = Stopwatch(torch.device(DEVICE))
-        with clock.phase(OLD_LOG_PROBS), engine.eval_mode(disable_auto_offload=True):
-            log_probs = [engine.infer_batch(data)["model_output"]["log_probs"] for data in batches]
-        for data, cell, old in zip(batches, cells, log_probs, strict=True):
-            with clock.phase(UPDATE), engine.train_mode(disable_auto_offload=True):
-                engine.train_batch(rows_to_update(data, cell, old), actor_loss())
-            self.errors.append(engine.step.learner.calls.error)
-        return clock.stop()
+        step = self.side.engine.step
+        return update(self.side, *cells, then=lambda: self.errors.append(step.learner.calls.error))
 
     def cost_error(self) -> float | None:
         """Median of `tree/cost_error` behind the first updates."""
@@ -101,8 +92,14 @@ def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[l
     return seconds, times
 
 
-def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
-    """All shapes and arms of one model on this number of GPUs; a CSV row after each."""
+def measure(args: argparse.Namespace, rank: int, world: int) -> None:
+    """All models on this number of GPUs."""
+    for model in args.model:
+        measure_model(args, model, rank, world)
+
+
+def measure_model(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
+    """All shapes and arms of one model; a CSV row after each."""
     size = size_of(model, args.layers)
     engine = build_engine(args, saved_model(model, size, args.scratch))
     updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
@@ -114,11 +111,8 @@ def measure(args: argparse.Namespace, model: str, rank: int, world: int) -> None
         else:
             one = recorded_trees(read_row_file(args.data, tokenizer=args.tokenizer), tokens, size.shape.vocab)
         for arm in args.arms if world > 1 else [EQUAL]:
-            row = measure_arm(updates, share_of(one, arm, **place), args.steps)
-            if rank == 0:
-                row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))} | row
-                print(f"{model} {world} GPUs", row, flush=True)
-                write_csv(args.out, [*read_csv(args.out), row | setting])
+            row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))}
+            append(args.out, row | measure_arm(updates, share_of(one, arm, **place), args.steps), setting)
 
 
 def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]:
@@ -161,12 +155,7 @@ def main() -> None:
         return
     if RECORDED in args.shapes and args.data is None:
         options.error("--shapes recorded: expected --data, received none; name recorded rows or leave the shape out")
-    rank, world = join_ranks()
-    for model in args.model:
-        measure(args, model, rank, world)
-    if rank == 0:
-        print(scaling_report(read_csv(args.out)), flush=True)
-    torch.distributed.destroy_process_group()
+    run(args, measure, scaling_report)
 
 
 if __name__ == "__main__":

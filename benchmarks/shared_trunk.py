@@ -10,9 +10,6 @@ python benchmarks/shared_trunk.py --report docs/benchmarks/shared_trunk.csv
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,14 @@ import torch.distributed
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deep_trunks import WARM_SHARE, trunk_batch
 from many_gpus.ranks import (
     DEVICE,
     about,
+    append,
     build_engine,
-    join_ranks,
     parser,
+    run,
     saved_model,
     size_of,
     synchronized,
@@ -39,43 +38,15 @@ from tree_rl.benchmark.against_verl.engines import actor_loss
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received, rows_to_update
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import UPDATE, Stopwatch, UpdateTimes
-from tree_rl.benchmark.results import read_csv, write_csv
+from tree_rl.benchmark.results import read_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES
 
 POSITIONS = 1 << 20
 """Positions of the model: its longest row."""
-WARM_SHARE = 64
-"""Kernels are compiled on a tree this many times smaller."""
 
 
-def trunk_batch(trunk: int, branches: int, branch_tokens: int, vocab: int) -> Batch:
-    """Trained answers to one long prompt."""
-    draw = np.random.default_rng(0)
-    prompt = draw.integers(1, vocab, trunk)
-    mask = np.arange(trunk + branch_tokens) >= trunk
-    advantage_B = draw.normal(size=branches)
-    return Batch(
-        name="trunk",
-        rows=tuple(np.concatenate([prompt, draw.integers(1, vocab, branch_tokens)]) for _ in range(branches)),
-        trained=(mask,) * branches,
-        groups=("trunk",) * branches,
-        advantage_B=(advantage_B - advantage_B.mean()).astype(np.float32),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """One forward and backward."""
-
-    times: UpdateTimes
-    metrics: dict[str, Any]
-    """Metrics of the engine."""
-    gradient_norm: float
-    """Norm of the gradient of all parameters, shards of all ranks together."""
-
-
-def forward_backward(engine: Any, batch: Batch, vocab: int) -> Measured:
-    """One call without the optimizer."""
+def forward_backward(engine: Any, batch: Batch, vocab: int) -> tuple[UpdateTimes, dict[str, Any], float]:
+    """One call without the optimizer: times, the engine's metrics, norm of the gradient of all ranks' shards."""
     data = rows_as_received(batch, max_tokens=sum(map(len, batch.rows)))
     old = [torch.full((len(row),), -float(np.log(vocab))) for row in batch.rows]
     data = rows_to_update(data, batch, torch.nested.as_nested_tensor(old, layout=torch.jagged))
@@ -90,14 +61,14 @@ def forward_backward(engine: Any, batch: Batch, vocab: int) -> Measured:
         shards = (parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None)
         squares = torch.stack([shard.to_local().float().square().sum() for shard in shards]).sum()
     torch.distributed.all_reduce(squares)
-    return Measured(times=times, metrics=output["metrics"], gradient_norm=float(squares.sqrt()))
+    return times, output["metrics"], float(squares.sqrt())
 
 
-def measured(call: Callable[[], Measured], steps: int) -> dict[str, Any]:
+def measured(engine: Any, batch: Batch, vocab: int, steps: int) -> dict[str, Any]:
     """Columns of the CSV: seconds of the slowest rank, memory of the fullest."""
-    runs = [call() for _ in range(steps)]
-    seconds = [worst(run.times.seconds) for run in runs]
-    metrics = runs[-1].metrics
+    runs = [forward_backward(engine, batch, vocab) for _ in range(steps)]
+    seconds = [worst(times.seconds) for times, _, _ in runs]
+    _, metrics, norm = runs[-1]
     return {
         "failed": "",
         "seconds": statistics.median(seconds),
@@ -105,13 +76,17 @@ def measured(call: Callable[[], Measured], steps: int) -> dict[str, Any]:
         "partitions": round(metrics["tree/partitions"].aggregate()),
         "plan_s": metrics["tree/plan_seconds"].aggregate(),
         "out_of_memory": round(metrics["tree/out_of_memory"].aggregate()),
-        "peak_gib": worst(max(run.times.peak_bytes for run in runs)) / 2**30,
-        "gradient_norm": runs[-1].gradient_norm,
+        "peak_gib": worst(max(times.peak_bytes for times, _, _ in runs)) / 2**30,
+        "gradient_norm": norm,
     }
 
 
 def measure(args: argparse.Namespace, rank: int, world: int) -> None:
     """All trunks on this number of GPUs; a CSV row after each."""
+    if args.sp != world:
+        raise SystemExit(
+            f"--sp {args.sp}: expected the number of GPUs, {world}: one tree has no work for further ranks"
+        )
     size = size_of(args.model, args.layers, positions=POSITIONS)
     vocab = size.shape.vocab
     engine = build_engine(args, saved_model(args.model, size, args.scratch), max_tokens=args.max_tokens)
@@ -124,14 +99,12 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
         row["unique_tokens"] = batch.forest().num_unique
         try:
             forward_backward(engine, trunk_batch(small[0], args.branches, small[1], vocab), vocab)
-            row |= measured(partial(forward_backward, engine, batch, vocab), args.steps)
+            row |= measured(engine, batch, vocab, args.steps)
         except torch.OutOfMemoryError as error:
             if world > 1:
                 raise
             row["failed"] = type(error).__name__
-        if rank == 0:
-            print(row, flush=True)
-            write_csv(args.out, [*read_csv(args.out), row | setting])
+        append(args.out, row, setting)
 
 
 def main() -> None:
@@ -147,13 +120,7 @@ def main() -> None:
     if args.report is not None:
         print(trunk_report(read_csv(args.report)))
         return
-    rank, world = join_ranks()
-    if args.sp != world:
-        options.error(f"--sp {args.sp}: expected the number of GPUs, {world}: one tree has no work for further ranks")
-    measure(args, rank, world)
-    if rank == 0:
-        print(trunk_report(read_csv(args.out)), flush=True)
-    torch.distributed.destroy_process_group()
+    run(args, measure, trunk_report)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -63,13 +64,6 @@ def prepare_tasks(arguments: argparse.Namespace) -> None:
     if arguments.model is None:
         arguments.model = str(arguments.output / "model")
         _task_program("tiny_swe_model.py", arguments.model)
-
-
-def demonstrate(arguments: argparse.Namespace) -> None:
-    """Play the reference repairs, in sandboxes, and write their rows."""
-    rows = str(arguments.output / "data" / "experts.parquet")
-    sandbox = json.dumps(arguments.sandbox)
-    _task_program("experts.py", arguments.model, rows, "--tasks", str(arguments.tasks), "--think", "--sandbox", sandbox)
 
 
 def _task_program(name: str, *rest: str) -> None:
@@ -140,8 +134,10 @@ def saved(arguments: argparse.Namespace) -> list[Path]:
 
 
 def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
-    """Warm the model up; write to start.json the checkpoint that RL begins with, and shares of others."""
-    demonstrate(arguments)
+    """Play the reference repairs and warm the model up on them; start.json gets the checkpoint for RL, and shares."""
+    rows = str(arguments.output / "data" / "experts.parquet")
+    sandbox = json.dumps(arguments.sandbox)
+    _task_program("experts.py", arguments.model, rows, "--tasks", str(arguments.tasks), "--think", "--sandbox", sandbox)
     try:
         run_phase(warm_start(arguments, gpu))
     except PhaseFailedError as error:
@@ -153,7 +149,7 @@ def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
     looked = subprocess.run(
         [
             *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_start.py")),
-            *(str(arguments.output / "data" / "experts.parquet"), str(arguments.start_at), *map(str, saved(arguments))),
+            *(rows, str(arguments.start_at), *map(str, saved(arguments))),
         ],
         env=os.environ | environment_of(arguments, gpu),
         stdout=subprocess.PIPE,
@@ -163,19 +159,19 @@ def choose_start(arguments: argparse.Namespace, gpu: str | None) -> None:
     say("start", looked.stdout.decode().strip())
 
 
-def end_leftovers(mark: str) -> None:
-    """End processes of a run that outlived it, such as a vLLM engine whose server was killed.
-
-    Args:
-        mark: value of the variable `MARK` in their environment.
-    """
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:
-            continue
+def run_to_the_end(phase: Phase) -> None:
+    """Run a phase, then end what outlives it, such as a vLLM engine whose server was killed."""
+    mark = f"{os.getpid()}-{phase.name}"
+    try:
+        run_phase(replace(phase, environment={**(phase.environment or {}), MARK: mark}))
+    finally:
+        wanted = f"{MARK}={mark}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+            except OSError:
+                continue
 
 
 def own_cores(arguments: argparse.Namespace, gpu: str | None) -> list[str]:
@@ -198,7 +194,7 @@ def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int
     number, gpu = place
     name = run_name(arm, seed)
     folder, metrics = arguments.output, arguments.output / f"{name}.jsonl"
-    mark, cores = f"{os.getpid()}-{name}", own_cores(arguments, gpu)
+    cores = own_cores(arguments, gpu)
     command = [
         *(sys.executable, str(REPOSITORY / "benchmarks" / "swe_learning_arm.py"), "--number", str(number)),
         *(["--cores", *cores] if cores else []),
@@ -207,7 +203,6 @@ def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int
     ]
     environment = {
         **environment_of(arguments, gpu),
-        MARK: mark,
         **environment_of_arm(arm, arguments.device),
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "MODEL_PATH": model,
@@ -226,12 +221,9 @@ def run_arm(arguments: argparse.Namespace, arm: str, seed: int, place: tuple[int
     }
     shutil.rmtree(rows_folder(arguments, arm, seed), ignore_errors=True)
     log, limit = folder / f"{name}.log", left(arguments, share=1.0)
-    try:
-        run_phase(
-            Phase(name=name, command=command, log=log, limit_seconds=limit, metrics=metrics, environment=environment)
-        )
-    finally:
-        end_leftovers(mark)
+    run_to_the_end(
+        Phase(name=name, command=command, log=log, limit_seconds=limit, metrics=metrics, environment=environment)
+    )
 
 
 def parse() -> argparse.Namespace:

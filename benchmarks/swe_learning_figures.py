@@ -7,7 +7,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,6 +28,8 @@ FIGURES: Mapping[str, str] = {
     "rows_per_session": "tree/paths_per_session/mean",
     "flat_tokens": "tree/flat_tokens",
     "unique_tokens": "tree/unique_tokens",
+    "branches_per_session": "tree/branches_per_session",
+    "unforked_sessions": "rollout/unforked_sessions",
     "gradient_norm": "actor/grad_norm",
     "policy_loss": "actor/pg_loss",
     "entropy": "actor/entropy",
@@ -89,32 +91,42 @@ class Drawn:
         return mean(reward for (_, session), reward in of_session.items() if session < sessions)
 
 
+def step_columns(
+    metrics: Path, rows: Path, first_sessions: int, drawn: Drawn
+) -> Iterator[tuple[Counter[int], dict[str, Any]]]:
+    """Rows that a run drew in each step so far, and columns of the CSV; `reward` is the mean over first sessions.
+
+    Args:
+        metrics: what verl's `file` logger wrote.
+        rows: `rollout.custom.tree_dump_dir` of the run.
+        first_sessions: of each prompt.
+    """
+    by_step = drawn.rows(rows)
+    for step, figures in read_steps(metrics):
+        if SCORE in figures:
+            columns: dict[str, Any] = {"step": step, "reward": f"{drawn.first_reward(rows, step, first_sessions):.6g}"}
+            columns |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
+            mine = by_step.get(step, Counter())
+            yield mine, {**columns, "rows": mine.total()}
+
+
 def measured(arguments: argparse.Namespace, made_by: Mapping[str, str], drawn: Drawn) -> list[dict[str, Any]]:
     """CSV rows of all steps so far.
 
     `rows_as_in_tree_arm` counts rows that the tree arm of the same precision and seed drew too in that step, and
-    `rows_as_in_flat_arm` those that its flat arm drew too; both are empty where that arm has not drawn. `reward` is the
-    mean over each prompt's first sessions.
+    `rows_as_in_flat_arm` those that its flat arm drew too; both are empty where that arm has not drawn.
     """
     lines: list[dict[str, Any]] = []
-    by_run = {
-        (arm, seed): drawn.rows(rows_folder(arguments, arm, seed)) for seed in arguments.seeds for arm in arguments.arms
-    }
-    for (arm, seed), rows in by_run.items():
-        for step, figures in read_steps(arguments.output / f"{run_name(arm, seed)}.jsonl"):
-            if SCORE not in figures:
-                continue
-            mine = rows.get(step, Counter())
-            first = first_sessions(arm, arguments.sessions)
-            reward = drawn.first_reward(rows_folder(arguments, arm, seed), step, first)
-            line: dict[str, Any] = {"seed": seed, "arm": arm, "step": step, "reward": f"{reward:.6g}"}
-            line |= {key: f"{figures[name]:.6g}" if name in figures else "" for key, name in FIGURES.items()}
-            line["rows"] = mine.total()
-            precision = FLOAT32 if arm.endswith(FLOAT32) else ""
+    runs = [(arm, seed) for seed in arguments.seeds for arm in arguments.arms]
+    by_run = {run: drawn.rows(rows_folder(arguments, *run)) for run in runs}
+    for arm, seed in runs:
+        metrics, rows = arguments.output / f"{run_name(arm, seed)}.jsonl", rows_folder(arguments, arm, seed)
+        precision = FLOAT32 if arm.endswith(FLOAT32) else ""
+        for mine, columns in step_columns(metrics, rows, first_sessions(arm, arguments.sessions), drawn):
             for kind in ("tree", "flat"):
-                others = by_run.get((kind + precision, seed), {}).get(step)
-                line[f"rows_as_in_{kind}_arm"] = "" if others is None else (mine & others).total()
-            lines.append({**line, "rollout": arguments.rollout, **made_by})
+                others = by_run.get((kind + precision, seed), {}).get(columns["step"])
+                columns[f"rows_as_in_{kind}_arm"] = "" if others is None else (mine & others).total()
+            lines.append({"seed": seed, "arm": arm, **columns, "rollout": arguments.rollout, **made_by})
     return lines
 
 
@@ -141,5 +153,7 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        draw(Path(name))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, nargs="+", help="CSV files of swe_learning.py")
+    for table in parser.parse_args().tables:
+        draw(table)

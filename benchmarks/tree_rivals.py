@@ -17,6 +17,7 @@ AReaL 1.0.4, Arctic Platform 0.1.2), rows alone always:
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -372,10 +373,9 @@ def compare(folder: Path, arguments: argparse.Namespace, por: float, shape: str)
             row |= {"error": f"{error:.2e}", "correct": correct, "tokens_run": found["tokens"]}
             row |= {"seconds": f"{np.median(found['seconds']):.3f}", "spread": f"{np.ptp(found['seconds']):.3f}"}
             row |= {"peak_gib": f"{found['peak_gib']:.2f}"}
-        yield {**row, "note": found["note"]}
-
-
-COLUMNS = ("error", "correct", "tokens_run", "seconds", "spread", "peak_gib")
+        row["note"] = found["note"]
+        print(*row.values(), flush=True)
+        yield row
 
 
 def main() -> None:
@@ -400,18 +400,14 @@ def main() -> None:
         play(arguments.play, arguments.output, arguments.device, arguments.repeats)
         return
     from tree_rl.benchmark.provenance import PACKAGES, provenance
-    from tree_rl.benchmark.results import write_csv
+    from tree_rl.benchmark.results import collect_rows
 
-    shared = {name: getattr(arguments, name) for name in ("model", "groups", "rows", "row_tokens")}
-    about = provenance(packages=[*PACKAGES, "numpy"])
-    table: list[dict[str, Any]] = []
+    about: dict[str, Any] = {name: getattr(arguments, name) for name in ("model", "groups", "rows", "row_tokens")}
+    about |= provenance(packages=[*PACKAGES, "numpy"])
     with tempfile.TemporaryDirectory() as folder:
-        for shape in arguments.shape:
-            for por in arguments.por:
-                for row in compare(Path(folder), arguments, por, shape):
-                    table.append({**dict.fromkeys(("rival", "shape", "por", "unique_tokens", *COLUMNS), ""), **row})
-                    print(*table[-1].values(), flush=True)
-                    write_csv(arguments.output, [{**one, **shared, **about} for one in table])
+        batches = itertools.product(arguments.shape, arguments.por)
+        rows = (row for shape, por in batches for row in compare(Path(folder), arguments, por, shape))
+        collect_rows(rows, about, arguments.output)
 
 
 if __name__ == "__main__":

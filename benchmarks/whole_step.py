@@ -26,14 +26,23 @@ from tree_rl.inspection.files.run_log import read_steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "recipes")]
-from quickstart.progress import Phase, run_phase  # noqa: E402
-from scripted_steps.arms import ARMS, STOCK, TREE, Run, vllm_settings  # noqa: E402
+from quickstart.progress import Phase  # noqa: E402
+from scripted_steps.arms import (  # noqa: E402
+    ARMS,
+    STOCK,
+    TREE,
+    environment_of,
+    overrides_of,
+    steps_of,
+    stock_attention,
+    vllm_settings,
+)
 from scripted_steps.gpu_watch import watched  # noqa: E402
-from scripted_steps.inputs import save_agent_loop, save_prompts  # noqa: E402
+from scripted_steps.inputs import save_inputs  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
 from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
 from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
-from swe_learning import MARK, end_leftovers, python_path  # noqa: E402
+from swe_learning import python_path, run_to_the_end  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
@@ -100,27 +109,6 @@ def random_model(arguments: argparse.Namespace) -> Path:
     return folder
 
 
-def prepare(arguments: argparse.Namespace, arm: str, por: float) -> Run:
-    """Write what the run reads."""
-    folder, named = run_folder(arguments, arm, por), script_arguments(arguments, por)
-    folder.mkdir(parents=True, exist_ok=True)
-    return Run(
-        arm=arm,
-        script=script_with_overlap(**named),
-        sessions=arguments.sessions,
-        steps=arguments.warm_up + arguments.steps + 1,
-        gpus=arguments.gpus,
-        model=random_model(arguments),
-        prompts=save_prompts(folder / "prompts.parquet", arguments.prompts),
-        agent_loop=save_agent_loop(folder / "agent_loops.yaml", session_settings(arguments, por)),
-        output=folder,
-        max_tokens=arguments.max_tokens,
-        liger=arguments.liger,
-        eager=arguments.eager,
-        overrides=arguments.override,
-    )
-
-
 def play_alone(arguments: argparse.Namespace, por: float) -> None:
     """Play the sessions on vLLM alone, as often as the other arms do."""
     folder = run_folder(arguments, ALONE, por)
@@ -154,9 +142,11 @@ def is_whole(folder: Path, step: int) -> bool:
     return has_metrics and any(f'"step": {step + 1}, "started"' in text for text in stamps)
 
 
-def play(arguments: argparse.Namespace, run: Run) -> None:
+def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
     """Run one arm on one script."""
-    folder, mark = run.output, f"{os.getpid()}-{run.output.name}"
+    folder, script = run_folder(arguments, arm, por), script_with_overlap(**script_arguments(arguments, por))
+    save_inputs(folder, arguments.prompts, session_settings(arguments, por))
+    overrides = overrides_of(arguments, arm, script, folder, random_model(arguments))
     stamps = folder / "stamps"
     stamps.mkdir(exist_ok=True)
     for old in stamps.iterdir():
@@ -166,24 +156,19 @@ def play(arguments: argparse.Namespace, run: Run) -> None:
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_memory_monitor_refresh_ms": "0",
         STAMPS: str(stamps),
-        MARK: mark,
-        **run.environment(),
+        **environment_of(arm, arguments.gpus),
     }
-    try:
-        with watched(folder / "gpus.jsonl", gpu_numbers(run.gpus)):
-            run_phase(
-                Phase(
-                    name=folder.name,
-                    command=[sys.executable, "-m", "verl.trainer.main_ppo", *run.command()],
-                    log=folder / "log.txt",
-                    limit_seconds=arguments.deadline,
-                    metrics=folder / "metrics.jsonl",
-                    environment=environment,
-                    seen_enough=lambda: is_whole(folder, run.steps - 1),
-                )
-            )
-    finally:
-        end_leftovers(mark)
+    phase = Phase(
+        name=folder.name,
+        command=[sys.executable, "-m", "verl.trainer.main_ppo", *overrides],
+        log=folder / "log.txt",
+        limit_seconds=arguments.deadline,
+        metrics=folder / "metrics.jsonl",
+        environment=environment,
+        seen_enough=lambda: is_whole(folder, steps_of(arguments) - 1),
+    )
+    with watched(folder / "gpus.jsonl", gpu_numbers(arguments.gpus)):
+        run_to_the_end(phase)
 
 
 def refuse_other_work(rows: Sequence[Mapping[str, Any]], script: Script, name: str) -> None:
@@ -260,11 +245,11 @@ def main(given: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Run the arms, then report."""
     arguments = parse(given)
     made_by = provenance(commit=arguments.commit, packages=PACKAGES)
+    arms = [arm for arm in arguments.arms if arm != ALONE]
+    made_by["stock_attention"] = stock_attention(arguments.gpus) if arms else ""
     for por in arguments.por:
-        runs = [prepare(arguments, arm, por) for arm in arguments.arms if arm != ALONE]
-        made_by["stock_attention"] = "" if not runs else runs[0].attention()
-        for run in runs:
-            play(arguments, run)
+        for arm in arms:
+            play(arguments, arm, por)
         if ALONE in arguments.arms:
             play_alone(arguments, por)
     return report(arguments, made_by)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch.distributed
 
 from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
 from tree_rl.benchmark.provenance import PACKAGES, provenance
+from tree_rl.benchmark.results import Columns, read_csv, write_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
@@ -32,6 +34,26 @@ def parser(description: str | None, out: str) -> argparse.ArgumentParser:
     made.add_argument("--commit", default=None)
     made.add_argument("--out", type=Path, default=Path(out))
     return made
+
+
+def run(
+    args: argparse.Namespace,
+    measure: Callable[[argparse.Namespace, int, int], None],
+    report: Callable[[Sequence[dict[str, str]]], str],
+) -> None:
+    """Measure as one rank of torchrun, which knows its number and that of all ranks; rank 0 reports on the CSV."""
+    rank, world = join_ranks()
+    measure(args, rank, world)
+    if rank == 0:
+        print(report(read_csv(args.out)), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def append(path: Path, row: Columns, setting: Columns) -> None:
+    """Print a row, and add it to a CSV with the columns of `about`; on rank 0 alone."""
+    if torch.distributed.get_rank() == 0:
+        print(f"{setting['model']} {setting['gpus']} GPUs", row, flush=True)
+        write_csv(path, [*read_csv(path), row | setting])
 
 
 def about(args: argparse.Namespace, model: str, size: ModelSize, engine: Any) -> dict[str, object]:

@@ -4,13 +4,13 @@ The script is `tree_rl.benchmark.against_verl.engines.EXAMPLE`. What differs fro
 GPU, one optimizer step for all rows of a step, and lengths that fit the sessions.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import argparse
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import is_flash_attn_2_available
 
+from scripted_steps.inputs import AGENT_LOOPS, PROMPTS
 from scripted_steps.session_scripts import Script
 from tree_rl.benchmark.against_verl.engines import KL_COEF, KL_TYPE, LEARNING_RATE, MAX_TOKENS
 from tree_rl.benchmark.against_verl.without_flash_attention_2 import NAME as FLASH_ATTENTION_4
@@ -26,123 +26,110 @@ GPU_MEMORY = 0.6
 """Share that vLLM may take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One arm on one script."""
+def stock_attention(gpus: int) -> str:
+    """How rows attend in the stock arm."""
+    if not gpus:
+        return "row by row, SDPA"
+    return "flash_attention_2" if is_flash_attn_2_available() else FLASH_ATTENTION_4
 
-    arm: str
-    """One of `ARMS`."""
-    script: Script
-    sessions: int
-    """Sessions of each prompt."""
-    steps: int
-    gpus: int
-    """0 runs on the CPU."""
-    model: Path
-    prompts: Path
-    agent_loop: Path
-    output: Path
-    max_tokens: int | None
-    """Tokens of a micro-batch; None takes the script's, or the longest row."""
-    liger: bool
-    eager: bool
-    """vLLM without CUDA graphs."""
-    overrides: Sequence[str]
 
-    def command(self) -> list[str]:
-        """Overrides of `verl.trainer.main_ppo`."""
-        overrides = [*(self._vllm() if self.gpus else CPU), *self._common()]
-        if self.arm == TREE:
-            groups = len(self.script.groups)
-            overrides += ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={groups}"]
-        else:
-            overrides += self._stock()
-        return [*overrides, *self.overrides]
+def environment_of(arm: str, gpus: int) -> dict[str, str]:
+    """Variables that an arm needs."""
+    chosen = {}
+    if arm == TREE or not gpus:  # the CPU's rollout engine is the plugin's
+        chosen["VERL_USE_EXTERNAL_MODULES"] = "tree_rl.verl_plugin"
+    if not gpus:
+        chosen["TORCH_COMPILE_DISABLE"] = "1"
+        if arm == STOCK:  # verl lists its own engine for accelerators alone
+            chosen["VERL_ENGINE_DEVICE"] = "cuda"
+    return chosen
 
-    def attention(self) -> str:
-        """How rows attend in the stock arm."""
-        if not self.gpus:
-            return "row by row, SDPA"
-        return "flash_attention_2" if is_flash_attn_2_available() else FLASH_ATTENTION_4
 
-    def environment(self) -> Mapping[str, str]:
-        """Variables that the arm needs."""
-        chosen = {}
-        if self.arm == TREE or not self.gpus:  # the CPU's rollout engine is the plugin's
-            chosen["VERL_USE_EXTERNAL_MODULES"] = "tree_rl.verl_plugin"
-        if not self.gpus:
-            chosen["TORCH_COMPILE_DISABLE"] = "1"
-            if self.arm == STOCK:  # verl lists its own engine for accelerators alone
-                chosen["VERL_ENGINE_DEVICE"] = "cuda"
-        return chosen
+def overrides_of(arguments: argparse.Namespace, arm: str, script: Script, folder: Path, model: Path) -> list[str]:
+    """Overrides of `verl.trainer.main_ppo` for one arm on one script.
 
-    def _common(self) -> list[str]:
-        groups = len(self.script.groups)
-        longest = self.script.longest_prompt + self.script.longest_response
-        tokens = max(self.max_tokens or MAX_TOKENS, longest)
-        buffer = "TimedTreeReplayBuffer" if self.arm == TREE else "TimedReplayBuffer"
-        return [
-            "algorithm.adv_estimator=grpo",
-            "algorithm.use_kl_in_reward=false",
-            f"data.train_files={self.prompts}",
-            f"data.val_files={self.prompts}",
-            f"data.train_batch_size={groups}",
-            f"data.max_prompt_length={self.script.longest_prompt}",
-            f"data.max_response_length={self.script.longest_response}",
-            "data.dataloader_num_workers=0",
-            "data.shuffle=false",
-            f"{MODEL}.path={self.model}",
-            f"{MODEL}.use_remove_padding=true",
-            f"{MODEL}.enable_gradient_checkpointing=true",
-            f"{MODEL}.use_liger={str(self.liger).lower()}",
-            f"{ACTOR}.strategy=fsdp2",
-            f"{ACTOR}.optim.lr={LEARNING_RATE}",
-            f"{ACTOR}.use_dynamic_bsz=true",
-            f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}",
-            # verl pins the memory of a reference on FSDP2, which takes a GPU.
-            f"{ACTOR}.use_kl_loss={str(self.gpus > 0).lower()}",
-            f"{ACTOR}.kl_loss_coef={KL_COEF}",
-            f"{ACTOR}.kl_loss_type={KL_TYPE}",
-            f"{ACTOR}.entropy_coeff=0",
-            f"{REF}.log_prob_use_dynamic_bsz=true",
-            f"{REF}.log_prob_max_token_len_per_gpu={tokens}",
-            f"{REF}.fsdp_config.param_offload=true",
-            f"{ROLLOUT}.n={self.sessions}",
-            f"{ROLLOUT}.tensor_model_parallel_size=1",
-            f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
-            f"{ROLLOUT}.log_prob_max_token_len_per_gpu={tokens}",
-            f"{ROLLOUT}.agent.agent_loop_config_path={self.agent_loop}",
-            f"{SAMPLER}.path=pkg://scripted_steps.scripted_agent_loop",
-            f"{SAMPLER}.name={buffer}",
-            f"trainer.n_gpus_per_node={self.gpus or 1}",
-            "trainer.nnodes=1",
-            "trainer.balance_batch=true",
-            "trainer.val_before_train=false",
-            "trainer.test_freq=-1",
-            "trainer.save_freq=-1",
-            "trainer.resume_mode=disable",
-            "trainer.total_epochs=100000",
-            f"trainer.total_training_steps={self.steps}",
-            "trainer.logger=[console,file]",
-            f"trainer.default_local_dir={self.output / 'checkpoints'}",
-        ]
+    Args:
+        arguments: of whole_step.py.
+        arm: one of `ARMS`.
+        script: what the sessions of a step do.
+        folder: of the run, with prompts and agent loop.
+        model: its folder.
+    """
+    longest = script.longest_prompt + script.longest_response
+    tokens = max(arguments.max_tokens or MAX_TOKENS, longest)
+    buffer = "TimedTreeReplayBuffer" if arm == TREE else "TimedReplayBuffer"
+    eager = str(arguments.eager).lower()
+    in_vllm = [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.enforce_eager={eager}"]
+    in_vllm.append(f"{ROLLOUT}.gpu_memory_utilization={GPU_MEMORY}")
+    return [
+        *(in_vllm if arguments.gpus else CPU),
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=false",
+        f"data.train_files={folder / PROMPTS}",
+        f"data.val_files={folder / PROMPTS}",
+        f"data.train_batch_size={arguments.prompts}",
+        f"data.max_prompt_length={script.longest_prompt}",
+        f"data.max_response_length={script.longest_response}",
+        "data.dataloader_num_workers=0",
+        "data.shuffle=false",
+        f"{MODEL}.path={model}",
+        f"{MODEL}.use_remove_padding=true",
+        f"{MODEL}.enable_gradient_checkpointing=true",
+        f"{MODEL}.use_liger={str(arguments.liger).lower()}",
+        f"{ACTOR}.strategy=fsdp2",
+        f"{ACTOR}.optim.lr={LEARNING_RATE}",
+        f"{ACTOR}.use_dynamic_bsz=true",
+        f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}",
+        # verl pins the memory of a reference on FSDP2, which takes a GPU.
+        f"{ACTOR}.use_kl_loss={str(arguments.gpus > 0).lower()}",
+        f"{ACTOR}.kl_loss_coef={KL_COEF}",
+        f"{ACTOR}.kl_loss_type={KL_TYPE}",
+        f"{ACTOR}.entropy_coeff=0",
+        f"{REF}.log_prob_use_dynamic_bsz=true",
+        f"{REF}.log_prob_max_token_len_per_gpu={tokens}",
+        f"{REF}.fsdp_config.param_offload=true",
+        f"{ROLLOUT}.n={arguments.sessions}",
+        f"{ROLLOUT}.tensor_model_parallel_size=1",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu={tokens}",
+        f"{ROLLOUT}.agent.agent_loop_config_path={folder / AGENT_LOOPS}",
+        f"{SAMPLER}.path=pkg://scripted_steps.scripted_agent_loop",
+        f"{SAMPLER}.name={buffer}",
+        f"trainer.n_gpus_per_node={arguments.gpus or 1}",
+        "trainer.nnodes=1",
+        "trainer.balance_batch=true",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        "trainer.total_epochs=100000",
+        f"trainer.total_training_steps={steps_of(arguments)}",
+        "trainer.logger=[console,file]",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        *(_of_tree(arguments) if arm == TREE else _of_stock(arguments, script)),
+        *arguments.override,
+    ]
 
-    def _vllm(self) -> list[str]:
-        eager = f"{ROLLOUT}.enforce_eager={str(self.eager).lower()}"
-        return [f"{ROLLOUT}.name=vllm", eager, f"{ROLLOUT}.gpu_memory_utilization={GPU_MEMORY}"]
 
-    def _stock(self) -> list[str]:
-        # verl counts an optimizer step's rows as prompts times sessions, whatever rows a session has.
-        overrides = [
-            "trainer.v1.trainer_mode=sync",
-            f"{ACTOR}.ppo_mini_batch_size={-(-self.script.rows // self.sessions)}",
-        ]
-        if not self.gpus:
-            return [*overrides, f"{MODEL}.external_lib=swe_learning_rows", f"{ATTENTION}=tree_rl_row_by_row"]
-        if self.attention() == FLASH_ATTENTION_4:
-            library = "scripted_steps.without_flash_attention_2"
-            return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]
-        return overrides
+def steps_of(arguments: argparse.Namespace) -> int:
+    """Steps of a run; the last one only ends the one before."""
+    return int(arguments.warm_up + arguments.steps + 1)
+
+
+def _of_tree(arguments: argparse.Namespace) -> list[str]:
+    return ["trainer.v1.trainer_mode=tree_sync", f"{ACTOR}.ppo_mini_batch_size={arguments.prompts}"]
+
+
+def _of_stock(arguments: argparse.Namespace, script: Script) -> list[str]:
+    # verl counts an optimizer step's rows as prompts times sessions, whatever rows a session has.
+    rows = -(-script.rows // arguments.sessions)
+    overrides = ["trainer.v1.trainer_mode=sync", f"{ACTOR}.ppo_mini_batch_size={rows}"]
+    if not arguments.gpus:
+        return [*overrides, f"{MODEL}.external_lib=swe_learning_rows", f"{ATTENTION}=tree_rl_row_by_row"]
+    if stock_attention(arguments.gpus) == FLASH_ATTENTION_4:
+        library = "scripted_steps.without_flash_attention_2"
+        return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]
+    return overrides
 
 
 def vllm_settings(model: Path, *, eager: bool) -> dict[str, Any]:

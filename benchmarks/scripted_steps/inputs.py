@@ -19,6 +19,8 @@ from tree_rl.benchmark.against_verl.engines import save_random_model
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize
 
 AGENT = "scripted"
+PROMPTS, AGENT_LOOPS = "prompts.parquet", "agent_loops.yaml"
+"""Files in the folder of a run."""
 
 
 def save_model(size: ModelSize, folder: Path) -> None:
@@ -41,9 +43,12 @@ def build_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_prompts(path: Path, groups: int) -> Path:
-    """Write verl's data set: prompts that only have a number, since the script has their tokens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save_inputs(folder: Path, groups: int, settings: Mapping[str, Any]) -> None:
+    """Write verl's data set and its list of agent loops, with the loop's own arguments.
+
+    Prompts only have a number, since the script has their tokens.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {
             "prompt": [{"role": "user", "content": str(index)}],
@@ -54,15 +59,10 @@ def save_prompts(path: Path, groups: int) -> Path:
         }
         for index in range(groups)
     ]
-    pandas.DataFrame(rows).to_parquet(path)
-    return path
-
-
-def save_agent_loop(path: Path, settings: Mapping[str, Any]) -> Path:
-    """Write verl's list of agent loops, with the loop's own arguments; JSON is YAML."""
+    pandas.DataFrame(rows).to_parquet(folder / PROMPTS)
     loop = "scripted_steps.scripted_agent_loop.ScriptedAgentLoop"
-    path.write_text(json.dumps([{"name": AGENT, "_target_": loop, **settings}]))
-    return path
+    # JSON is YAML.
+    (folder / AGENT_LOOPS).write_text(json.dumps([{"name": AGENT, "_target_": loop, **settings}]))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import dataclasses, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 import attention
-import gated_delta_rule as delta
 from forest_shapes import SHAPES
+from gated_delta_rule import DeltaRule
 from kernel_runs import GateError
 from tree_kernels import tree_attention
 
@@ -35,12 +35,11 @@ forest = SHAPES["stubs"](4_000).forest()
 assert gated.tokens <= 4_000
 assert round(gated.pairs * gated.scale) == attention.pairs_of_rows(forest.row_index.lengths)
 
-forest, rule = SHAPES["grpo"](200).forest(), delta.recurrence(delta.HEADS["tiny"], torch.float32, cpu)
-right, truth = (delta.contender(f"tree {impl}", forest, cpu) for impl in ("chunked", "reference"))
+forest, rule = SHAPES["grpo"](200).forest(), DeltaRule(DeltaRule.heads_of["tiny"], torch.float32, cpu)
+right, truth = (rule.contender(f"tree {impl}", forest) for impl in ("chunked", "reference"))
 for name in ("tree chunked", "rows chunked"):
-    one = delta.contender(name, forest, cpu)
-    assert rule.gate_error(one, truth, forest.num_unique) < 1e-5
-wrong = dataclasses.replace(right, run=delta.contender("linear chunked", forest, cpu).run)
+    assert rule.gate_error(rule.contender(name, forest), truth, forest.num_unique) < 1e-5
+wrong = dataclasses.replace(right, run=rule.contender("linear chunked", forest).run)
 try:
     rule.gate_error(wrong, truth, forest.num_unique)
 except GateError as error:

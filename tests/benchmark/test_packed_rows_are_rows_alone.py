@@ -5,12 +5,12 @@ import torch
 
 from tree_kernels import UnsupportedImplementation
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
-from tree_rl.benchmark.against_packed.packed_rows import pack_rows
 from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.against_packed.update import log_probs, packed_planner
 from tree_rl.benchmark.batch import Batch, agent_batch
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.training.rows_alone import branch_log_probs
+from tree_rl.tree.packing import fill_bins
 
 CPU = torch.device("cpu")
 
@@ -49,6 +49,6 @@ def test_an_implementation_that_cannot_run_says_why() -> None:
 @pytest.mark.parametrize("max_tokens", [1, 7, 30, 1000])
 def test_every_row_is_packed_once_and_within_the_budget(max_tokens: int) -> None:
     lengths = [5, 30, 2, 9, 9, 1, 30, 17]
-    bins = pack_rows(lengths, max_tokens)
+    bins = fill_bins(lengths, max_tokens)
     assert sorted(row for content in bins for row in content) == list(range(len(lengths)))
     assert all(len(content) == 1 or sum(lengths[row] for row in content) <= max_tokens for content in bins)

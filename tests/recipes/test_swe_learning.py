@@ -70,9 +70,8 @@ def quickstart_agent() -> dict[str, Any]:
 
 @pytest.mark.parametrize("arm", CREDIT)
 def test_arms_of_the_quickstarts_task_compose(tmp_path: Path, arm: str, quickstart_agent: dict[str, Any]) -> None:
-    overrides = learning_seeds.overrides_of(
-        arm, start=tmp_path, model=tmp_path, rows=tmp_path, seed=7, steps=3, prompts=4, sessions=8
-    )
+    arguments = argparse.Namespace(output=tmp_path, steps=3, prompts=4, sessions=8)
+    overrides = learning_seeds.overrides_of(arguments, arm, 7, tmp_path)
     config = composed("quickstart", "grpo", overrides)
     check_credit(config, arm)
     mine = OmegaConf.to_container(config.actor_rollout_ref.rollout.custom.gateway_agent)

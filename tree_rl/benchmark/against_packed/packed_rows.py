@@ -13,7 +13,6 @@ from tree_kernels.host_copy import to_device
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout
 from tree_rl.models.attention import skip_mask
 from tree_rl.training.loss.edges import EdgePlan, FlatReads
-from tree_rl.tree.packing import fill_bins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +58,3 @@ def plan_packed_edges(rows: Sequence[np.ndarray], wanted_F: np.ndarray, device: 
         temperature_E=np.ones(len(source), dtype=np.float32),
         reads=reads,
     )
-
-
-def pack_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Ascending indices of the rows of each forward, in few forwards; a row beyond `max_tokens` runs alone."""
-    return [sorted(content) for content in fill_bins(list(lengths), max_tokens)]

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from tree_kernels.host_copy import to_device
-from tree_rl.benchmark.against_packed.packed_rows import PackedInputs, pack_rows, plan_packed_edges
+from tree_rl.benchmark.against_packed.packed_rows import PackedInputs, plan_packed_edges
 from tree_rl.benchmark.batch import Batch
 from tree_rl.benchmark.phases import BACKWARD, FORWARD, OLD_LOG_PROBS, OPTIMIZER, PLAN, Stopwatch, UpdateTimes
 from tree_rl.models.tree_inputs import ModelInputs, TreeInputs
 from tree_rl.training.loss.edges import EdgePlan, plan_edges, tree_log_probs
 from tree_rl.training.loss.outputs import LOG_PROBS
 from tree_rl.tree import Forest, pack_groups
+from tree_rl.tree.packing import fill_bins
 
 PACKED = "packed"
 CLIP = 0.2
@@ -64,10 +65,11 @@ def tree_planner(max_tokens: int, device: torch.device) -> Planner:
 
 
 def packed_planner(max_tokens: int, device: torch.device) -> Planner:
-    """Rows end to end, at most `max_tokens` tokens a forward; log-probs of trained tokens alone, as over trees."""
+    """Rows end to end, at most `max_tokens` tokens a forward, a longer row alone; log-probs of trained tokens only."""
 
     def plan(batch: Batch) -> Iterator[ForwardPlan]:
-        for chosen in pack_rows([len(row) for row in batch.rows], max_tokens):
+        for content in fill_bins([len(row) for row in batch.rows], max_tokens):
+            chosen = sorted(content)
             yield ForwardPlan(
                 rows=tuple(chosen),
                 inputs=PackedInputs.from_rows([batch.rows[index] for index in chosen], device),

@@ -123,14 +123,16 @@ def check_engine_gradients(sides: Mapping[str, Side], batch: Batch, truth: list[
     return GradientErrors(tree=errors[TREE], rows=errors[STOCK]).require_exact("stock verl")
 
 
-def update(side: Side, batch: Batch) -> UpdateTimes:
-    """One timed update of all rows: one optimizer step."""
-    data = rows_as_received(batch, max_tokens=side.budget(batch))
+def update(side: Side, *batches: Batch, then: Callable[[], None] = lambda: None) -> UpdateTimes:
+    """One timed update: log-probs of all rows, then an optimizer step for each batch and a call of `then`."""
+    received = [rows_as_received(batch, max_tokens=side.budget(batch)) for batch in batches]
     clock = Stopwatch(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     with clock.phase(OLD_LOG_PROBS):
-        log_probs = _log_probs(side, data)
-    with clock.phase(UPDATE), side.engine.train_mode(disable_auto_offload=True):
-        side.engine.train_batch(rows_to_update(data, batch, log_probs), engines.actor_loss())
+        log_probs = [_log_probs(side, data) for data in received]
+    for batch, data, old in zip(batches, received, log_probs, strict=True):
+        with clock.phase(UPDATE), side.engine.train_mode(disable_auto_offload=True):
+            side.engine.train_batch(rows_to_update(data, batch, old), engines.actor_loss())
+        then()
     return clock.stop()
 
 
