@@ -1,12 +1,12 @@
 """`tree-rl plan --ranks`: laws of the predicted step, a case by hand, and what the command prints."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixture_types import Printed, Refused
 from hypothesis import given
 from hypothesis import strategies as st
 from record_files import write
@@ -21,9 +21,6 @@ from tree_rl.cost.memory.model import assumed_memory_model
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
-
-Printed = Callable[..., str]
-Refused = Callable[..., None]
 
 
 def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
@@ -155,12 +152,9 @@ def test_a_layout_counts_the_tokens_of_every_cell() -> None:
 def rows(tmp_path: Path) -> Path:
     """Four groups; one has a trajectory longer than all the others together."""
     draw = np.random.default_rng(0)
-    records = []
-    for group in range(4):
-        trunk = draw.integers(1, 400, 50).tolist()
-        for _ in range(3):
-            tail = draw.integers(1, 400, 4000 if len(records) == 0 else 30).tolist()
-            records.append({"uid": str(group), "input_ids": trunk + tail})
+    trunks = [draw.integers(1, 400, 50).tolist() for _ in range(4)]
+    tails = [draw.integers(1, 400, 30 if row else 4000).tolist() for row in range(12)]
+    records = [{"uid": str(row // 3), "input_ids": trunks[row // 3] + tail} for row, tail in enumerate(tails)]
     return write(tmp_path / "rows.jsonl", records)
 
 
@@ -231,10 +225,8 @@ def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, config: Pa
     (folder / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
     given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 1, "--checkpoint", folder.parent)
     out = printed(*given)
-    operations = sum(
-        cost.forest(Forest.from_rows([row.token_ids for row in read_row_file(rows) if row.group == group]))
-        for group in "0123"
-    )
+    groups = [[row.token_ids for row in read_row_file(rows) if row.group == group] for group in "0123"]
+    operations = sum(cost.forest(Forest.from_rows(group)) for group in groups)
     # Twice for one GPU instead of two; a pass for log-probs costs a quarter of an update.
     assert float(out.splitlines()[2].split()[3]) == pytest.approx(2 * 5 / 4 * operations / 1e9, abs=0.006)
 
