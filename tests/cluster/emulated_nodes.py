@@ -197,9 +197,6 @@ def environment_without_us(folder: Path) -> Path:
 
 def copy_of_the_code(folder: Path) -> Path:
     """Sources alone, as `working_dir` and `py_modules` carry them."""
-    for source, name in (
-        (REPOSITORY / "tree_rl", "tree_rl"),
-        (REPOSITORY / "kernels" / "tree_kernels", "tree_kernels"),
-    ):
-        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (REPOSITORY / "tree_rl", REPOSITORY / "kernels" / "tree_kernels"):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder

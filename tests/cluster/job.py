@@ -124,18 +124,16 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "working_environment.py").write_text(ENVIRONMENT)
     toy_qwen.save_model(folder / "model")
-    toy_qwen.save_prompts(
-        folder / "prompts.parquet", [f"say {i}" for i in range(PROMPTS)], agent_name="tree_tool_agent"
-    )
+    texts = [f"say {number}" for number in range(PROMPTS)]
+    toy_qwen.save_prompts(folder / "prompts.parquet", texts, agent_name="tree_tool_agent")
     toy_qwen.save_reward(folder / "reward.py")
 
 
 def config(folder: Path) -> list[str]:
     """Overrides of the run, whoever starts it."""
+    files = (f"{folder}/{name}" for name in ("model", "prompts.parquet", "reward.py"))
     return [
-        *toy_qwen.ppo_overrides(
-            str(folder / "model"), str(folder / "prompts.parquet"), str(folder / "reward.py"), folder / "out"
-        ),
+        *toy_qwen.ppo_overrides(*files, folder / "out"),
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=working_environment.WorkingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
         "actor_rollout_ref.actor.optim.lr=1e-3",

@@ -212,7 +212,7 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
 
 def workers_of_job(folder: Path) -> list[str]:
     """Ray processes of a job, those of the cluster itself left out."""
-    own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    own = ("ray::IDLE", *job.RAY_AGENTS)
     titles = [process.title for process in job.processes_in(folder)]
     return [title for title in titles if title.startswith("ray::") and not title.startswith(own)]
 
@@ -267,9 +267,8 @@ def test_the_killed_run_did_what_the_uninterrupted_one_did(runs: Path) -> None:
                 assert_equal(load(killed / name), load(whole / name), f"{name}")
     assert job.sandboxes(killed) == set()
     rows = [path.read_text() for path in (killed / "trees").glob("train-*.jsonl")]
-    keys = [
-        (r["step"], r["uid"], r["session"], r["index"]) for text in rows for r in map(json.loads, text.splitlines())
-    ]
+    written = [json.loads(line) for text in rows for line in text.splitlines()]
+    keys = [(row["step"], row["uid"], row["session"], row["index"]) for row in written]
     assert len(keys) == len(set(keys))
 
 
