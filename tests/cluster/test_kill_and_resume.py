@@ -196,18 +196,10 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
     finally:
         for process in job.processes_in(folder):
             os.kill(process.pid, signal.SIGKILL)
-    return {
-        "victim": kill.victim,
-        "phase": kill.phase,
-        "since": since,
-        "step": step,
-        "trained": trained_step(folder),
-        "checkpointed": checkpointed_step(folder),
-        "status": status,
-        "seconds_to_end": round(seconds, 1),
-        "seconds_until_nothing_is_left": round(until_none, 1),
-        "log": log.name,
-    }
+    reached = {"trained": trained_step(folder), "checkpointed": checkpointed_step(folder), "log": log.name}
+    ended = {"seconds_to_end": round(seconds, 1), "seconds_until_nothing_is_left": round(until_none, 1)}
+    killed_at = {"victim": kill.victim, "phase": kill.phase, "since": since, "step": step}
+    return {**killed_at, "status": status, **reached, **ended}
 
 
 def workers_of_job(folder: Path) -> list[str]:

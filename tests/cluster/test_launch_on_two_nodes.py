@@ -51,16 +51,9 @@ class Cluster:
     def run(
         self, script: str, *arguments: str, seconds: int = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        variables = {"RAY_ADDRESS": self.head, "DASHBOARD": self.dashboard} | variables
-        return subprocess.run(
-            ["bash", str(SCRIPTS / script), *arguments],
-            env=self.environment(**variables),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        environment = self.environment(**{"RAY_ADDRESS": self.head, "DASHBOARD": self.dashboard, **variables})
+        given = {"env": environment, "cwd": self.folder, "timeout": seconds}
+        return subprocess.run(["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, **given)
 
     def left_over(self) -> list[str]:
         """Command lines of Ray's processes that belong to this cluster."""

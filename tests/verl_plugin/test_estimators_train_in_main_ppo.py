@@ -53,14 +53,11 @@ def branching_job(folder: Path, *, policy: str = "fixed", copies: bool = False) 
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
     task = {"check": CHECK}
     toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS, task, agent_name="tree_gateway_agent")
-    return [
-        *overrides,
-        f"+actor_rollout_ref.{key}.seed=1",
-        f"+actor_rollout_ref.{key}.agent_options.agent=writing.Writer",
-        f"+actor_rollout_ref.{key}.branching={{policy:{policy},copies:{json.dumps(copies)}}}",
-        f"+actor_rollout_ref.{key}.agent_options.environment=shell",
-        f"+actor_rollout_ref.{key}.agent_options.sandbox.unconfined={json.dumps(why_no_bubblewrap() is not None)}",
-    ]
+    unconfined = json.dumps(why_no_bubblewrap() is not None)
+    branching = f"branching={{policy:{policy},copies:{json.dumps(copies)}}}"
+    options = ("agent=writing.Writer", "environment=shell", f"sandbox.unconfined={unconfined}")
+    key = f"+actor_rollout_ref.{key}"
+    return [*overrides, *toy_qwen.under(key, "seed=1", branching), *toy_qwen.under(f"{key}.agent_options", *options)]
 
 
 @pytest.mark.ray

@@ -73,14 +73,9 @@ def run_recipe_script(name: str, *arguments: Path | str) -> None:
 
 def save_prompts(path: Path, texts: list[str], task: Mapping[str, Any] | None = None, **columns: Any) -> str:
     """Write a data set of user prompts in verl's format, each with the same task; return the path."""
+    shared = {"data_source": "toy", "reward_model": {"style": "rule", "ground_truth": "a"}, **columns}
     rows = [
-        {
-            "prompt": [{"role": "user", "content": text}],
-            "data_source": "toy",
-            "reward_model": {"style": "rule", "ground_truth": "a"},
-            "extra_info": {"index": index, **(task or {})},
-            **columns,
-        }
+        {"prompt": [{"role": "user", "content": text}], "extra_info": {"index": index, **(task or {})}, **shared}
         for index, text in enumerate(texts)
     ]
     pandas.DataFrame(rows).to_parquet(path)
@@ -153,14 +148,9 @@ def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
 
 def job_environment(*paths: Path | str, **variables: str) -> dict[str, str]:
     """Of a job of a test: paths of modules and variables that win over those of this process."""
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        **variables,
-    }
+    path = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    usual = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    return os.environ | usual | variables
 
 
 def run_main_ppo(
