@@ -47,8 +47,9 @@ def choices(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"id": "chatcmpl-1", "choices": [{"index": n, "message": one} for n, one in enumerate(messages)]}
 
 
-def parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]}
 
 
 NULLS = {"tool_calls": None, "refusal": None}
@@ -59,10 +60,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
         {"request": {"model": "m", "messages": SECOND}, "response": {"error": {"message": "overloaded"}}},
     ],
     "openai, content in parts": [
-        {
-            "request": {"messages": [{**one, "content": parts(one["content"])} for one in asked], "tools": TOOLS},
-            "response": choices({**ANSWER, "content": parts("Done.")}),
-        }
+        {"request": {"messages": list(map(in_parts, asked)), "tools": TOOLS}, "response": choices(in_parts(ANSWER))}
         for asked in (ASKED, SECOND)
     ],
     "litellm": [

@@ -31,13 +31,8 @@ def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
 def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
     """One mini-batch on ranks of these loads."""
     tokens_C = np.array([tokens])
-    return StepWork(
-        load_C=np.array([max(loads)]),
-        mean_C=np.array([sum(loads) / len(loads)]),
-        forwards_C=-(-tokens_C // budget),
-        tokens_C=tokens_C,
-        budget=budget,
-    )
+    loads_C = {"load_C": np.array([max(loads)]), "mean_C": np.array([sum(loads) / len(loads)])}
+    return StepWork(**loads_C, forwards_C=-(-tokens_C // budget), tokens_C=tokens_C, budget=budget)
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "num_attention_heads")
@@ -95,13 +90,8 @@ def test_a_node_receives_through_all_its_network_cards() -> None:
     assert replace(cluster, network=1e12).collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 269e9)
 
 
-clusters = st.builds(
-    Cluster,
-    gpus=st.sampled_from([8, 16, 64, 512]),
-    link=st.floats(1e10, 1e12),
-    network=st.floats(1e9, 1e12),
-    flops=st.floats(1e13, 1e15),
-)
+RATES = {"link": st.floats(1e10, 1e12), "network": st.floats(1e9, 1e12), "flops": st.floats(1e13, 1e15)}
+clusters = st.builds(Cluster, gpus=st.sampled_from([8, 16, 64, 512]), **RATES)
 
 
 @given(clusters, st.sampled_from(["8b", "32b", "qwen3-30b-a3b"]), st.sampled_from([1, 2, 4, 8]))

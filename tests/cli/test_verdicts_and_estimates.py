@@ -396,11 +396,8 @@ def test_version_help_and_completion(tree_rl: Run, printed: Printed, monkeypatch
     assert tree_rl()[1].strip() == "inspect"
 
 
-def test_an_unset_variable_reads_no_folder(tree_rl: Run) -> None:
+def test_an_old_name_ends_with_the_new_command_and_an_unset_variable_reads_no_folder(tree_rl: Run) -> None:
     assert tree_rl("inspect", "") == (2, "", "tree-rl: an argument is empty: is a variable of the shell not set?\n")
-
-
-def test_an_old_name_ends_with_the_new_command(tree_rl: Run) -> None:
     for old, new in (
         (("estimate", "my rows.jsonl", "--model", "8b", "--gpus", "4"), "inspect 'my rows.jsonl' --model 8b --gpus 4"),
         (("top", "outputs/run", "--once"), "report --watch outputs/run"),
