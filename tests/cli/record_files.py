@@ -1,11 +1,14 @@
-"""Records as a file of any format holds them."""
+"""Records as a file of any format holds them, and what is read of a row."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
+
+from tree_rl.inspection.row import Row
 
 
 def write(path: Path, records: Any) -> Path:
@@ -17,3 +20,8 @@ def write(path: Path, records: Any) -> Path:
     else:
         path.write_text(json.dumps(records))
     return path
+
+
+def read_of(rows: list[Row]) -> list[tuple[list[int], list[int]]]:
+    """Of each row its token ids, and the places of those that train."""
+    return [(row.token_ids.tolist(), np.flatnonzero(row.trained).tolist()) for row in rows]

@@ -2,7 +2,6 @@
 
 import json
 import queue
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from byte_tokenizer import write_byte_tokenizer
+from fixture_types import Printed, Refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from record_files import write
+from record_files import read_of, write
 from tokenizers import Tokenizer
 
 from tree_rl.cost.model_sizes import MODEL_SIZES
@@ -25,8 +25,6 @@ from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row_file import read_recording, read_row_file
 from tree_rl.inspection.verdict.grouping import regroup
 
-Printed = Callable[..., str]
-Refused = Callable[..., None]
 ASKED = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix it."}]
 ANSWER = {"role": "assistant", "content": "Done."}
 SECOND = [*ASKED, ANSWER, {"role": "user", "content": "Again."}]
@@ -49,8 +47,9 @@ def choices(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"id": "chatcmpl-1", "choices": [{"index": n, "message": one} for n, one in enumerate(messages)]}
 
 
-def parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    text = message["content"]
+    return {**message, "content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]}
 
 
 NULLS = {"tool_calls": None, "refusal": None}
@@ -61,10 +60,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
         {"request": {"model": "m", "messages": SECOND}, "response": {"error": {"message": "overloaded"}}},
     ],
     "openai, content in parts": [
-        {
-            "request": {"messages": [{**one, "content": parts(one["content"])} for one in asked], "tools": TOOLS},
-            "response": choices({**ANSWER, "content": parts("Done.")}),
-        }
+        {"request": {"messages": list(map(in_parts, asked)), "tools": TOOLS}, "response": choices(in_parts(ANSWER))}
         for asked in (ASKED, SECOND)
     ],
     "litellm": [
@@ -84,15 +80,11 @@ def test_every_call_is_a_row_whose_answer_is_trained(name: str, tmp_path: Path, 
     plain = {"messages": [*SECOND, ANSWER], "tools": TOOLS}
     expected = read_row_file(write(tmp_path / "plain.json", [plain]), tokenizer=tokenizer, rows_per=RowsPer.CALL)
     found = read_recording(write(tmp_path / "calls.jsonl", CALLS[name]), tokenizer=tokenizer)
-    assert ids_of(found) == [row.token_ids.tolist() for row in expected]
-    assert [np.flatnonzero(row.trained).tolist() for row in found.rows] == [
-        np.flatnonzero(row.trained).tolist() for row in expected
-    ]
+    assert read_of(found.rows) == read_of(expected)
     (taken,) = found.taken
     left_out = len(CALLS[name]) - 2
     assert taken.group is None
-    counted = "1 record" if left_out == 1 else f"{left_out} records"
-    assert (f"({counted} left out: no answered call)" in str(taken)) == bool(left_out)
+    assert ("(1 record left out: no answered call)" in str(taken)) == (left_out == 1)
 
 
 def ids_of(recording: Recording) -> list[list[int]]:
@@ -183,20 +175,15 @@ def test_whatever_a_log_holds_is_read_or_refused(
 
 def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:
     """As `log_completions` writes them."""
-    table = {
-        "step": [1, 1, 1],
-        "prompt": ["Fix it.", "Fix it.", "Say no."],
-        "completion": ["Done.", "Dont.", "No."],
-        "accuracy": [1.0, 0.0, 0.0],
-        "advantage": [1.0, -1.0, 0.0],
-    }
+    table: dict[str, list[Any]] = {"prompt": ["Fix it.", "Fix it.", "Say no."], "completion": ["Done.", "Dont.", "No."]}
+    table |= {"step": [1, 1, 1], "accuracy": [1.0, 0.0, 0.0], "advantage": [1.0, -1.0, 0.0]}
     pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "completions_00001.parquet")
     found = read_recording(tmp_path / "completions_00001.parquet", tokenizer=tokenizer)
     vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     for row, prompt, completion in zip(found.rows, table["prompt"], table["completion"], strict=True):
         asked, answered = (vocabulary.encode(str(text)).ids for text in (prompt, completion))
         assert row.token_ids.tolist() == asked + answered
-        assert row.trained is not None and row.trained.tolist() == [False] * len(asked) + [True] * len(answered)
+        assert row.trained.tolist() == [False] * len(asked) + [True] * len(answered)
     assert [row.group for row in found.rows] == table["prompt"]
     assert found.taken[0].group == "equal prompt" and not found.labels
     with pytest.raises(InputError, match="text needs --tokenizer"):
@@ -206,23 +193,15 @@ def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:
 def test_segments_of_areal(tmp_path: Path, tokenizer: Path) -> None:
     segments = [("prompt", "Fix it."), ("gen", " ls"), ("context", " a.py"), ("gen", " Done.")]
     texts = [text for _, text in segments]
-    record = {
-        "task_id": 3,
-        "sample_idx": 0,
-        "prompt": texts[0],
-        "completion": "".join(texts[1:]),
-        "reward": 1.0,
-        "version_rle": [[0, 2]],
-        "segments": [{"role": role, "len": 1, "text": text} for role, text in segments],
-    }
-    single = {name: value for name, value in record.items() if name != "segments"}
+    single = {"task_id": 3, "sample_idx": 0, "reward": 1.0, "version_rle": [[0, 2]]}
+    single |= {"prompt": texts[0], "completion": "".join(texts[1:])}
+    record = {**single, "segments": [{"role": role, "len": 1, "text": text} for role, text in segments]}
     (tmp_path / "dump" / "0").mkdir(parents=True)
     found = read_recording(write(tmp_path / "dump" / "0" / "3.jsonl", [record, single]), tokenizer=tokenizer)
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
     pieces = [encode(text).ids for text in texts]
     several, one = found.rows
     assert several.token_ids.tolist() == list(chain(*pieces))
-    assert several.trained is not None and one.trained is not None
     sampled = [[role == "gen"] * len(ids) for (role, _), ids in zip(segments, pieces, strict=True)]
     assert several.trained.tolist() == list(chain(*sampled))
     assert one.trained.tolist() == [False] * len(pieces[0]) + [True] * (len(one.token_ids) - len(pieces[0]))

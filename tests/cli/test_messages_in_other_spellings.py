@@ -1,7 +1,6 @@
 """One conversation, however it is spelled, gives the rows of its plain form; what says nothing is named."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from byte_tokenizer import write_byte_tokenizer
-from record_files import write
+from fixture_types import Printed
+from record_files import read_of, write
 from tokenizers import Tokenizer
 
 from tree_rl.cost.model_sizes import MODEL_SIZES
@@ -19,8 +19,6 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 
-Printed = Callable[..., str]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set seen.last = loop.index0 %}{% endif %}{% endfor %}
 {%- if seen.last < 0 %}{{- raise_exception('No user query found in messages.') }}{% endif %}
@@ -37,37 +35,37 @@ QUESTION_FIRST = """{%- set seen = namespace(last=-1) %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
 """As Qwen 3.5: refuses a beginning without a question, drops empty reasoning of earlier turns, takes objects alone."""
 CALL = {"name": "look", "arguments": {"path": "a.py"}}
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"path": {"type": "string"}}}}}]
-PLAIN = [
-    {"role": "system", "content": "You mend code."},
-    {"role": "user", "content": "Fix it."},
-    {"role": "assistant", "content": "I look.", "tool_calls": [{"type": "function", "function": CALL}]},
-    {"role": "tool", "content": "x = 1"},
-    {"role": "assistant", "content": "Done."},
-]
 TEXT = json.dumps
-CALLED = {
-    **PLAIN[2],
-    "tool_calls": TEXT([{"type": "function", "function": TEXT({**CALL, "arguments": TEXT({"path": "a.py"})})}]),
-}
+
+
+def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def function(of: Any) -> list[dict[str, Any]]:
+    """A call, or a schema, in the only place of its list."""
+    return [{"type": "function", "function": of}]
+
+
+def blocks(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+SCHEMA = {"properties": {"path": {"type": "string"}}}
+TOOLS = function({"name": "look", "parameters": SCHEMA})
+SYSTEM, ASKED, DONE = say("system", "You mend code."), say("user", "Fix it."), say("assistant", "Done.")
+LOOKS = say("assistant", "I look.", tool_calls=function(CALL))
+PLAIN = [SYSTEM, ASKED, LOOKS, say("tool", "x = 1"), DONE]
+CALLED = {**LOOKS, "tool_calls": TEXT(function(TEXT({**CALL, "arguments": TEXT(CALL["arguments"])})))}
 BLOCKS = [
-    PLAIN[0],
-    {"role": "user", "content": [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it."}]},
-    {
-        "role": "assistant",
-        "content": [
-            {"type": "text", "text": "I look."},
-            {"type": "tool_use", "id": "t", "name": "look", "input": CALL["arguments"]},
-        ],
-    },
-    {
-        "role": "user",
-        "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x = 1"}]}],
-    },
-    {"role": "assistant", "content": [{"type": "text", "text": "Done."}]},
+    SYSTEM,
+    say("user", blocks("Fix ", "it.")),
+    say("assistant", [*blocks("I look."), {"type": "tool_use", "id": "t", "name": "look", "input": CALL["arguments"]}]),
+    say("user", [{"type": "tool_result", "tool_use_id": "t", "content": blocks("x = 1")}]),
+    say("assistant", blocks("Done.")),
 ]
 GEMINI = [
-    PLAIN[0],
+    SYSTEM,
     {"role": "user", "parts": [{"text": "Fix it."}]},
     {"role": "model", "parts": [{"text": "I look."}, {"functionCall": {"name": "look", "args": CALL["arguments"]}}]},
     {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": "x = 1"}}]},
@@ -80,15 +78,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "calls as text": {"messages": [*PLAIN[:2], CALLED, *PLAIN[3:]], "tools": TOOLS},
     "wrapped": {"messages": {"messages": PLAIN, "tools": TEXT(TOOLS)}},
     "text of wrapped": {"messages": TEXT({"input": TEXT(PLAIN), "tools": TOOLS})},
-    "parameters as text": {
-        "messages": PLAIN,
-        "tools": [
-            {
-                "type": "function",
-                "function": TEXT({"name": "look", "parameters": TEXT(TOOLS[0]["function"]["parameters"])}),
-            }
-        ],
-    },
+    "parameters as text": {"messages": PLAIN, "tools": function(TEXT({"name": "look", "parameters": TEXT(SCHEMA)}))},
     "blocks": {"messages": BLOCKS, "tools": TOOLS},
     "blocks as text": {
         "messages": [{**one, "content": TEXT(one["content"])} if n else one for n, one in enumerate(BLOCKS)],
@@ -96,8 +86,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     },
     "tools of Anthropic": {
         "messages": BLOCKS[1:],
-        "system": "You mend code.",
-        "tools": [{"name": "look", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        "system": SYSTEM["content"],
+        "tools": [{"name": "look", "input_schema": SCHEMA}],
     },
     "Gemini": {"messages": GEMINI, "tools": TOOLS},
     "nulls": {"messages": [{"tool_calls": None, "name": None, **one} for one in PLAIN], "tools": TOOLS},
@@ -109,12 +99,7 @@ def question_first(tmp_path: Path) -> Path:
     return write_byte_tokenizer(tmp_path / "question_first", QUESTION_FIRST)
 
 
-def of(rows: list[Row]) -> list[tuple[list[int], list[int]]]:
-    return [(row.token_ids.tolist(), np.flatnonzero(row.trained).tolist()) for row in rows if row.trained is not None]
-
-
 def trained_text(row: Row, folder: Path) -> str:
-    assert row.trained is not None
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pieces = np.split(np.arange(len(row.token_ids)), np.flatnonzero(np.diff(row.trained.astype(int))) + 1)
     chosen = [row.token_ids[piece] for piece in pieces if row.trained[piece[0]]]
@@ -126,39 +111,34 @@ def trained_text(row: Row, folder: Path) -> str:
 def test_spellings_give_the_rows_of_the_plain_form(
     name: str, template: str, rows_per: RowsPer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    folder = request.getfixturevalue(template)
-    expected = read_row_file(
-        write(tmp_path / "p.json", [{"messages": PLAIN, "tools": TOOLS}]), tokenizer=folder, rows_per=rows_per
-    )
+    given = {"tokenizer": request.getfixturevalue(template), "rows_per": rows_per}
+    expected = read_row_file(write(tmp_path / "p.json", [{"messages": PLAIN, "tools": TOOLS}]), **given)
     assert len(expected) == (1 if rows_per is RowsPer.TRIAL else 2)
     for ending in ("json", "jsonl"):
-        found = read_row_file(write(tmp_path / f"f.{ending}", [SPELLINGS[name]]), tokenizer=folder, rows_per=rows_per)
-        assert of(found) == of(expected)
+        found = read_row_file(write(tmp_path / f"f.{ending}", [SPELLINGS[name]]), **given)
+        assert read_of(found) == read_of(expected)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {
-            "request": TEXT({"messages": PLAIN[:-1], "tools": TEXT(TOOLS)}),
-            "response": TEXT({"choices": [{"message": PLAIN[-1]}]}),
-        },
-        {"messages": TEXT(PLAIN[:-1]), "response": TEXT(PLAIN[-1]), "model_parameters": TEXT({"tools": TOOLS})},
-        {
-            "type": "GENERATION",
-            "input": TEXT({"messages": PLAIN[:-1], "tools": TOOLS}),
-            "output": TEXT(TEXT(PLAIN[-1])),
-        },
-        {"input": [TEXT(one) for one in PLAIN[:-1]], "output": {"output": PLAIN[-1]}, "tools": TEXT(TOOLS)},
-        {"prompt": TEXT(PLAIN[:-1]), "completion": TEXT([PLAIN[-1]]), "tools": TOOLS},
-    ],
-    ids=["openai", "litellm", "langfuse", "list of texts", "trl"],
-)
+BEFORE = PLAIN[:-1]
+LOGS: dict[str, dict[str, Any]] = {
+    "openai": {
+        "request": TEXT({"messages": BEFORE, "tools": TEXT(TOOLS)}),
+        "response": TEXT({"choices": [{"message": DONE}]}),
+    },
+    "litellm": {"messages": TEXT(BEFORE), "response": TEXT(DONE), "model_parameters": TEXT({"tools": TOOLS})},
+    "langfuse": {"input": TEXT({"messages": BEFORE, "tools": TOOLS}), "output": TEXT(TEXT(DONE)), "type": "GENERATION"},
+    "list of texts": {"input": [TEXT(one) for one in BEFORE], "output": {"output": DONE}, "tools": TEXT(TOOLS)},
+    "trl": {"prompt": TEXT(BEFORE), "completion": TEXT([DONE]), "tools": TOOLS},
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_logs_kept_as_text(record: dict[str, Any], ending: str, tmp_path: Path, chatml: Path) -> None:
+def test_logs_kept_as_text(name: str, ending: str, tmp_path: Path, chatml: Path) -> None:
     plain = write(tmp_path / "p.json", [{"messages": PLAIN, "tools": TOOLS}])
     expected = read_row_file(plain, tokenizer=chatml, rows_per=RowsPer.CALL)[-1:]
-    assert of(read_row_file(write(tmp_path / f"f.{ending}", [record]), tokenizer=chatml)) == of(expected)
+    found = read_row_file(write(tmp_path / f"f.{ending}", [LOGS[name]]), tokenizer=chatml)
+    assert read_of(found) == read_of(expected)
 
 
 @pytest.mark.parametrize(
@@ -185,54 +165,41 @@ def test_tools_that_are_none_are_named(tools: Any, tmp_path: Path, chatml: Path)
 
 def test_every_turn_trains_where_beginnings_are_refused(tmp_path: Path, question_first: Path) -> None:
     """A greeting before the first question, and turns whose reasoning the template drops once a question follows."""
-    hello = {"role": "assistant", "content": "Hello!"}
-    chat = [PLAIN[0], hello, PLAIN[1], PLAIN[4], {"role": "user", "content": "Again."}, {**hello, "content": "No."}]
+    chat = [SYSTEM, say("assistant", "Hello!"), ASKED, DONE, say("user", "Again."), say("assistant", "No.")]
     file = write(tmp_path / "f.json", [{"messages": chat}])
     (row,) = read_row_file(file, tokenizer=question_first)
     end = "<|im_end|>\n"
     assert trained_text(row, question_first) == f"Hello!{end}|Done.{end}|\n</think>\n\nNo.{end}"
     # No model of this template was asked before the first question.
     calls = read_row_file(file, tokenizer=question_first, rows_per=RowsPer.CALL)
-    assert [trained_text(call, question_first) for call in calls] == [
-        f"\n</think>\n\nDone.{end}",
-        f"\n</think>\n\nNo.{end}",
-    ]
+    said = [trained_text(call, question_first) for call in calls]
+    assert said == [f"\n</think>\n\n{answer}{end}" for answer in ("Done.", "No.")]
 
 
 def test_a_conversation_without_a_question_is_refused(tmp_path: Path, question_first: Path) -> None:
-    file = write(tmp_path / "f.json", [{"messages": [PLAIN[0], PLAIN[4]]}])
+    file = write(tmp_path / "f.json", [{"messages": [SYSTEM, DONE]}])
     with pytest.raises(InputError, match=r"row 0, message 0: the chat template refuses it: .*No user query"):
         read_row_file(file, tokenizer=question_first)
 
 
-def test_the_recording_of_the_readme(tmp_path: Path, question_first: Path, printed: Printed) -> None:
-    records = json.loads((EXAMPLES / "tau_bench_airline" / "trajectories.json").read_text())[:3]
-    file = write(tmp_path / "f.json", records)
-    for command in (("inspect",), ("plan", "--max-tokens", 9000)):
-        printed(*command, file, "--tokenizer", question_first, "--rows", "call")
-
-
 def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> None:
-    other = {"name": "run", "arguments": {"file": "b.py"}}
-    chats = [PLAIN, [*PLAIN[:2], {**PLAIN[2], "tool_calls": [{"type": "function", "function": other}]}, *PLAIN[3:]]]
-    tools = [
-        {"type": "function", "function": {"name": "run", "parameters": {"properties": {"file": {"type": "string"}}}}}
-    ]
-    records = [{"messages": chat, "tools": TOOLS + tools, "uid": "a"} for chat in chats]
+    other = function({"name": "run", "arguments": {"file": "b.py"}})
+    chats = [PLAIN, [*PLAIN[:2], {**LOOKS, "tool_calls": other}, *PLAIN[3:]]]
+    tools = TOOLS + function({"name": "run", "parameters": {"properties": {"file": {"type": "string"}}}})
+    records = [{"messages": chat, "tools": tools, "uid": "a"} for chat in chats]
     padded = pyarrow.Table.from_pylist(records).column("messages").to_pylist()
     assert padded[0][2]["tool_calls"][0]["function"]["arguments"] == {"path": "a.py", "file": None}
     expected = read_row_file(write(tmp_path / "p.json", records), tokenizer=chatml)
-    assert of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=chatml)) == of(expected)
+    assert read_of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=chatml)) == read_of(expected)
 
 
 def test_a_null_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:
-    call = {"type": "function", "function": {"name": "look", "arguments": '{"path": null}'}}
-    record = {"messages": [*PLAIN[:2], {"role": "assistant", "content": "", "tool_calls": [call]}]}
-    (row,) = read_row_file(write(tmp_path / "f.parquet", [record]), tokenizer=chatml)
+    call = function({"name": "look", "arguments": '{"path": null}'})
+    chat = [*PLAIN[:2], say("assistant", "", tool_calls=call)]
+    (row,) = read_row_file(write(tmp_path / "f.parquet", [{"messages": chat}]), tokenizer=chatml)
     assert '{"path": null}' in trained_text(row, chatml)
-    whole = {"messages": TEXT([*PLAIN[:2], {"role": "assistant", "content": "", "tool_calls": [call]}])}
-    (text,) = read_row_file(write(tmp_path / "g.parquet", [whole]), tokenizer=chatml)
-    assert of([text]) == of([row])
+    text = read_row_file(write(tmp_path / "g.parquet", [{"messages": TEXT(chat)}]), tokenizer=chatml)
+    assert read_of(text) == read_of([row])
 
 
 @pytest.mark.parametrize("spelled", ["bot", "model", "Assistant", "chatgpt", "GPT", "gpt-4o", " ai "])
@@ -240,17 +207,17 @@ def test_a_null_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:
 def test_the_models_turns_train_under_every_name(
     spelled: str, names: tuple[str, str], tmp_path: Path, chatml: Path
 ) -> None:
-    chat = [PLAIN[0], PLAIN[1], PLAIN[4]]
+    chat = [SYSTEM, ASKED, DONE]
     expected = read_row_file(write(tmp_path / "p.json", [{"messages": chat}]), tokenizer=chatml)
     roles = ["system", "human", spelled]
     renamed = [{names[0]: role, names[1]: one["content"]} for role, one in zip(roles, chat, strict=True)]
     found = read_row_file(write(tmp_path / "f.jsonl", [{"conversations": renamed}]), tokenizer=chatml)
-    assert of(found) == of(expected) and found[0].trained is not None and found[0].trained.any()
+    assert read_of(found) == read_of(expected) and found[0].trained.any()
 
 
 @pytest.mark.parametrize("name", ["role", "from"])
 def test_an_unknown_role_is_named(name: str, tmp_path: Path, chatml: Path) -> None:
-    chat = [{name: "user", "content": "Fix it."}, {name: "policy", "content": "Done."}]
+    chat = [{name: role, "content": "Done."} for role in ("user", "policy")]
     with pytest.raises(InputError, match=r"row 0, column messages, message 1: expected the role .*, received policy"):
         read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=chatml)
 
@@ -282,11 +249,8 @@ def test_equal_rows_are_named(tmp_path: Path, printed: Printed) -> None:
 
 def test_the_next_line_proposes_the_run_and_not_the_number_of_the_call(tmp_path: Path, printed: Printed) -> None:
     """Two runs of five calls: a column of five groups is no better than one of two."""
-    records = [
-        {"run_id": f"run{run}", "call": call, "input_ids": [1, 2, 3, *(10 * run + turn for turn in range(call + 2))]}
-        for run in (1, 2)
-        for call in range(5)
-    ]
+    calls = [(run, call, list(range(10 * run, 10 * run + call + 2))) for run in (1, 2) for call in range(5)]
+    records = [{"run_id": f"run{run}", "call": call, "input_ids": [1, 2, 3, *ids]} for run, call, ids in calls]
     found = json.loads(printed("inspect", write(tmp_path / "trace_runs.jsonl", records), "--json"))
     assert [one["column"] for one in found["group_by"]] == ["run_id", "call"]
     assert found["verdict"]["next"].endswith("--group-by run_id")

@@ -4,27 +4,30 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixture_types import Printed, Refused, Run
 
 from tree_rl.benchmark.results import write_csv
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.writing import require_writable_folder, write_whole
 
-Run = Callable[..., tuple[int, str, str]]
-Printed = Callable[..., str]
-Refused = Callable[..., None]
 TREE_RL = [sys.executable, "-c", "from tree_rl.cli import main; main()"]
 NOBODY = 65534
 
 
+LOG = '{"step": 1, "data": {"timing_s/step": 1.0}}\n'
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.json"
-    path.write_text('[{"input_ids": [1, 2], "uid": "a"}, {"input_ids": [1, 3], "uid": "a"}]')
-    return path
+    return written(tmp_path / "rows.json", '[{"input_ids": [1, 2], "uid": "a"}, {"input_ids": [1, 3], "uid": "a"}]')
 
 
 def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path, rows: Path, tree_rl: Run) -> None:
@@ -68,20 +71,14 @@ def test_a_standard_output_that_takes_nothing_is_told(
 
 
 def test_a_terminal_of_another_encoding_shows_escapes(rows: Path) -> None:
-    ended = subprocess.run(
-        [*TREE_RL, "inspect", str(rows), "--draw", "text", "-"],
-        capture_output=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-    )
+    command, environment = [*TREE_RL, "inspect", str(rows), "--draw", "text", "-"], {"PYTHONIOENCODING": "latin-1"}
+    ended = subprocess.run(command, capture_output=True, timeout=120, check=False, env=os.environ | environment)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert b"\\u251c\\u2500 1 x1" in ended.stdout
 
 
 def test_a_failure_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "figure.csv"
-    target.write_text("old")
+    target = written(tmp_path / "figure.csv", "old")
 
     def full(*paths: object) -> None:
         raise OSError(28, "No space left on device")
@@ -98,8 +95,7 @@ def test_a_failure_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_mode_and_link_of_the_old_file_stay(tmp_path: Path) -> None:
-    target, link = tmp_path / "target", tmp_path / ("n" * 255)
-    target.write_text("old")
+    target, link = written(tmp_path / "target", "old"), tmp_path / ("n" * 255)
     target.chmod(0o640)
     link.symlink_to(target)
     write_whole(link, b"new")
@@ -111,8 +107,7 @@ def test_mode_and_link_of_the_old_file_stay(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's view")
 def test_what_another_user_may_not_write_stays(tmp_path: Path) -> None:
-    read_only, closed = tmp_path / "read_only", tmp_path / "closed"
-    read_only.write_text("old")
+    read_only, closed = written(tmp_path / "read_only", "old"), tmp_path / "closed"
     read_only.chmod(0o444)
     closed.mkdir(mode=0o555)
     for folder in (tmp_path, *tmp_path.parents[:3]):
@@ -143,8 +138,7 @@ def test_folders_of_results_are_tried_before_the_work(tmp_path: Path, rows: Path
 
 
 def test_no_folder_is_made_for_a_path_with_a_typo(tmp_path: Path, rows: Path, refused: Refused) -> None:
-    log = tmp_path / "metrics.jsonl"
-    log.write_text('{"step": 1, "data": {"timing_s/step": 1.0}}\n')
+    log = written(tmp_path / "metrics.jsonl", LOG)
     before = sorted(tmp_path.iterdir())
     folder = tmp_path / "no" / "such"
     for option, given in {
@@ -155,23 +149,21 @@ def test_no_folder_is_made_for_a_path_with_a_typo(tmp_path: Path, rows: Path, re
         "--cache": ("precompile", "--cache", folder / "cache"),
     }.items():
         refused(f"{option} {given[-1]}: expected a path in a folder that exists, found no folder {folder}", *given)
-    bench = ("bench", "--model", "tiny", "--out", folder / "bench")
-    refused(f"--out {folder}/bench: expected a path in a folder that exists", *bench)
+    refused(f"--out {folder}/bench: expected a path in a folder", "bench", "--model", "tiny", "--out", folder / "bench")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_page_replaces_no_data(tmp_path: Path, rows: Path, refused: Refused, printed: Printed) -> None:
-    log, console = tmp_path / "metrics.jsonl", tmp_path / "console.log"
-    log.write_text('{"step": 1, "data": {"timing_s/step": 1.0}}\n')
-    console.write_text("step:1 - timing_s/step:1.0\n")
+    log = written(tmp_path / "metrics.jsonl", LOG)
+    console = written(tmp_path / "console.log", "step:1 - timing_s/step:1.0\n")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for option, given in {
-        "--draw": ("inspect", rows, "--draw", "svg", rows),
-        "--out": ("report", console, "--out", console),
+    for option, taken, *given in (
+        ("--draw", rows, "inspect", rows, "--draw", "svg", rows),
+        ("--out", console, "report", console, "--out", console),
         # As a shell expands `--html *.json*` of two files.
-        "--html": ("view", "--html", log, rows),
-    }.items():
-        refused(f"{option} {given[-1] if option != '--html' else log}: expected a place for the page", *given)
+        ("--html", log, "view", "--html", log, rows),
+    ):
+        refused(f"{option} {taken}: expected a place for the page", *given)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     for _ in range(2):
         printed("view", rows, "--html", tmp_path / "page.html")

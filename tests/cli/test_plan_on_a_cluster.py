@@ -1,12 +1,12 @@
 """`tree-rl plan --ranks`: laws of the predicted step, a case by hand, and what the command prints."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixture_types import Printed, Refused
 from hypothesis import given
 from hypothesis import strategies as st
 from record_files import write
@@ -22,9 +22,6 @@ from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree import Forest
 
-Printed = Callable[..., str]
-Refused = Callable[..., None]
-
 
 def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
     model = MODEL_SIZES[size]
@@ -34,13 +31,8 @@ def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
 def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
     """One mini-batch on ranks of these loads."""
     tokens_C = np.array([tokens])
-    return StepWork(
-        load_C=np.array([max(loads)]),
-        mean_C=np.array([sum(loads) / len(loads)]),
-        forwards_C=-(-tokens_C // budget),
-        tokens_C=tokens_C,
-        budget=budget,
-    )
+    loads_C = {"load_C": np.array([max(loads)]), "mean_C": np.array([sum(loads) / len(loads)])}
+    return StepWork(**loads_C, forwards_C=-(-tokens_C // budget), tokens_C=tokens_C, budget=budget)
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "num_attention_heads")
@@ -98,13 +90,8 @@ def test_a_node_receives_through_all_its_network_cards() -> None:
     assert replace(cluster, network=1e12).collective(8e9, 64) == pytest.approx(8e9 * 63 / 64 / 269e9)
 
 
-clusters = st.builds(
-    Cluster,
-    gpus=st.sampled_from([8, 16, 64, 512]),
-    link=st.floats(1e10, 1e12),
-    network=st.floats(1e9, 1e12),
-    flops=st.floats(1e13, 1e15),
-)
+RATES = {"link": st.floats(1e10, 1e12), "network": st.floats(1e9, 1e12), "flops": st.floats(1e13, 1e15)}
+clusters = st.builds(Cluster, gpus=st.sampled_from([8, 16, 64, 512]), **RATES)
 
 
 @given(clusters, st.sampled_from(["8b", "32b", "qwen3-30b-a3b"]), st.sampled_from([1, 2, 4, 8]))
@@ -155,12 +142,9 @@ def test_a_layout_counts_the_tokens_of_every_cell() -> None:
 def rows(tmp_path: Path) -> Path:
     """Four groups; one has a trajectory longer than all the others together."""
     draw = np.random.default_rng(0)
-    records = []
-    for group in range(4):
-        trunk = draw.integers(1, 400, 50).tolist()
-        for _ in range(3):
-            tail = draw.integers(1, 400, 4000 if len(records) == 0 else 30).tolist()
-            records.append({"uid": str(group), "input_ids": trunk + tail})
+    trunks = [draw.integers(1, 400, 50).tolist() for _ in range(4)]
+    tails = [draw.integers(1, 400, 30 if row else 4000).tolist() for row in range(12)]
+    records = [{"uid": str(row // 3), "input_ids": trunks[row // 3] + tail} for row, tail in enumerate(tails)]
     return write(tmp_path / "rows.jsonl", records)
 
 
@@ -231,10 +215,8 @@ def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, config: Pa
     (folder / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
     given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 1, "--checkpoint", folder.parent)
     out = printed(*given)
-    operations = sum(
-        cost.forest(Forest.from_rows([row.token_ids for row in read_row_file(rows) if row.group == group]))
-        for group in "0123"
-    )
+    groups = [[row.token_ids for row in read_row_file(rows) if row.group == group] for group in "0123"]
+    operations = sum(cost.forest(Forest.from_rows(group)) for group in groups)
     # Twice for one GPU instead of two; a pass for log-probs costs a quarter of an update.
     assert float(out.splitlines()[2].split()[3]) == pytest.approx(2 * 5 / 4 * operations / 1e9, abs=0.006)
 

@@ -1,10 +1,10 @@
 """Overlap of recorded agent trajectories under the Qwen vocabulary: the figures of examples/tau_bench_airline."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixture_types import Printed
 
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.model_shape import QWEN2_5_7B
@@ -13,7 +13,6 @@ from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.tree.report.branching import BranchCause
 
-Printed = Callable[..., str]
 Recorded = dict[RowsPer, list[Row]]
 
 

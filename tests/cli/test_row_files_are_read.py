@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from record_files import write
+from record_files import read_of, write
 from typer.testing import CliRunner
 
 from tree_rl.cli import app
@@ -68,10 +68,8 @@ def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
 
 
 def test_thousands_of_groups_are_planned_in_seconds() -> None:
-    rows = [
-        Row(name="row", group=str(number // 2), token_ids=np.array([1, 2, number]), trained=None)
-        for number in range(12_000)
-    ]
+    ids = [np.array([1, 2, number]) for number in range(12_000)]
+    rows = [Row(name="row", group=str(at // 2), token_ids=one, trained=None) for at, one in enumerate(ids)]
     before = time.process_time()
     assert sum(plan_run(rows, 4096).whole) == 6_000 * 4
     assert time.process_time() - before < 6
@@ -87,8 +85,7 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
         "uid": ["a", "a", "b"],
     }
     rows = read_row_file(write_columns(padded, tmp_path / "rows.parquet"))
-    assert [row.token_ids.tolist() for row in rows] == WHOLE["input_ids"]
-    assert [np.flatnonzero(row.trained).tolist() for row in rows] == [[4], [4, 5, 6], []]
+    assert read_of(rows) == list(zip(WHOLE["input_ids"], [[4], [4, 5, 6], []], strict=True))
 
 
 def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
@@ -132,9 +129,7 @@ def test_trajectories_of_others(name: str, content: Any, tmp_path: Path, chatml:
     (tmp_path / name).write_text(json.dumps(content))
     (expected,) = read_row_file(tmp_path / "plain.json", tokenizer=chatml)
     (found,) = read_row_file(tmp_path / name, tokenizer=chatml)
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    assert found.trained is not None and expected.trained is not None
-    assert found.trained.tolist() == expected.trained.tolist()
+    assert read_of([found]) == read_of([expected])
     assert found.group == ("7" if name == "tau2.json" else Path(name).stem)
 
 

@@ -4,10 +4,10 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixture_types import Printed, Refused
 from rich.console import RenderableType
 
 from tree_rl.commands import report
@@ -16,7 +16,6 @@ from tree_rl.run_report.charts import draw_times
 from tree_rl.run_report.report import summary_rows
 from tree_rl.run_report.sections import SECTIONS
 
-Printed = Callable[..., str]
 CONSOLE = Path(__file__).with_name("console_of_a_run.log")
 """Two steps of the quickstart, as verl's console logger and Ray wrote them."""
 
@@ -43,9 +42,8 @@ def log_file(folder: Path, lines: list[str], name: str = "metrics.jsonl") -> Pat
 def test_a_report_says_what_the_log_says(printed: Printed, tmp_path: Path) -> None:
     run = log_file(tmp_path / "run", [step(number) for number in range(1, 9)])
     out = printed("report", run, "--out", tmp_path / "page.html")
-    said = {line[:60].strip(): line[60:].strip() for line in out.splitlines()}
     text = " ".join(out.split())
-    assert "mean reward, first and last 5 steps 0.300, 0.600" in text, said
+    assert "mean reward, first and last 5 steps 0.300, 0.600" in text, out
     assert "token bound of updates (most that trees can give) 5.00 times" in text
     assert "by the tokens that updates left out 4.00 times" in text
     # 3 s of updates as trees, 4 times that as rows: 10 + 3 * 3.
@@ -86,9 +84,7 @@ def test_what_a_run_lacks_is_named_with_its_key(printed: Printed, tmp_path: Path
     assert "steps" in out
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == page.count("<section>") == 1
-    folded = re.search(
-        r"<details><summary>(\d+) charts without data in this run</summary><ul>(.*)</ul></details>", page
-    )
+    folded = re.search(r"<summary>(\d+) charts without data in this run</summary><ul>(.*)</ul></details>", page)
     assert folded is not None and int(folded[1]) == folded[2].count("<li>") == len(SECTIONS)
     assert "gain of a whole step" not in out
     # The only tick of the axis.
@@ -180,15 +176,12 @@ def test_the_page_of_a_long_run_has_one_outline_per_part(tmp_path: Path) -> None
     assert chart is not None and "the rest" in chart and chart.count("<path") < 100
 
 
-def test_mistakes_end_in_one_line(refused: Callable[..., None], tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(refused: Refused, tmp_path: Path) -> None:
     empty, absent = log_file(tmp_path / "run", ["{}"]), tmp_path / "none"
-    for given, said in (
-        ((empty,), "trainer.logger=[console,file]"),
-        ((absent,), "none"),
-        ((absent, "--watch"), "no such file"),
-    ):
-        refused(said, "report", *given, *([] if "--watch" in given else ["--out", tmp_path / "page.html"]))
+    for run, said in ((empty, "trainer.logger=[console,file]"), (absent, "none")):
+        refused(said, "report", run, "--out", tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
+    refused("no such file", "report", absent, "--watch")
 
 
 def test_names_of_files_cannot_change_the_page(printed: Printed, tmp_path: Path) -> None:

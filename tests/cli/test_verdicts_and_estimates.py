@@ -5,13 +5,12 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from record_files import write
+from fixture_types import Printed, Refused, Run
+from record_files import read_of, write
 
 from tree_rl import __version__
 from tree_rl.cost.cluster.gpus import Gpu
@@ -24,15 +23,13 @@ from tree_rl.inspection.appended_rows import append_rows
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.verdict.judgement import DENSE, EXPERTS, Reached
 
-Run = Callable[..., tuple[int, str, str]]
-Printed = Callable[..., str]
-Refused = Callable[..., None]
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6], "b": [7, 8, 9]}
 TAILS = [[10, 11], [10, 12, 13], [14]]
 ROWS = [{"uid": uid, "input_ids": prompt + tail, "task": 7} for uid, prompt in PROMPTS.items() for tail in TAILS]
 FLAT = sum(len(row["input_ids"]) for row in ROWS)
-UNIQUE = len({(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))})
+PREFIXES = {(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))}
+UNIQUE = len(PREFIXES)
 LARGEST = 6 + 5
 """Unique tokens of group a: its prompt, and 10, 11, 12, 13, 14 once each."""
 
@@ -84,8 +81,7 @@ def test_the_verdict_ends_the_text(printed: Printed, rows: Path) -> None:
 def follow(printed: Printed, command: str) -> str:
     name, *arguments = shlex.split(command)
     assert name == "tree-rl"
-    out = printed(*arguments)
-    return out
+    return printed(*arguments)
 
 
 def test_rows_that_share_nothing_are_not_promised_anything(printed: Printed, tmp_path: Path) -> None:
@@ -96,27 +92,23 @@ def test_rows_that_share_nothing_are_not_promised_anything(printed: Printed, tmp
     assert "Verdict: trees would save little." in printed("inspect", file)
 
 
-def measured(name: str, column: str, kind: str) -> list[float]:
-    with (BENCHMARKS / name).open() as lines:
-        return [float(row[column]) for row in csv.DictReader(lines) if has_experts(row["model"]) is (kind == "experts")]
+def measured(files: str, column: str, *, experts: bool) -> list[float]:
+    """Of models with experts or of others; rows by flash-attention 2 do not count: fa4 is faster."""
+    found = []
+    for file in BENCHMARKS.glob(files):
+        for row in csv.DictReader(file.read_text().splitlines()):
+            name = known_name(row["model"])
+            assert name is not None, f"{row['model']} is no model of bench"
+            if (MODEL_SIZES[name].shape.active_experts > 0) is experts and row.get("packed_attention") != "fa2":
+                found.append(float(row[column]))
+    return found
 
 
-def has_experts(model: str) -> bool:
-    name = known_name(model)
-    assert name is not None, f"{model} is no model of bench"
-    return MODEL_SIZES[name].shape.active_experts > 0
-
-
-@pytest.mark.parametrize(("kind", "reached"), [("dense", DENSE), ("experts", EXPERTS)])
-def test_what_was_reached_is_what_the_benchmarks_hold(kind: str, reached: Reached) -> None:
-    """Rows by flash-attention 2 do not count: fa4 is faster."""
-    shares = []
-    for file in BENCHMARKS.glob("update_*.csv"):
-        with file.open() as lines:
-            rows = [row for row in csv.DictReader(lines) if row["packed_attention"] != "fa2"]
-        shares += [float(row["of_flop_bound"]) for row in rows if has_experts(row["model"]) is (kind == "experts")]
-    engine = measured("whole_model_1gpu.csv", "tree_over_packed_of_bound", kind)
-    bounds = measured("whole_model_1gpu.csv", "flop_bound", kind)
+@pytest.mark.parametrize(("experts", "reached"), [(False, DENSE), (True, EXPERTS)])
+def test_what_was_reached_is_what_the_benchmarks_hold(experts: bool, reached: Reached) -> None:
+    shares = measured("update_*.csv", "of_flop_bound", experts=experts)
+    engine = measured("whole_model_1gpu.csv", "tree_over_packed_of_bound", experts=experts)
+    bounds = measured("whole_model_1gpu.csv", "flop_bound", experts=experts)
     assert reached.bench == pytest.approx((min(shares), max(shares)), abs=5e-4)
     assert reached.engine == pytest.approx((min(engine), max(engine)), abs=5e-4)
     assert reached.engine_bound == pytest.approx((min(bounds), max(bounds)), abs=5e-3)
@@ -132,17 +124,15 @@ def test_calls_of_an_appending_agent_are_judged_as_one_row(printed: Printed, tmp
         {"uid": "a", "input_ids": ids, "loss_mask": [int(at in written) for at in range(len(ids))]}
         for ids, written in zip(calls, trained, strict=True)
     ]
-    file = write(
-        tmp_path / "calls.jsonl", [*records, {"uid": "b", "input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}]
-    )
+    other = {"uid": "b", "input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1, 1]}
+    file = write(tmp_path / "calls.jsonl", [*records, other])
     found = read(printed("inspect", file, "--json"))
     # Of the three equal calls two are continued, by the third call and by the fork.
     assert (found["total"]["rows"], found["merged"]["rows"], found["verdict"]["prefix_rows"]) == (7, 4, 3)
     assert found["merged"]["flat_tokens"] == 7 + 5 + 3 + 4
     assert found["merged"]["unique_tokens"] == found["total"]["unique_tokens"] == 9 + 4
-    merged = append_rows(read_row_file(file))
-    assert [row.token_ids.tolist() for row in merged] == [calls[0], calls[2], calls[3], [1, 2, 3, 4]]
-    assert [np.flatnonzero(row.trained).tolist() for row in merged] == [[2], [2, 4, 6], [2, 4], [1, 2, 3]]
+    merged = [(calls[0], [2]), (calls[2], [2, 4, 6]), (calls[3], [2, 4]), ([1, 2, 3, 4], [1, 2, 3])]
+    assert read_of(append_rows(read_row_file(file))) == merged
     out = printed("inspect", file)
     assert "3 of 7 rows are plain prefixes of another row of their group" in out
     assert re.search(r"\ntotal +7 .*\nmerged +4 ", out)
@@ -202,14 +192,8 @@ def test_experts_are_judged_by_what_experts_reached(printed: Printed, rows: Path
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_missing_group_is_told_and_others_are_tried(printed: Printed, tmp_path: Path, ending: str) -> None:
     records = [
-        {
-            "input_ids": row["input_ids"],
-            "prompt_name": row["uid"],
-            "session": "many" if number < 2 else str(number),
-            "row": number,
-            "same": "x",
-            "maybe": None,
-        }
+        {"input_ids": row["input_ids"], "prompt_name": row["uid"], "row": number, "same": "x", "maybe": None}
+        | {"session": "many" if number < 2 else str(number)}
         for number, row in enumerate(ROWS)
     ]
     file = write(tmp_path / f"rows.{ending}", records)
@@ -250,14 +234,10 @@ def test_timing_is_measured_from_verls_logs(printed: Printed, rows: Path, tmp_pa
     """Shares 0.9, 0.5 and 0.25: the median, whatever else a log holds."""
     steps = [(1, 2.0, 7.0, 10.0), (2, 1.0, 4.0, 10.0), (3, 0.5, 2.0, 1e1)]
     lines = [CONSOLE.format(step=n, gen=1e-3, old=old, update=update, total=total) for n, old, update, total in steps]
-    broken = CONSOLE.format(step=4, gen=1, old=1, update=1, total="1e999")
-    (tmp_path / "console.log").write_bytes(
-        "\n".join(["\x1b[36mé", *lines, lines[0][:40], broken]).encode() + b"\xff\xfe\n"
-    )
-    records = [
-        {"timing_s/old_log_prob": old, "timing_s/update_actor": update, "timing_s/step": total, "x": math.nan}
-        for _, old, update, total in steps
-    ]
+    lines += [lines[0][:40], CONSOLE.format(step=4, gen=1, old=1, update=1, total="1e999")]
+    (tmp_path / "console.log").write_bytes("\n".join(["\x1b[36mé", *lines]).encode() + b"\xff\xfe\n")
+    names = ("timing_s/old_log_prob", "timing_s/update_actor", "timing_s/step", "x")
+    records = [dict(zip(names, (*seconds, math.nan), strict=True)) for _, *seconds in steps]
     whole = [json.dumps({"step": n, "data": data}) for n, data in enumerate(records)]
     for name in ("file.jsonl", "named_by_the_user.txt"):
         (tmp_path / name).write_text("\n".join([*whole, whole[0][:30]]))
@@ -290,10 +270,8 @@ def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, config: Pat
         (("--timing", "."), "expected a file, received a folder"),
         (("--gpu-price", "1"), "--gpu-price: expected it together with --model"),
         (("--model", "absent.json"), "absent.json: no such file"),
-        (("--model", config, "--gpus", "0"), "--gpus"),
-        (("--model", config, "--gpus", "99999999999999999999"), "--gpus"),
-        (("--model", config, "--gpu-price", "-1"), "--gpu-price"),
-        (("--model", config, "--gpu-price", "inf"), "--gpu-price"),
+        *((("--model", config, "--gpus", wrong), "--gpus") for wrong in ("0", "99999999999999999999")),
+        *((("--model", config, "--gpu-price", wrong), "--gpu-price") for wrong in ("-1", "inf")),
     ):
         refused(said, "inspect", rows, *given)
 
@@ -316,12 +294,10 @@ def test_a_name_stands_for_a_config(
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_an_estimate_by_hand(printed: Printed, tmp_path: Path, config: Path, is_masked: bool) -> None:
     """One GPU: nothing travels. Operations of each row by itself and of each tree, from the formulas of a decoder."""
-    prompts = [len(PROMPTS[row["uid"]]) for row in ROWS]
-    masks = [
-        {"loss_mask": [int(at >= prompt or not is_masked) for at in range(len(row["input_ids"]))]}
-        for row, prompt in zip(ROWS, prompts, strict=True)
-    ]
-    rows = write(tmp_path / "rows.jsonl", [{**row, **mask} for row, mask in zip(ROWS, masks, strict=True)])
+    prompts, lengths = [len(PROMPTS[row["uid"]]) for row in ROWS], [len(row["input_ids"]) for row in ROWS]
+    parts = zip(ROWS, prompts, lengths, strict=True)
+    records = [{**row, "loss_mask": [int(not is_masked)] * at + [1] * (end - at)} for row, at, end in parts]
+    rows = write(tmp_path / "rows.jsonl", records)
     given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
     found = read(printed("inspect", rows, *given, "--json"))["prediction"]
     sizes = MODEL_SIZES["8b"].config()
@@ -335,12 +311,10 @@ def test_an_estimate_by_hand(printed: Printed, tmp_path: Path, config: Path, is_
         computed = 5 * forward / (Cluster.flops * 2250 / 989)
         return computed + (layers * layer + 2 * width * vocabulary) / OPTIMIZER_RATE
 
-    lengths = [len(row["input_ids"]) for row in ROWS]
-    prefixes = {(row["uid"], *row["input_ids"][: end + 1]) for row in ROWS for end in range(len(row["input_ids"]))}
     without = sum(prompts) if is_masked else 0
     flat = seconds(FLAT, sum(length * (length + 1) // 2 for length in lengths), FLAT - without)
     without = sum(map(len, PROMPTS.values())) if is_masked else 0
-    tree = seconds(UNIQUE, sum(len(prefix) - 1 for prefix in prefixes), UNIQUE - without)
+    tree = seconds(UNIQUE, sum(len(prefix) - 1 for prefix in PREFIXES), UNIQUE - without)
     assert found["rows"]["update_seconds"] == pytest.approx(flat, rel=1e-9)
     assert found["trees"]["update_seconds"] == pytest.approx(tree, rel=1e-9)
     (step,) = found["steps"]
@@ -352,9 +326,8 @@ def test_an_estimate_by_hand(printed: Printed, tmp_path: Path, config: Path, is_
 
 
 def test_the_best_budget_is_the_largest_that_fits(printed: Printed, rows: Path, config: Path) -> None:
-    found = read(printed("inspect", rows, "--model", config, "--gpus", 8, "--gpu", "h100", "--json"))["verdict"][
-        "memory"
-    ]
+    given = ("--model", config, "--gpus", 8, "--gpu", "h100")
+    found = read(printed("inspect", rows, *given, "--json"))["verdict"]["memory"]
     model = assumed_memory_model(MODEL_SIZES["8b"].shape)
     room = MEMORY_FRACTION * Gpu.H100.spec.memory_gib * GIB - found["state_bytes"]
     assert found["max_tokens"] % 1024 == 0
@@ -364,11 +337,8 @@ def test_the_best_budget_is_the_largest_that_fits(printed: Printed, rows: Path, 
     assert found["state_bytes"] == 16 * sizes.total / 8 + 8 * sizes.per_layer + 6 * sizes.root
     assert found["trees_whole"]["tokens"] == LARGEST
     longest = max(len(row["input_ids"]) for row in ROWS)
-    assert found["rows"] == {
-        "tokens": longest,
-        "gpu_bytes": pytest.approx(found["state_bytes"] + model.bytes_of(longest)),
-        "runs_as": "the longest row",
-    }
+    gpu_bytes = pytest.approx(found["state_bytes"] + model.bytes_of(longest))
+    assert found["rows"] == {"tokens": longest, "gpu_bytes": gpu_bytes, "runs_as": "the longest row"}
     assert found["largest_runs_as"] == "whole"
 
 
@@ -426,16 +396,10 @@ def test_version_help_and_completion(tree_rl: Run, printed: Printed, monkeypatch
     assert tree_rl()[1].strip() == "inspect"
 
 
-def test_an_unset_variable_reads_no_folder(tree_rl: Run) -> None:
+def test_an_old_name_ends_with_the_new_command_and_an_unset_variable_reads_no_folder(tree_rl: Run) -> None:
     assert tree_rl("inspect", "") == (2, "", "tree-rl: an argument is empty: is a variable of the shell not set?\n")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+    for old, new in (
         (("estimate", "my rows.jsonl", "--model", "8b", "--gpus", "4"), "inspect 'my rows.jsonl' --model 8b --gpus 4"),
         (("top", "outputs/run", "--once"), "report --watch outputs/run"),
-    ],
-)
-def test_an_old_name_ends_with_the_new_command(tree_rl: Run, old: tuple[str, ...], new: str) -> None:
-    assert tree_rl(*old) == (2, "", f"tree-rl: {old[0]} has another name now; type: tree-rl {new}\n")
+    ):
+        assert tree_rl(*old) == (2, "", f"tree-rl: {old[0]} has another name now; type: tree-rl {new}\n")

@@ -44,14 +44,8 @@ class Nodes:
         self, command: list[str], *, python: Path, environment: dict[str, str], folder: Path, seconds: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a driver on the head, where only this environment and no checkout is known."""
-        variables = {
-            **node_environment(python, self.token),
-            "RAY_ADDRESS": f"{address(0)}:{PORT}",
-            "RAY_AUTH_MODE": "token",
-            "HF_HUB_OFFLINE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-            **environment,
-        }
+        job = {"RAY_AUTH_MODE": "token", "HF_HUB_OFFLINE": "1", "TORCH_COMPILE_DISABLE": "1", **environment}
+        variables = node_environment(python, self.token) | {"RAY_ADDRESS": f"{address(0)}:{PORT}"} | job
         full = ["ip", "netns", "exec", self.namespaces[0], "env", "-i", *as_arguments(variables), *command]
         return subprocess.run(full, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
 
@@ -197,9 +191,6 @@ def environment_without_us(folder: Path) -> Path:
 
 def copy_of_the_code(folder: Path) -> Path:
     """Sources alone, as `working_dir` and `py_modules` carry them."""
-    for source, name in (
-        (REPOSITORY / "tree_rl", "tree_rl"),
-        (REPOSITORY / "kernels" / "tree_kernels", "tree_kernels"),
-    ):
-        shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in (REPOSITORY / "tree_rl", REPOSITORY / "kernels" / "tree_kernels"):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder

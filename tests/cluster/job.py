@@ -52,14 +52,9 @@ class Process:
 def start(folder: Path, log: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
     """Start main_ppo; the log is a file."""
     with log.open("w") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *config(folder), *overrides],
-            env=environment(folder),
-            cwd=folder,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *config(folder), *overrides]
+        given = {"env": environment(folder), "cwd": folder, "start_new_session": True}
+        return subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, **given)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -124,26 +119,22 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "working_environment.py").write_text(ENVIRONMENT)
     toy_qwen.save_model(folder / "model")
-    toy_qwen.save_prompts(
-        folder / "prompts.parquet", [f"say {i}" for i in range(PROMPTS)], agent_name="tree_tool_agent"
-    )
+    texts = [f"say {number}" for number in range(PROMPTS)]
+    toy_qwen.save_prompts(folder / "prompts.parquet", texts, agent_name="tree_tool_agent")
     toy_qwen.save_reward(folder / "reward.py")
 
 
 def config(folder: Path) -> list[str]:
     """Overrides of the run, whoever starts it."""
+    files = (f"{folder}/{name}" for name in ("model", "prompts.parquet", "reward.py"))
     return [
-        *toy_qwen.ppo_overrides(
-            str(folder / "model"), str(folder / "prompts.parquet"), str(folder / "reward.py"), folder / "out"
-        ),
+        *toy_qwen.ppo_overrides(*files, folder / "out"),
         "+actor_rollout_ref.rollout.custom.tree_agent.environment=working_environment.WorkingEnvironment",
         f"+actor_rollout_ref.rollout.custom.tree_dump_dir={folder / 'trees'}",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         # Measured times would decide which groups the ranks split.
         "actor_rollout_ref.actor.fsdp_config.full_determinism=true",
-        "trainer.v1.trainer_mode=tree_sync",
-        "trainer.resume_mode=auto",
-        f"trainer.save_freq={SAVE_FREQ}",
+        *toy_qwen.under("trainer", "v1.trainer_mode=tree_sync", "resume_mode=auto", f"save_freq={SAVE_FREQ}"),
         f"trainer.total_training_steps={STEPS}",
         "data.seed=1",
     ]
@@ -154,12 +145,8 @@ ONE_NODE = ["+ray_kwargs.ray_init.num_gpus=2", "trainer.n_gpus_per_node=2"]
 
 def two_nodes(address: str) -> list[str]:
     """Overrides for the same two ranks on two nodes of a cluster that runs already."""
-    return [
-        f"+ray_kwargs.ray_init.address={address}",
-        "ray_kwargs.ray_init.num_cpus=null",
-        "trainer.n_gpus_per_node=1",
-        "trainer.nnodes=2",
-    ]
+    joined = [f"+ray_kwargs.ray_init.address={address}", "ray_kwargs.ray_init.num_cpus=null"]
+    return [*joined, "trainer.n_gpus_per_node=1", "trainer.nnodes=2"]
 
 
 def figures_of_steps(log: str) -> dict[int, dict[str, float]]:

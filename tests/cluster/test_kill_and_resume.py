@@ -196,23 +196,15 @@ def live_and_be_killed(folder: Path, kill: Kill) -> dict[str, Any]:
     finally:
         for process in job.processes_in(folder):
             os.kill(process.pid, signal.SIGKILL)
-    return {
-        "victim": kill.victim,
-        "phase": kill.phase,
-        "since": since,
-        "step": step,
-        "trained": trained_step(folder),
-        "checkpointed": checkpointed_step(folder),
-        "status": status,
-        "seconds_to_end": round(seconds, 1),
-        "seconds_until_nothing_is_left": round(until_none, 1),
-        "log": log.name,
-    }
+    reached = {"trained": trained_step(folder), "checkpointed": checkpointed_step(folder), "log": log.name}
+    ended = {"seconds_to_end": round(seconds, 1), "seconds_until_nothing_is_left": round(until_none, 1)}
+    killed_at = {"victim": kill.victim, "phase": kill.phase, "since": since, "step": step}
+    return {**killed_at, "status": status, **reached, **ended}
 
 
 def workers_of_job(folder: Path) -> list[str]:
     """Ray processes of a job, those of the cluster itself left out."""
-    own = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    own = ("ray::IDLE", *job.RAY_AGENTS)
     titles = [process.title for process in job.processes_in(folder)]
     return [title for title in titles if title.startswith("ray::") and not title.startswith(own)]
 
@@ -267,9 +259,8 @@ def test_the_killed_run_did_what_the_uninterrupted_one_did(runs: Path) -> None:
                 assert_equal(load(killed / name), load(whole / name), f"{name}")
     assert job.sandboxes(killed) == set()
     rows = [path.read_text() for path in (killed / "trees").glob("train-*.jsonl")]
-    keys = [
-        (r["step"], r["uid"], r["session"], r["index"]) for text in rows for r in map(json.loads, text.splitlines())
-    ]
+    written = [json.loads(line) for text in rows for line in text.splitlines()]
+    keys = [(row["step"], row["uid"], row["session"], row["index"]) for row in written]
     assert len(keys) == len(set(keys))
 
 

@@ -56,13 +56,8 @@ def test_every_node_trains_in_the_same_image_without_root(manifest: dict[str, An
 def test_one_number_makes_the_cluster(tmp_path: Path, nodes: int) -> None:
     (tmp_path / "kubectl").write_text(KUBECTL)
     (tmp_path / "kubectl").chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SEEN": str(tmp_path),
-        "IMAGE": "registry.example/tree_rl@sha256:" + "0" * 64,
-        "NAMESPACE": "lab",
-    }
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SEEN": str(tmp_path), "NAMESPACE": "lab"}
+    environment |= {"IMAGE": "registry.example/tree_rl@sha256:" + "0" * 64}
     recipe = ["env", "STEPS=3", "bash", "recipes/grpo/run.sh"]
     command = ["bash", str(SCRIPTS / "kubernetes.sh"), str(nodes), "--", *recipe]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)

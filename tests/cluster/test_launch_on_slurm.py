@@ -100,14 +100,9 @@ def run_in_slurm(folder: Path, command: str) -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "PYTEST"))}
     script = INSTALL + SLURM_UP + command
     try:
-        done = subprocess.run(
-            [*("unshare", "--mount", "--pid", "--fork", "bash", "-c"), ENTER, "enter", str(folder), script],
-            env=own | {"VERL_PLATFORM": "cpu"},
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
+        command = [*("unshare", "--mount", "--pid", "--fork", "bash", "-c"), ENTER, "enter", str(folder), script]
+        given = {"env": own | {"VERL_PLATFORM": "cpu"}, "timeout": 800, "check": False}
+        done = subprocess.run(command, capture_output=True, text=True, **given)
     finally:
         shutil.rmtree(folder / "upper")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]

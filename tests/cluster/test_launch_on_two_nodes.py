@@ -32,9 +32,8 @@ class Cluster:
 
     def environment(self, **variables: str) -> dict[str, str]:
         # PYTHONPATH would travel with the driver, over that of the node whose packages are to differ.
-        own = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTEST", "PYTHONPATH"))
-        }
+        strange = ("RAY_", "PYTEST", "PYTHONPATH")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
         own |= {"PYTHON": sys.executable, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
         return own | {"RAY_AUTH_TOKEN_PATH": str(self.folder / "token"), "WAIT_SECONDS": "120"} | variables
 
@@ -52,16 +51,9 @@ class Cluster:
     def run(
         self, script: str, *arguments: str, seconds: int = 300, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        variables = {"RAY_ADDRESS": self.head, "DASHBOARD": self.dashboard} | variables
-        return subprocess.run(
-            ["bash", str(SCRIPTS / script), *arguments],
-            env=self.environment(**variables),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        environment = self.environment(**{"RAY_ADDRESS": self.head, "DASHBOARD": self.dashboard, **variables})
+        given = {"env": environment, "cwd": self.folder, "timeout": seconds}
+        return subprocess.run(["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, **given)
 
     def left_over(self) -> list[str]:
         """Command lines of Ray's processes that belong to this cluster."""
@@ -72,18 +64,11 @@ class Cluster:
 def cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="tr_", dir="/tmp"))  # short: Ray's sockets lie in it
     port, dashboard_port = free_ports(2)
-    cluster = Cluster(
-        folder=folder, head=f"{ADDRESS}:{port}", dashboard=f"http://127.0.0.1:{dashboard_port}", processes={}
-    )
+    dashboard = f"http://127.0.0.1:{dashboard_port}"
+    cluster = Cluster(folder=folder, head=f"{ADDRESS}:{port}", dashboard=dashboard, processes={})
     try:
-        cluster.start(
-            "head",
-            "ray_head.sh",
-            *START,
-            HEAD_PORT=str(port),
-            DASHBOARD_PORT=str(dashboard_port),
-            RAY_TEMP_DIR=str(folder / "ray"),
-        )
+        ports = {"HEAD_PORT": str(port), "DASHBOARD_PORT": str(dashboard_port)}
+        cluster.start("head", "ray_head.sh", *START, **ports, RAY_TEMP_DIR=f"{folder}/ray")
         wait_for((folder / "token").exists, 300)
         cluster.start("worker", "ray_worker.sh", cluster.head, *START, NODE_IP="127.0.0.2")
         yield cluster

@@ -18,14 +18,8 @@ def run_script(name: str, *arguments: str, **variables: str) -> subprocess.Compl
     environment = {**os.environ, "PYTHON": sys.executable, "VERL_PLATFORM": "cpu", **variables}
     for absent in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "SLURM_SUBMIT_DIR"):
         environment.pop(absent, None) if absent not in variables else None
-    return subprocess.run(
-        ["bash", str(SCRIPTS / name), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = ["bash", str(SCRIPTS / name), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_scripts_parse_and_shellcheck_has_nothing_to_say() -> None:

@@ -66,13 +66,9 @@ def start_group(prefix: str, environment: dict[str, str]) -> RayWorkerGroup:
     class PlainWorker(Worker):
         pass
 
-    return RayWorkerGroup(
-        resource_pool=RayResourcePool([1], use_gpu=False, max_colocate_count=1, name_prefix=prefix),
-        ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(PlainWorker)),
-        name_prefix=prefix,
-        device_name="cpu",
-        worker_env=environment,
-    )
+    pool = RayResourcePool([1], use_gpu=False, max_colocate_count=1, name_prefix=prefix)
+    worker, how = RayClassWithInitArgs(cls=ray.remote(PlainWorker)), {"device_name": "cpu", "worker_env": environment}
+    return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=worker, name_prefix=prefix, **how)
 
 
 def wait_until_built(*workers: Any) -> None:
@@ -160,9 +156,10 @@ def test_a_process_of_another_version_refuses_to_load_the_plugin() -> None:
 
 
 def test_the_driver_hands_the_plugin_to_a_job_of_trees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
     tree = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "tree_sync"}}})
     flat = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "sync"}}})
+    assert main_ppo.get_ppo_ray_runtime_env(tree)["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin"
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
     runtime_env = forwarding(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN"}})
     assert runtime_env(flat) == runtime_env() == {"env_vars": {"NCCL_DEBUG": "WARN"}}
     assert runtime_env(tree)["env_vars"] == {
@@ -180,11 +177,6 @@ def test_variables_of_a_submitted_job_stay_its_own() -> None:
     }
     own = {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin,mine"}
     assert plugin_variables(own)["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin,mine"
-
-
-def test_verls_main_hands_the_plugin_to_the_job() -> None:
-    tree = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "tree_sync"}}})
-    assert main_ppo.get_ppo_ray_runtime_env(tree)["env_vars"]["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin"
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ nodes whose two processes share the tokens of each forest."""
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,60 +46,32 @@ def train(folder: Path, *more: str, nodes: int) -> Run:
     folder.mkdir()
     environment = {
         "PYTHON": sys.executable,
-        "NNODES": str(nodes),
-        "NGPUS": str(RANKS // nodes),
-        "ROLLOUT_N": "4",
-        "STEPS": str(STEPS),
-        "OUTPUT": str(folder / "out"),
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.launch.carried_environment.carry",
+        "OUTPUT": f"{folder}/out",
+        "VERL_FILE_LOGGER_PATH": f"{folder}/metrics.jsonl",
     }
-    overrides = [
-        *EXISTING_CLUSTER,
-        *more,
-        "trainer.logger=[console,file]",
-        f"trainer.save_freq={STEPS}",
-        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-    ]
+    environment |= {"NNODES": str(nodes), "NGPUS": str(RANKS // nodes), "ROLLOUT_N": "4", "STEPS": str(STEPS)}
+    environment |= {"RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.launch.carried_environment.carry"}
+    saved = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
+    overrides = [*EXISTING_CLUSTER, *more, "trainer.logger=[console,file]", f"trainer.save_freq={STEPS}", saved]
     with running_nodes(nodes, gpus=RANKS // nodes) as cluster:
-        done = cluster.drive(
-            ["bash", str(RECIPE), *overrides],
-            python=Path(sys.executable),
-            environment=environment,
-            folder=folder,
-            seconds=1100,
-        )
+        command, given = ["bash", str(RECIPE), *overrides], {"environment": environment, "folder": folder}
+        done = cluster.drive(command, python=Path(sys.executable), seconds=1100, **given)
     (folder / "log").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     checkpoint = folder / "out" / "checkpoints"
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted((checkpoint / f"global_step_{STEPS}" / "actor" / "huggingface").glob("*.safetensors")):
+        weights |= load_file(file)
+    figures = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Run(
-        steps=[learnt(json.loads(line)["data"]) for line in (folder / "metrics.jsonl").read_text().splitlines()],
+        steps=[{name: value for name, value in step.items() if is_learnt(name)} for step in figures],
         updates=[json.loads(line) for line in (checkpoint / "updates.jsonl").read_text().splitlines()],
-        weights=load_weights(checkpoint / f"global_step_{STEPS}" / "actor" / "huggingface"),
+        weights=weights,
     )
 
 
-def learnt(figures: dict[str, float]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in figures.items()
-        if name.startswith(LEARNT) and not any(part in name for part in NOT_LEARNT)
-    }
-
-
-def load_weights(folder: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(file)
-    return weights
-
-
-def differing(names: Sequence[str], left: dict[str, float], right: dict[str, float]) -> dict[str, tuple[float, float]]:
-    return {
-        name: (left[name], right[name])
-        for name in names
-        if left[name] != pytest.approx(right[name], rel=RELATIVE, abs=ABSOLUTE)
-    }
+def is_learnt(name: str) -> bool:
+    return name.startswith(LEARNT) and not any(part in name for part in NOT_LEARNT)
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +87,9 @@ def assert_same_training(
     assert len(one.steps) == len(other.steps) == STEPS
     assert other.updates == one.updates, "the same rows, token for token, in the same updates"
     for step, (left, right) in enumerate(zip(one.steps, other.steps, strict=True), start=1):
+        expected, found = ({k: v for k, v in one.items() if not k.startswith(besides)} for one in (left, right))
         assert set(left) == set(right)
-        names = sorted(name for name in left if not name.startswith(besides))
-        assert differing(names, left, right) == {}, f"step {step}"
+        assert found == pytest.approx(expected, rel=RELATIVE, abs=ABSOLUTE), f"step {step}"
     assert set(one.weights) == set(other.weights) and len(one.weights) > 10
     errors = {
         name: float((other.weights[name].double() - weight.double()).norm() / weight.double().norm())

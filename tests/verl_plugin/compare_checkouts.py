@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import actor_loss, run
+from equivalence import run
 from hostile_rows import shapes
+from verl_losses import actor_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 

@@ -24,6 +24,11 @@ VOCAB = 97
 FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 BFLOAT16 = {**FLOAT32, "param_dtype": "bf16"}
 """Mixed precision of verl's default, on a GPU."""
+LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
+FLAGS = {"calculate_entropy": True, "return_model_output": True}
+"""Of a batch whose outputs are compared."""
+ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
+"""Of a batch that stock verl runs row by row."""
 
 
 class StockValueEngine(FSDPEngineWithValueHead):
@@ -100,43 +105,33 @@ class Row:
 def ppo_batch(rows: list[Row], *, seed: int = 0, max_tokens: int = 100_000, **flags: Any) -> TensorDict:
     """Rows as verl's workers receive them for `update_actor`, with advantages that differ token by token."""
     generator = np.random.default_rng(seed)
-    ids = [torch.tensor(row.tokens) for row in rows]
-    responses = [torch.tensor(row.tokens[row.prompt :]) for row in rows]
     masks = [torch.tensor(row.mask) for row in rows]
 
-    def response_values(scale: float, shift: float = 0.0) -> torch.Tensor:
-        return nested(
-            [torch.tensor(generator.normal(shift, scale, len(row.mask)), dtype=torch.float32) for row in rows]
-        )
+    def of_responses(scale: float, *shifts: float) -> torch.Tensor:
+        """Noise around a value of each row, or one for all."""
+        pairs = zip(rows, shifts * len(rows) if len(shifts) == 1 else shifts, strict=True)
+        drawn = (generator.normal(shift, scale, len(row.mask)) for row, shift in pairs)
+        return nested([torch.tensor(values, dtype=torch.float32) for values in drawn])
 
+    usual = {"use_remove_padding": True, "use_dynamic_bsz": True}
+    usual |= {"max_token_len_per_gpu": max_tokens, "global_batch_size": len(rows)}
     return tu.get_tensordict(
         {
-            "input_ids": nested(ids),
+            "input_ids": nested([torch.tensor(row.tokens) for row in rows]),
             "position_ids": nested([torch.arange(len(row.tokens)) for row in rows]),
             "prompts": nested([torch.tensor(row.tokens[: row.prompt]) for row in rows]),
-            "responses": nested(responses),
+            "responses": nested([torch.tensor(row.tokens[row.prompt :]) for row in rows]),
             "response_mask": nested(masks),
             "loss_mask": nested(masks),
-            "old_log_probs": response_values(0.3, -4.5),
-            "ref_log_prob": response_values(0.3, -4.5),
-            "advantages": nested(
-                [
-                    torch.tensor(row.advantage + generator.normal(0, 0.3, len(row.mask)), dtype=torch.float32)
-                    for row in rows
-                ]
-            ),
-            "returns": response_values(1.0),
-            "values": response_values(1.0),
+            "old_log_probs": of_responses(0.3, -4.5),
+            "ref_log_prob": of_responses(0.3, -4.5),
+            "advantages": of_responses(0.3, *(row.advantage for row in rows)),
+            "returns": of_responses(1.0, 0.0),
+            "values": of_responses(1.0, 0.0),
             "uid": [row.uid for row in rows],
             "temperature": torch.tensor([row.temperature for row in rows]),
         },
-        non_tensor_dict={
-            "use_remove_padding": True,
-            "use_dynamic_bsz": True,
-            "max_token_len_per_gpu": max_tokens,
-            "global_batch_size": len(rows),
-            **flags,
-        },
+        non_tensor_dict={**usual, **flags},
     )
 
 
@@ -152,9 +147,13 @@ def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def gradients(engine: Any) -> dict[str, torch.Tensor]:
-    full = {}
-    for name, parameter in engine.module.named_parameters():
-        if parameter.grad is not None:
-            gradient = parameter.grad
-            full[name] = (gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient).detach().clone()
-    return full
+    return {name: whole(one.grad) for name, one in engine.module.named_parameters() if one.grad is not None}
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: whole(one) for name, one in engine.module.named_parameters()}
+
+
+def whole(sharded: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor, all shards of it."""
+    return (sharded.full_tensor() if hasattr(sharded, "full_tensor") else sharded).detach().clone()

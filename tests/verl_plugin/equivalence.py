@@ -1,53 +1,19 @@
-"""How two engines are held against each other: verl's losses, one run, and the tolerances of the design."""
+"""How two engines are held against each other: one run, and the tolerances of the design."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from engine_harness import Row, gradients, ppo_batch
+from engine_harness import ALONE, FLAGS, Row, gradients, ppo_batch
 from tensordict import TensorDict
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
-from verl.workers.config.actor import PolicyLossConfig
-from verl.workers.utils.losses import ppo_loss, value_loss
-from verl.workers.utils.padding import response_from_nested
+from verl_losses import actor_loss
 
 from tree_rl.models.edge_head import EdgeHead
-from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 
-FLAGS = {"calculate_entropy": True, "return_model_output": True}
-"""Of a batch whose outputs are compared."""
-ALONE = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1}
-"""Of a batch that stock verl runs row by row."""
-AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-POLICY_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})
-BATCH_LOSSES = frozenset({"geo_mean", "kl_cov", "clip_cov"})
-"""They look at all rows of a micro-batch: trees are held against one micro-batch of all rows."""
-LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"]}
 GRADIENT_TOLERANCE = 1e-5
 CANCELLING_TOLERANCE = 4e-5
 LOG_PROB_TOLERANCE = 2e-5
 LOSS_TOLERANCE = 1e-4
-
-
-def actor_loss(
-    loss_mode: str, agg_mode: str, *, kl: bool = True, policy: dict[str, Any] | None = None, **options: Any
-) -> Any:
-    """verl's loss with entropy and KL terms on; options of `policy_loss` and of the actor win."""
-    usual = {"strategy": "fsdp2", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, "loss_agg_mode": agg_mode}
-    usual |= {"entropy_coeff": 0.01, "use_kl_loss": kl, "kl_loss_coef": 0.1}
-    if agg_mode == "seq-mean-token-sum-norm":
-        usual["loss_scale_factor"] = 17
-    policy_loss = PolicyLossConfig(**{"loss_mode": loss_mode, "dro_beta": 0.5, **(policy or {})})
-    return partial(ppo_loss, config=FSDPActorConfig(**{**usual, "policy_loss": policy_loss, **options}))
-
-
-def critic_loss(agg_mode: str = "token-mean", **options: Any) -> Any:
-    shared = {"strategy": "fsdp2", "ppo_micro_batch_size_per_gpu": 1}
-    return partial(value_loss, config=FSDPCriticConfig(**shared, loss_agg_mode=agg_mode, **options))
-
-
 LOSS = actor_loss("vanilla", "token-mean")
 
 
@@ -127,15 +93,3 @@ def answers_of_heads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(EdgeHead, "forward", watching)
     return answers
-
-
-def run_after_pass(engine: Any, rows: list[Row], loss: Any, **flags: Any) -> dict[str, Any]:
-    data = ppo_batch(rows, **flags)
-    data["old_log_probs"] = response_from_nested(infer(engine, ppo_batch(rows))["log_probs"], data["response_mask"])
-    return run(engine, data, loss)
-
-
-def without_pass(rows: list[Row], **flags: Any) -> Any:
-    data = ppo_batch(rows, **{REUSE_LOG_PROBS: True, **flags})
-    del data["old_log_probs"]
-    return data

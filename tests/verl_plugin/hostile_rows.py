@@ -27,21 +27,12 @@ def shapes() -> dict[str, list[Row]]:
         "single_response_token": [row(trunk[:3]), row([*trunk[:2], 5]), row([7, 8, 9])],
         "no_common_root": [row(tokens(20 + i, 6)) for i in range(3)],
         "masks_differ_on_shared_prefix": [
-            row(trunk + tokens(30, 4), mask=[0, 1] * 7),
-            row(trunk + tokens(31, 4), mask=[1, 0] * 7),
-            row(trunk + tokens(32, 4), mask=[0] * 10 + [1] * 4),
+            row(trunk + tokens(30 + i, 4), mask=mask)
+            for i, mask in enumerate(([0, 1] * 7, [1, 0] * 7, [0] * 10 + [1] * 4))
         ],
         "one_row_untrained": [row(trunk + tokens(33, 3)), row(trunk + tokens(34, 3), mask=[0] * 13)],
-        "prompts_of_different_length": [
-            row(trunk + tokens(35, 3), prompt=4),
-            row(trunk + tokens(36, 3), prompt=9),
-            row(trunk + tokens(37, 3), prompt=14),
-        ],
-        "branch_at_63_64_65": [
-            row(deep[:63] + tokens(40, 3)),
-            row(deep[:64] + tokens(41, 3)),
-            row(deep + tokens(42, 3)),
-        ],
+        "prompts_of_different_length": [row(trunk + tokens(35 + i, 3), prompt=4 + 5 * i) for i in range(3)],
+        "branch_at_63_64_65": [row(deep[: 63 + i] + tokens(40 + i, 3)) for i in range(3)],
         "two_groups": [row(trunk + tokens(50 + i, 4), uid="a" if i < 2 else "b", advantage=1.0 - i) for i in range(4)],
         "temperatures_differ": [
             row(trunk + tokens(60 + i, 4), temperature=t) for i, t in enumerate((1.0, 0.7, 1.3, 0.7))

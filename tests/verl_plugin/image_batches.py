@@ -20,36 +20,22 @@ def reading_model(path: str | Path) -> Any:
     return model
 
 
-def as_rows(rows: list[PictureRow]) -> list[Row]:
-    """PPO rows with a prompt of two tokens; tokens of images are not trained."""
-    return [
-        Row(
-            tokens=one.tokens,
-            prompt=2,
-            mask=[int(token != IMAGE_TOKEN) for token in one.tokens[2:]],
-            advantage=(-1.0) ** number,
-        )
-        for number, one in enumerate(rows)
-    ]
-
-
-def with_images(model: Any, rows: list[PictureRow], data: TensorDict) -> TensorDict:
-    """Add `multi_modal_inputs` and positions with four axes; `model` computes them."""
-    axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
-    data["position_ids"] = nested([axis.contiguous() for axis in axes])
-    inputs = [
-        {
-            "pixel_values": one.pixel_values,
-            "image_grid_thw": one.grid_thw,
-            "images_seqlens": one.grid_thw[:, 1:].prod(-1),
-        }
-        if one.pictures
-        else {}
-        for one in rows
-    ]
-    tu.assign_non_tensor_stack(data, "multi_modal_inputs", inputs)
-    return data
+def as_row(one: PictureRow, **fields: Any) -> Row:
+    """A PPO row with a prompt of two tokens; tokens of images are not trained."""
+    return Row(tokens=one.tokens, prompt=2, mask=[int(token != IMAGE_TOKEN) for token in one.tokens[2:]], **fields)
 
 
 def picture_batch(model: Any, rows: list[PictureRow], **flags: Any) -> TensorDict:
-    return with_images(model, rows, ppo_batch(as_rows(rows), **flags))
+    """With `multi_modal_inputs` and positions with four axes, which `model` computes."""
+    data = ppo_batch([as_row(one, advantage=(-1.0) ** number) for number, one in enumerate(rows)], **flags)
+    axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
+    data["position_ids"] = nested([axis.contiguous() for axis in axes])
+    tu.assign_non_tensor_stack(data, "multi_modal_inputs", [inputs_of(one) for one in rows])
+    return data
+
+
+def inputs_of(one: PictureRow) -> dict[str, torch.Tensor]:
+    if not one.pictures:
+        return {}
+    images = {"pixel_values": one.pixel_values, "image_grid_thw": one.grid_thw}
+    return {**images, "images_seqlens": one.grid_thw[:, 1:].prod(-1)}

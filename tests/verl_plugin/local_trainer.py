@@ -14,15 +14,16 @@ import verl.trainer.ppo.padding_utils as padding_utils
 # verl's trainer loads the plugin, and with it the modules below.
 import verl.trainer.ppo.v1.trainer_base as trainer_base
 from engine_harness import FLOAT32, join_process_group, model_config, nested
-from equivalence import actor_loss, critic_loss
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
+from toy_qwen import under
 from transfer_queue import KVBatchMeta
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import FSDPOptimizerConfig, TrainingWorkerConfig
+from verl_losses import actor_loss, critic_loss
 
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
@@ -96,19 +97,16 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
                 scores = torch.zeros(len(response))
                 scores[-1] = reward
                 keys.append(f"uid-{prompt}_{session}_{branch}")
+                texts = {"input_ids": prompt_ids + response, "prompts": prompt_ids, "responses": response}
+                log_probs = ("rollout_log_probs", "old_log_probs", "ref_log_prob")
                 rows.append(
                     {
                         "uid": f"uid-{prompt}",
-                        "input_ids": torch.tensor(prompt_ids + response),
-                        "prompts": torch.tensor(prompt_ids),
-                        "responses": torch.tensor(response),
+                        **{name: torch.tensor(ids) for name, ids in texts.items()},
                         "position_ids": torch.arange(6 + len(response)),
-                        "response_mask": mask,
-                        "loss_mask": mask,
+                        **dict.fromkeys(("response_mask", "loss_mask"), mask),
                         "rm_scores": scores,
-                        "rollout_log_probs": -torch.rand(len(response)),
-                        "old_log_probs": -torch.rand(len(response)),
-                        "ref_log_prob": -torch.rand(len(response)),
+                        **{name: -torch.rand(len(response)) for name in log_probs},
                         "values": torch.randn(len(response)),
                         "loss_weight": torch.rand(len(response)),
                         "extra_fields": {"reward_extra_info": {"a": reward, "b": -2 * reward}},
@@ -123,21 +121,10 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
 def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
     """A trainer with what the batch's path reads, and no workers."""
     trainer = PPOTrainerTreeSync.__new__(PPOTrainerTreeSync)
-    trainer.config = OmegaConf.create(
-        {
-            "algorithm": {
-                "adv_estimator": estimator,
-                "gamma": 1.0,
-                "lam": 0.95,
-                "use_kl_in_reward": False,
-                "kl_penalty": "kl",
-                "rollout_correction": None,
-                **algorithm,
-            },
-            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}},
-            "critic": {"ppo_mini_batch_size": 3},
-        }
-    )
+    usual = {"adv_estimator": estimator, "gamma": 1.0, "lam": 0.95, "use_kl_in_reward": False, "kl_penalty": "kl"}
+    roles = {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}}}
+    roles |= {"critic": {"ppo_mini_batch_size": 3}}
+    trainer.config = OmegaConf.create({"algorithm": {**usual, "rollout_correction": None, **algorithm}, **roles})
     trainer.model_shape = SHAPE
     trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False
@@ -164,17 +151,12 @@ def build_worker(
     join_process_group()
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     os.environ |= alone if torch.distributed.get_world_size() == 1 else {"LOCAL_RANK": "0"}
+    engine |= {"use_torch_compile": False, "mixed_precision": FLOAT32, "max_token_len_per_gpu": 4096}
+    tree = tree or TreeConfig(mode="tree", self_check=False)
     config = TrainingWorkerConfig(
         model_type=model_type,
         model_config=model_config(path, hf_model_type or model_type, **(model or {})),
-        engine_config=TreeFSDPEngineConfig(
-            use_torch_compile=False,
-            mixed_precision=FLOAT32,
-            max_token_len_per_gpu=4096,
-            use_dynamic_bsz=True,
-            tree=tree or TreeConfig(mode="tree", self_check=False),
-            **engine,
-        ),
+        engine_config=TreeFSDPEngineConfig(use_dynamic_bsz=True, tree=tree, **engine),
         optimizer_config=FSDPOptimizerConfig(lr=learning_rate, total_training_steps=10),
         checkpoint_config=CheckpointConfig(),
     )
@@ -228,22 +210,15 @@ def trainer_config(loss_agg_mode: str, correction: Any) -> DictConfig:
     """What verl's steps read beside the sizes of `make_trainer`."""
     actor = {"ppo_mini_batch_size": 6, "ppo_epochs": 1, "calculate_entropy": False, "entropy_coeff": 0.0}
     actor |= {"data_loader_seed": 1, "shuffle": True, "loss_agg_mode": loss_agg_mode, "loss_scale_factor": None}
-    return OmegaConf.create(
-        {
-            "trainer": {"critic_warmup": 0},
-            "algorithm": {"rollout_correction": correction},
-            "actor_rollout_ref": {"actor": actor, "rollout": {"temperature": 0.9, "calculate_log_probs": True}},
-        }
-    )
+    roles = {"actor_rollout_ref": {"actor": actor, "rollout": {"temperature": 0.9, "calculate_log_probs": True}}}
+    others = {"trainer": {"critic_warmup": 0}, "algorithm": {"rollout_correction": correction}}
+    return OmegaConf.create(roles | others)
 
 
 SEPARATE = [
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
     "trainer.v1.separate_async.parameter_sync_step=2",
-    "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    *under("actor_rollout_ref.rollout", "nnodes=1", "n_gpus_per_node=1", "checkpoint_engine.backend=gloo"),
 ]
 
 

@@ -24,33 +24,24 @@ from typing import Any
 import numpy as np
 import rank_engines
 import torch
-from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
-from equivalence import (
-    AGG_MODES,
-    ALONE,
-    BATCH_LOSSES,
-    LORA,
-    LOSS_TOLERANCE,
-    POLICY_LOSSES,
-    actor_loss,
-    assert_equal_gradients,
-    critic_loss,
-    run,
-)
+from engine_harness import ALONE, LORA, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
+from equivalence import LOSS_TOLERANCE, assert_equal_gradients, run
 from rank_engines import empty_batch
 from rank_processes import run_ranks
 from routed_rows import Routes, recorded_routes, stock_routers_told
 from tensordict import TensorDict
-from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid
+from tiny_families import GATED_DELTA_NET, RECURRENT, SHARED, save_hybrid
 from tiny_sizes import ROPE, sizes
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 from verl.utils import tensordict_utils as tu
 from verl.workers.config.engine import EngineRouterReplayConfig
 from verl.workers.utils.losses import sft_loss
+from verl_losses import AGG_MODES, BATCH_LOSSES, POLICY_LOSSES, actor_loss, critic_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES = sizes(vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512)
+VOCAB = SHARED["vocab_size"]
+SIZES = sizes(**SHARED, intermediate_size=48)
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 6}
 SOFT_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8}
 MODELS: dict[str, tuple[PretrainedConfig, str]] = {
@@ -222,19 +213,15 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
         "offload": (True, False, "auto")[rng.integers(3)],
         "self_check": bool(rng.integers(2)),
     }
-    return Setup(
-        name=name,
-        layout=str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp",
-        critic=critic,
-        routed=routed,
-        tree=tree,
-        model=model,
-        engine={switch: bool(rng.integers(2)) for switch in switches},
-        updates=[draw_update(rng, critic=critic, routed=routed) for _ in range(updates)],
-    )
+    layout = str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp"
+    engine = {switch: bool(rng.integers(2)) for switch in switches}
+    drawn = [draw_update(rng, critic=critic, routed=routed) for _ in range(updates)]
+    options = {"tree": tree, "model": model, "engine": engine}
+    return Setup(name=name, layout=layout, critic=critic, routed=routed, updates=drawn, **options)
 
 
-def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
+def train_share(_: int, setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
+    """What a rank finds for the rows that are dealt to it."""
     found = []
     for setup in setups:
         engine = setup.trees(folder)
@@ -250,18 +237,14 @@ def train_share(setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
     return found
 
 
-def rank_main(rank: int, setups: Sequence[Setup], folder: Path) -> list[list[Found]]:
-    return train_share(setups, folder)
-
-
 def differences(setups: Sequence[Setup], folder: Path, ranks: int) -> Iterator[tuple[bool, str]]:
     """Updates in which trees on that many ranks do not train as rows alone on one; True where rounding explains it."""
     for setup in setups:
         setup.path(folder)  # ranks shall not write at the same time
     if ranks == 1:
-        of_ranks = [train_share(setups, folder)]
+        of_ranks = [train_share(0, setups, folder)]
     else:
-        of_ranks = run_ranks(rank_main, ranks, setups, folder, seconds=1800.0)
+        of_ranks = run_ranks(train_share, ranks, setups, folder, seconds=1800.0)
     for index, setup in enumerate(setups):
         engine, train = setup.reference(folder)
         for place, one in enumerate(setup.updates):

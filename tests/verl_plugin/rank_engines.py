@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, ppo_batch
-from equivalence import ALONE, LOSS, run
+from engine_harness import ALONE, build_engine, ppo_batch
+from equivalence import LOSS, run
 from hostile_rows import SHAPES, row, tokens
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu

@@ -8,11 +8,12 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from engine_harness import Row, nested, ppo_batch
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, run, wanted_positions
+from engine_harness import ALONE, FLAGS, Row, nested, ppo_batch
+from equivalence import assert_equal_runs, run, wanted_positions
 from tensordict import TensorDict
 from tiny_families import EXPERTS
 from verl.workers.config.engine import EngineRouterReplayConfig
+from verl_losses import actor_loss
 
 LAYERS, PER_TOKEN = 2, 2
 Routes = list[np.ndarray]

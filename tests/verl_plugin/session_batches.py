@@ -12,6 +12,8 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
 WIDTH = 9
 PROMPT = 3
+OF_TOKENS = ("response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "kl")
+TENSORS = (*OF_TOKENS, "reward_baselines")
 
 
 def make_batch(copies: Sequence[int], seed: int = 0) -> tuple[DataProto, list[str], list[np.ndarray], np.ndarray]:
@@ -43,32 +45,17 @@ def make_batch(copies: Sequence[int], seed: int = 0) -> tuple[DataProto, list[st
             rows.append(row)
             uids.append(f"uid-{session // 3}")
             keys.append(f"uid-{session // 3}_{session % 3}_{branch}")
-    tensors = ["response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "reward_baselines"]
-    data = DataProto.from_dict(
-        tensors={name: torch.stack([row[name] for row in rows]) for name in tensors},
-        non_tensors={
-            "uid": np.array(uids, dtype=object),
-            "correct": np.array([float(row["correct"]) for row in rows], dtype=object),
-            "format": np.array([float(row["format"]) for row in rows], dtype=object),
-        },
-    )
+    tensors = {name: torch.stack([row[name] for row in rows]) for name in TENSORS}
+    reported = {name: np.array([float(row[name]) for row in rows], dtype=object) for name in ("correct", "format")}
+    data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(uids, dtype=object), **reported})
     data.batch["token_level_rewards"] = data.batch["token_level_scores"]
-    data.batch["kl"] = torch.stack([row["kl"] for row in rows])
     return data, keys, [row["ids"].numpy() for row in rows], np.array([row["length"] for row in rows])
 
 
 def settings(name: str, **extra: object) -> Estimation:
-    algorithm = OmegaConf.create(
-        {
-            "gamma": 0.97,
-            "lam": 0.9,
-            "norm_adv_by_std_in_grpo": True,
-            "gdpo_reward_keys": ["correct", "format"],
-            "gdpo_reward_weights": [1.0, 0.5],
-            **extra,
-        }
-    )
-    return Estimation(estimator=name, algorithm=algorithm, num_repeat=3)
+    usual = {"gamma": 0.97, "lam": 0.9, "norm_adv_by_std_in_grpo": True}
+    usual |= {"gdpo_reward_keys": ["correct", "format"], "gdpo_reward_weights": [1.0, 0.5]}
+    return Estimation(estimator=name, algorithm=OmegaConf.create({**usual, **extra}), num_repeat=3)
 
 
 def estimate(

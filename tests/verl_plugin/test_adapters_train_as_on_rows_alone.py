@@ -24,8 +24,7 @@ TRAINED: dict[str, tuple[bool, dict[str, Any], str]] = {
     "embedding": (True, {"target_modules": [*Q, "embed_tokens"]}, "lora_embedding_A"),
     "embedding and head": (True, {"target_modules": ["embed_tokens", "lm_head"]}, "lm_head.lora_A"),
     "tokens of embed_tokens": (
-        False,
-        {"target_modules": Q, "trainable_token_indices": {"embed_tokens": [0, ROWS[0].tokens[1]]}},
+        *(False, {"target_modules": Q, "trainable_token_indices": {"embed_tokens": [0, ROWS[0].tokens[1]]}}),
         "trainable_tokens_delta",
     ),
     "whole head": (False, {"target_modules": Q, "modules_to_save": ["lm_head"]}, "lm_head.modules_to_save"),

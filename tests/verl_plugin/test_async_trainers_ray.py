@@ -10,8 +10,8 @@ import toy_qwen
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROMPTS, SESSIONS = 4, 3
-STEPS = 4
+PROMPTS, SESSIONS, STEPS = 4, 3, 4
+ACTOR, ROLLOUT, V1 = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer.v1"
 ENVIRONMENT = """
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
@@ -41,11 +41,9 @@ def train(tmp_path: Path, *overrides: str) -> list[dict[str, float]]:
     given = [
         *toy_qwen.ppo_overrides(model, prompts, reward, tmp_path / "out"),
         toy_qwen.TREE_MANAGER,
-        "+actor_rollout_ref.rollout.custom.tree_agent.environment=toy_environment.LengthEnvironment",
+        f"+{ROLLOUT}.custom.tree_agent.environment=toy_environment.LengthEnvironment",
         "algorithm.rollout_correction.rollout_is=token",
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.total_epochs=100",
-        "trainer.n_gpus_per_node=1",
+        *toy_qwen.under("trainer", f"total_training_steps={STEPS}", "total_epochs=100", "n_gpus_per_node=1"),
         *overrides,
     ]
     environment = toy_qwen.job_environment(tmp_path)
@@ -66,12 +64,9 @@ def test_colocated_rollouts_lag_behind_and_continue_exactly_with_the_next_weight
     # ones too, have the trainer's log-probs, unless a token or its log-prob was misplaced on the way.
     steps = train(
         tmp_path,
-        "trainer.v1.trainer_mode=tree_colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=1",
-        "trainer.v1.sampler.custom_sampler.path=pkg://toy_environment",
-        "trainer.v1.sampler.custom_sampler.name=EagerBuffer",
-        "actor_rollout_ref.rollout.max_num_seqs=6",
-        "actor_rollout_ref.actor.optim.lr=0",
+        *toy_qwen.under(V1, "trainer_mode=tree_colocate_async", "colocate_async.num_warmup_batches=1"),
+        *toy_qwen.under(f"{V1}.sampler.custom_sampler", "path=pkg://toy_environment", "name=EagerBuffer"),
+        *(f"{ROLLOUT}.max_num_seqs=6", f"{ACTOR}.optim.lr=0"),
         "+ray_kwargs.ray_init.num_gpus=1",
     )
     assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-6
@@ -89,17 +84,13 @@ def test_separate_rollouts_receive_the_weights_that_the_old_log_probs_come_from(
     # a step take their old log-probs from those weights, so they equal the rollout's only if all of this is exact.
     steps = train(
         tmp_path,
-        "trainer.v1.trainer_mode=tree_separate_async",
-        "trainer.v1.separate_async.num_warmup_batches=0",
-        "trainer.v1.separate_async.parameter_sync_step=2",
+        f"{V1}.trainer_mode=tree_separate_async",
+        *toy_qwen.under(f"{V1}.separate_async", "num_warmup_batches=0", "parameter_sync_step=2"),
         # Without a correction the first update finds them itself; the second one needs weights put aside before it.
         "algorithm.rollout_correction.rollout_is=null",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.actor.optim.lr=1e-2",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.embedded_rollout.gloo_weights",
+        *toy_qwen.under(ACTOR, "ppo_mini_batch_size=2", "optim.lr=1e-2"),
+        *toy_qwen.under(ROLLOUT, "nnodes=1", "n_gpus_per_node=1", "checkpoint_engine.backend=gloo"),
+        f"{ROLLOUT}.checkpoint_engine.custom_backend_module=tree_rl.verl_plugin.embedded_rollout.gloo_weights",
         "+ray_kwargs.ray_init.num_gpus=2",
     )
     assert max(figures["training/rollout_probs_diff_max"] for figures in steps) < 1e-6

@@ -4,21 +4,21 @@ Weights enter an update through old log-probs, rollout log-probs, correction wei
 row also on a token that rows share.
 """
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_harness import build_engine, nested, ppo_batch
-from equivalence import ALONE, FLAGS, actor_loss, assert_equal_runs, infer, run, wanted_positions
+from engine_harness import ALONE, FLAGS, build_engine, nested, ppo_batch
+from equivalence import assert_equal_runs, infer, run, wanted_positions
 from hostile_rows import row, tokens
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl_losses import actor_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -37,36 +37,26 @@ CONTINUED_ROW = 3
 BUDGETS = {"one forward": None, "partitions": 7}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Correction:
-    """Settings of `algorithm.rollout_correction`, and the loss that they go with."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    loss_mode: str = "vanilla"
-    agg_mode: str = "token-mean"
-    alone: bool = True
-    """False: the loss itself normalises over the rows of a micro-batch, so all rows go through one."""
-
-
+TOKENS = "token-mean"
 REJECT_ROWS = {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}
 REJECT_TOKENS = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}
 BOTH = {"rollout_is": "token", "rollout_rs": "token_k3,seq_max_k2", "rollout_rs_threshold": "0.4,0.9"}
 OF_ROWS = {"rollout_is": "sequence", "rollout_is_threshold": 50.0}
 BYPASS = {"bypass_mode": True, "loss_type": "reinforce"}
-CORRECTIONS = {
-    "token IS that drops tokens": Correction(settings={"rollout_is": "token", "rollout_is_threshold": "0.6_1.6"}),
-    "normalised sequence IS": Correction(
-        settings={"rollout_is": "sequence", "rollout_is_batch_normalize": True}, agg_mode="seq-mean-token-mean"
-    ),
-    "sequence rejection, seq-mean": Correction(settings=REJECT_ROWS, agg_mode="seq-mean-token-sum"),
-    "IS and rejection": Correction(settings=BOTH),
-    "token IS, gspo": Correction(settings={"rollout_is": "token"}, loss_mode="gspo", agg_mode="seq-mean-token-mean"),
-    "token IS, geo_mean": Correction(settings={"rollout_is": "token"}, loss_mode="geo_mean", alone=False),
-    "bypass, clip and rejection": Correction(settings={"bypass_mode": True, **REJECT_TOKENS}, loss_mode="bypass_mode"),
-    "bypass, reinforce, normalised IS": Correction(
-        settings=BYPASS | OF_ROWS | {"rollout_is_batch_normalize": True}, loss_mode="bypass_mode", alone=False
-    ),
+NORMALISED = {"rollout_is": "sequence", "rollout_is_batch_normalize": True}
+CORRECTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
+    # name: (settings of `algorithm.rollout_correction`, loss, its aggregation)
+    "token IS that drops tokens": ({"rollout_is": "token", "rollout_is_threshold": "0.6_1.6"}, "vanilla", TOKENS),
+    "normalised sequence IS": (NORMALISED, "vanilla", "seq-mean-token-mean"),
+    "sequence rejection, seq-mean": (REJECT_ROWS, "vanilla", "seq-mean-token-sum"),
+    "IS and rejection": (BOTH, "vanilla", TOKENS),
+    "token IS, gspo": ({"rollout_is": "token"}, "gspo", "seq-mean-token-mean"),
+    "token IS, geo_mean": ({"rollout_is": "token"}, "geo_mean", TOKENS),
+    "bypass, clip and rejection": ({"bypass_mode": True, **REJECT_TOKENS}, "bypass_mode", TOKENS),
+    "bypass, reinforce, normalised IS": (BYPASS | OF_ROWS | NORMALISED, "bypass_mode", TOKENS),
 }
+TOGETHER = ("token IS, geo_mean", "bypass, reinforce, normalised IS")
+"""The loss itself normalises over the rows of a micro-batch, so all rows go through one."""
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +86,9 @@ def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:
     return drawn
 
 
-def settings_of(correction: Correction) -> RolloutCorrectionConfig:
-    return RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **correction.settings})
-
-
-def corrected_batch(current: list[torch.Tensor], correction: Correction, **flags: Any) -> TensorDict:
+def corrected_batch(current: list[torch.Tensor], settings: RolloutCorrectionConfig, **flags: Any) -> TensorDict:
     """The rows as verl's trainer hands them to `update_actor`: its own rollout correction, then columns per row."""
     data = ppo_batch(ROWS, **flags)
-    settings = settings_of(correction)
     drawn = nested(drawn_by_versions(current))
     if settings.bypass_mode:
         data["old_log_probs"] = drawn
@@ -121,20 +106,17 @@ def corrected_batch(current: list[torch.Tensor], correction: Correction, **flags
     return data
 
 
-def loss_of(correction: Correction) -> Any:
-    policy = {"rollout_correction": settings_of(correction)}
-    return actor_loss(correction.loss_mode, correction.agg_mode, policy=policy)
-
-
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_update_equals_rows_alone(
     stock: Any, tree_engines: dict[str, Any], current_log_probs: list[torch.Tensor], name: str
 ) -> None:
-    correction, current = CORRECTIONS[name], current_log_probs
-    flags = ALONE if correction.alone else {}
-    expected = run(stock, corrected_batch(current, correction, **FLAGS, **flags), loss_of(correction))
+    given, loss_mode, agg_mode = CORRECTIONS[name]
+    settings = RolloutCorrectionConfig(**{"rollout_is": None, "rollout_is_threshold": 2.0, **given})
+    loss = actor_loss(loss_mode, agg_mode, policy={"rollout_correction": settings})
+    flags = {} if name in TOGETHER else ALONE
+    expected = run(stock, corrected_batch(current_log_probs, settings, **FLAGS, **flags), loss)
     for budget, engine in tree_engines.items():
-        got = run(engine, corrected_batch(current, correction, **FLAGS), loss_of(correction))
+        got = run(engine, corrected_batch(current_log_probs, settings, **FLAGS), loss)
         assert got["metrics"]["tree/unique_tokens"].aggregate() < sum(len(r.tokens) for r in ROWS)
         assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (budget == "partitions")
         assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import VOCAB, build_engine, ppo_batch, save_model
-from equivalence import ALONE, assert_equal_runs, critic_loss, everywhere, infer, run
+from engine_harness import ALONE, VOCAB, build_engine, ppo_batch, save_model
+from equivalence import assert_equal_runs, everywhere, infer, run
 from hostile_rows import SHAPES
 from latent_models import latent_configs
 from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
@@ -24,6 +24,7 @@ from transformers import (
     PretrainedConfig,
     Qwen3ForTokenClassification,
 )
+from verl_losses import critic_loss
 from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.models.value_head import prepare_value_config

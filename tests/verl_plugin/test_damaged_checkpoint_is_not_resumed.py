@@ -51,24 +51,10 @@ FILES = [
 
 
 def change_a_byte(path: Path) -> None:
+    """Of what torch pickled, if it did: a byte between two entries of the archive means nothing."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[200 if content.startswith(b"PK\x03\x04") else len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def replace_by_folder(path: Path) -> None:
-    path.unlink()
-    (path / "more" / "folders").mkdir(parents=True)
-
-
-def replace_by_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def replace_by_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
@@ -78,10 +64,10 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "missing": lambda path: path.unlink(),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "folder": replace_by_folder,
-    "link": replace_by_link,
+    "folder": lambda path: (path.unlink(), (path / "more" / "folders").mkdir(parents=True)),
+    "link": lambda path: (path.rename(path.with_name("elsewhere")), path.symlink_to("elsewhere")),
     "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-    "pipe": replace_by_pipe,
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
 
 
@@ -97,10 +83,10 @@ CASES = [
 class OneRank(CheckpointFilesWorker):
     """A worker group of one rank, in this process."""
 
-    def __init__(self, engine: Any = None, rank: int = 0, world_size: int = 1) -> None:
+    rank, world_size = 0, 1
+
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.rank = rank
-        self.world_size = world_size
 
     def seal_checkpoint_files(self, folder: str) -> Any:
         return [super().seal_checkpoint_files(folder)]
@@ -277,10 +263,6 @@ RECORDS = {
 }
 
 
-def copy_of_another(name: str, root: Path) -> None:
-    shutil.copy(root / "global_step_4" / name, root / "global_step_6" / name)
-
-
 def write_record(text: str, root: Path) -> None:
     (root / "global_step_6" / RECORD).write_text(text)
 
@@ -294,7 +276,12 @@ def lose_a_file(root: Path) -> None:
 FAULTS: dict[str, Callable[[Path], Any]] = {
     **{f"the record: {what}": partial(write_record, text) for what, text in RECORDS.items()},
     "the record lost a file": lose_a_file,
-    **{f"of another step: {name}": partial(copy_of_another, name) for name in (RECORD, WEIGHTS, LEDGER)},
+    **{
+        f"of another step: {name}": lambda root, name=name: shutil.copy(
+            root / "global_step_4" / name, root / "global_step_6" / name
+        )
+        for name in (RECORD, WEIGHTS, LEDGER)
+    },
     "a whole step under the name of another": lambda root: (
         shutil.rmtree(root / "global_step_6"),
         shutil.copytree(root / "global_step_4", root / "global_step_6"),
@@ -330,7 +317,7 @@ def test_a_tracker_that_names_something_else_is_named(run: Run, text: str) -> No
 
 def test_training_writes_the_damaged_checkpoint_anew(run: Run) -> None:
     path = run.root / f"global_step_{LAST}" / WEIGHTS
-    replace_by_folder(path)
+    DAMAGES["folder"](path)
     again = run.resumed()
     train_on(again, 5, LAST)
     again._save_checkpoint()
@@ -348,6 +335,8 @@ def test_a_run_that_goes_back_resumes_from_what_it_saves(run: Run, back: int) ->
     again._save_checkpoint()
     assert_state_of(run.resumed(), 3)
     assert {path.name for path in run.root.glob("global_step_*")} == {"global_step_3"}
+    aside = {f"replaced_global_step_{step}" for step in STEPS if step > back}
+    assert {path.name for path in run.root.glob("replaced_*")} == aside
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -516,13 +505,6 @@ def test_a_checkpoint_of_another_number_of_ranks_is_refused(run: Run) -> None:
         again._load_checkpoint()
 
 
-def change_a_byte_of_content(path: Path) -> None:
-    """Of what torch pickled: a byte between two entries of the archive means nothing."""
-    content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x03\x04") + 200] ^= 1
-    path.write_bytes(content)
-
-
 def as_stock_verl(root: Path) -> None:
     for path in [*root.rglob("tree_*.json"), *root.rglob(LEDGER)]:
         path.unlink()
@@ -538,12 +520,12 @@ def test_checkpoints_of_stock_verl_load_with_a_warning(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(WEIGHTS, "changed"), *(("data.pt", "zeros"), ("critic/optim_world_size_1_rank_0.pt", "missing"))],
+    [(WEIGHTS, "changed"), ("data.pt", "zeros"), ("critic/optim_world_size_1_rank_0.pt", "missing")],
 )
 def test_damage_of_stock_verls_checkpoints_shows_too(run: Run, name: str, damage: str) -> None:
     as_stock_verl(run.root)
     path = run.root / f"global_step_{LAST}" / name
-    (change_a_byte_of_content if damage == "changed" else DAMAGES[damage])(path)
+    DAMAGES[damage](path)
     again = run.resumed()
     assert again.state()[:3] == (4, [4, 4], 4)
     assert run.said_of(path)

@@ -53,10 +53,8 @@ def test_advantages_beside_the_references_pass_are_those_behind_it(
     "steps, epochs, skips, profiled, begins",
     (
         (9, 9, False, False, True),
-        (5, 9, False, False, False),
-        (9, 1, False, False, False),
-        (9, 9, True, False, False),
-        (9, 9, False, True, False),
+        *((5, 9, False, False, False), (9, 1, False, False, False)),
+        *((9, 9, True, False, False), (9, 9, False, True, False)),
     ),
 )
 def test_the_next_sessions_run_while_metrics_are_computed(

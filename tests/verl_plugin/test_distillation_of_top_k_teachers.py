@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch
-from equivalence import ALONE, actor_loss, answers_of_heads, assert_equal_gradients, run
+from engine_harness import ALONE, VOCAB, Row, build_engine, nested, ppo_batch
+from equivalence import answers_of_heads, assert_equal_gradients, run
 from hostile_rows import SHAPES, tokens, whole_rows
 from tensordict import TensorDict
 from verl.trainer.distillation.losses import distillation_ppo_loss
 from verl.workers.config import DistillationConfig, DistillationLossConfig
+from verl_losses import actor_loss
 
 from tree_rl.training.loss.edges import plan_edges
 from tree_rl.tree import Forest
@@ -115,12 +116,10 @@ def test_padding_rows_that_are_alone_change_nothing(model_path: Path) -> None:
 def test_wrong_columns_of_the_teacher_are_named(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
     loss, data = LOSSES["supervised"], distilled_batch()
-    data["teacher_ids"].values()[:] = VOCAB
-    with pytest.raises(RowError, match=r"row 0 .*: teacher_ids \[97, .* leave the vocabulary of 97"):
-        run(engine, data, loss)
-    data["teacher_ids"], _ = teacher([3] * len(distilled_rows()))
-    with pytest.raises(RowError, match=r"row 0 .*: has another number of teacher_ids than tokens"):
-        run(engine, data, loss)
-    del data["teacher_ids"]
-    with pytest.raises(RowError, match="expected columns teacher_ids and teacher_logprobs"):
-        run(engine, data, loss)
+    for wrong, said in (
+        ({"teacher_ids": torch.full_like(data["teacher_ids"], VOCAB)}, r"row 0 .*: teacher_ids \[97, .* leave the voc"),
+        ({"teacher_ids": teacher([3] * len(data))[0]}, r"row 0 .*: has another number of teacher_ids than tokens"),
+        ({}, "expected columns teacher_ids and teacher_logprobs"),
+    ):
+        with pytest.raises(RowError, match=said):
+            run(engine, data.exclude("teacher_ids").update(wrong), loss)

@@ -1,29 +1,16 @@
 """The tree engine against stock verl's FSDP2 engine running every row alone: every loss and shape, whole and cut."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_harness import build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
-from equivalence import (
-    AGG_MODES,
-    ALONE,
-    BATCH_LOSSES,
-    FLAGS,
-    LOSS,
-    POLICY_LOSSES,
-    actor_loss,
-    alone,
-    assert_equal_runs,
-    assert_trains_as,
-    critic_loss,
-    everywhere,
-    run,
-    wanted_positions,
-)
+from engine_harness import ALONE, FLAGS, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
+from equivalence import LOSS, alone, assert_equal_runs, assert_trains_as, everywhere, run, wanted_positions
 from hostile_rows import SHAPES
 from tensordict import TensorDict
 from verl.workers.utils.losses import sft_loss
+from verl_losses import AGG_MODES, BATCH_LOSSES, POLICY_LOSSES, actor_loss, critic_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -36,10 +23,8 @@ Engines = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    path = save_model(tmp_path_factory.mktemp("model"), tiny_qwen3())
-    trees = {name: build_engine(path, tree=tree) for name, tree in TREES.items()}
-    return {"stock": build_engine(path, tree=None), **trees}
+def engines(model_path: Path, stock: Any) -> Engines:
+    return {"stock": stock, **{name: build_engine(model_path, tree=tree) for name, tree in TREES.items()}}
 
 
 @pytest.fixture(scope="module")

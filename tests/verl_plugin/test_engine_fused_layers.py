@@ -10,6 +10,7 @@ from equivalence import alone, assert_trains_as
 from hostile_rows import row, tokens
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from toy_qwen import under
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -77,18 +78,11 @@ def test_servers_of_vllm_read_the_default(tmp_path: Path, activation: str, has_l
     from tree_rl.verl_plugin.launch.train import complete
 
     path = save_model(tmp_path, tiny(hidden_act=activation))
-    given = {
-        "hydra.searchpath": "[pkg://tree_rl.verl_plugin.config]",
-        "+machine": "gpu",
-        "trainer.v1.trainer_mode": "tree_sync",
-        "actor_rollout_ref.model.path": path,
-        "actor_rollout_ref.rollout.name": "vllm",
-        "actor_rollout_ref.actor.strategy": "fsdp2",
-        "actor_rollout_ref.actor.use_dynamic_bsz": True,
-        "critic.strategy": "fsdp2",
-    }
+    given = ["hydra.searchpath=[pkg://tree_rl.verl_plugin.config]", "+machine=gpu", "trainer.v1.trainer_mode=tree_sync"]
+    given += under("actor_rollout_ref", f"model.path={path}", "rollout.name=vllm", "actor.use_dynamic_bsz=true")
+    given += [f"{role}.strategy=fsdp2" for role in ("actor_rollout_ref.actor", "critic")]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=[f"{key}={value}" for key, value in given.items()])
+        config = compose("ppo_trainer", overrides=given)
     complete(config, [])
     model = OmegaConf.merge(dict(config.actor_rollout_ref.model), {"load_tokenizer": False})
     assert omega_conf_to_dataclass(model, dataclass_type=HFModelConfig).use_liger is has_liger

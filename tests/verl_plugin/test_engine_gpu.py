@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import BFLOAT16, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import (
-    ALONE,
-    FLAGS,
-    LOSS,
-    actor_loss,
-    alone,
-    assert_equal_runs,
-    assert_trains_as,
-    run,
-    run_after_pass,
-    wanted_positions,
-    without_pass,
-)
+from engine_harness import ALONE, BFLOAT16, FLAGS, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import LOSS, alone, assert_equal_runs, assert_trains_as, run, wanted_positions
 from hostile_rows import Row, row
 from rank_processes import run_ranks
+from reused_log_probs import run_after_pass, without_pass
+from verl_losses import actor_loss
 
 from tree_kernels.tree_attention import chosen_implementation
 from tree_rl.verl_plugin.options import TreeConfig
@@ -37,15 +27,8 @@ MIXED = {"mixed_precision": BFLOAT16}
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_qwen3(
-        vocab_size=VOCAB,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        head_dim=64,
-        max_position_embeddings=4096,
-        initializer_range=0.05,
-    )
+    widths = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "head_dim": 64}
+    config = tiny_qwen3(vocab_size=VOCAB, max_position_embeddings=4096, initializer_range=0.05, **widths)
     return save_model(tmp_path_factory.mktemp("model"), config)
 
 
@@ -83,14 +66,10 @@ def test_float32_equals_rows_alone(model_path: Path) -> None:
     assert_trains_as(expected, build_engine(model_path, tree=TreeConfig(mode="tree")), agent_rows())
 
 
-@pytest.mark.parametrize(
-    "options",
-    (
-        {"offload_policy": True, "use_no_sync_for_gradient_accumulation": False},
-        {"param_offload": True, "optimizer_offload": True},
-    ),
-    ids=lambda options: " ".join(options),
-)
+POLICY = {"offload_policy": True, "use_no_sync_for_gradient_accumulation": False}
+
+
+@pytest.mark.parametrize("options", (POLICY, {"param_offload": True, "optimizer_offload": True}), ids=" ".join)
 def test_weights_in_host_memory_train_as_on_rows_alone(model_path: Path, options: dict[str, Any]) -> None:
     rows = agent_rows()
     expected = alone(build_engine(model_path, tree=None), rows)

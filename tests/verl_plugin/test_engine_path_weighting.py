@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine, gradients, nested, ppo_batch, with_whole_masks
-from equivalence import LOSS, actor_loss, assert_equal_gradients, infer, run
+from equivalence import LOSS, assert_equal_gradients, infer, run
 from hostile_rows import row, tokens, whole_batch, whole_rows
 from rank_engines import empty_batch
 from rank_processes import run_ranks
@@ -26,24 +26,6 @@ from tree_rl.verl_plugin.engine.outputs_back import even_out, metric_of
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.path_weights import path_weight_columns
 
-SFT = partial(sft_loss, config=None)
-
-
-def weighted_run(path: Path, weighting: str, data: TensorDict, loss: Any) -> dict[str, Any]:
-    return run(build_engine(path, tree=TreeConfig(mode="tree", path_weighting=weighting)), data, loss)
-
-
-def test_token_unique_does_not_count_rows_that_a_rejection_removed(model_path: Path) -> None:
-    rows = [row(tokens(1, 8) + tokens(2, 3)), row(tokens(1, 8) + tokens(3, 4))]
-    data = ppo_batch(rows, calculate_entropy=True)
-    kept, removed = data["response_mask"].unbind()
-    data["response_mask"] = nested([kept, torch.zeros_like(removed)])
-    loss = actor_loss("vanilla", "token-sum")
-    runs = [weighted_run(model_path, weighting, data, loss) for weighting in ("token_unique", "verl")]
-    # One row is left, so every one of its tokens weighs 1.
-    assert_equal_gradients(runs[1]["gradients"], runs[0]["gradients"])
-    assert max(g.abs().max() for g in runs[0]["gradients"].values()) > 0
-
 
 def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
     """Hostile groups with the trainer's column of weights, and the weight of each row: sessions have three rows."""
@@ -51,14 +33,10 @@ def hostile_batch(weighting: str) -> tuple[TensorDict, np.ndarray]:
     own = np.random.default_rng(5).uniform(0, 3, len(rows))
     own[4] = 0.0
     session_of_row = np.arange(len(rows)) // 3
-    (column,) = path_weight_columns(
-        [weighting],
-        number_groups([one.uid for one in rows]),
-        [np.array(one.tokens) for one in rows],
-        [np.array(one.mask) for one in rows],
-        session_of_row=session_of_row,
-        custom=[np.full(len(one.mask), weight) for one, weight in zip(rows, own, strict=True)],
-    ).values()
+    ids, masks = [np.array(one.tokens) for one in rows], [np.array(one.mask) for one in rows]
+    custom = [np.full(len(mask), weight) for mask, weight in zip(masks, own, strict=True)]
+    groups, given = number_groups([one.uid for one in rows]), {"session_of_row": session_of_row, "custom": custom}
+    (column,) = path_weight_columns([weighting], groups, ids, masks, **given).values()
     data[PATH_WEIGHT_COLUMNS[weighting]] = column
     tree_of_row = number_groups([f"{one.uid} {one.tokens[0]}" for one in rows])
     of_rows = {"custom": own, "session": shares_of(session_of_row), "sep_avg": shares_of(tree_of_row)}
@@ -152,12 +130,13 @@ def test_rows_weigh_the_same_on_two_ranks(model_path: Path, rows_alone: list[dic
 
 def test_in_sft_a_conversation_is_a_session(model_path: Path) -> None:
     rows = [row(tokens(seed, 8), uid=uid) for seed, uid in enumerate("aab")]
-    data = with_whole_masks(ppo_batch(rows, calculate_entropy=False))
     # SFT's rows come without a response mask.
-    one = weighted_run(model_path, "session", data.exclude("response_mask"), SFT)
-    data[PATH_WEIGHT_COLUMNS["custom"]] = nested([torch.full((8,), weight).double() for weight in (0.5, 0.5, 1.0)])
-    custom = weighted_run(model_path, "custom", data, SFT)
-    assert_equal_gradients(custom["gradients"], one["gradients"])
+    data, found = with_whole_masks(ppo_batch(rows, calculate_entropy=False)).exclude("response_mask"), []
+    weights = nested([torch.full((8,), weight).double() for weight in (0.5, 0.5, 1.0)])
+    for weighting, columns in (("session", {}), ("custom", {PATH_WEIGHT_COLUMNS["custom"]: weights})):
+        engine = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting))
+        found.append(run(engine, data.update(columns), partial(sft_loss, config=None))["gradients"])
+    assert_equal_gradients(found[1], found[0])
 
 
 def test_a_rank_that_reports_less_leaves_joined_metrics_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from verl.utils.metric import Metric
 from tree_rl.verl_plugin.options import TreeConfig
 
 DEALT = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
+KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
 LAYERS_APART = {"transformer_layer_cls_to_wrap": ["Qwen3Attention", "Qwen3MLP"]}
 SHARDINGS: dict[str, dict[str, Any]] = {
     "forward_prefetch and wrap_policy": {
@@ -23,9 +24,7 @@ SHARDINGS: dict[str, dict[str, Any]] = {
         "model": {"enable_gradient_checkpointing": True},
     },
     "fsdp_size": {"engine": {"fsdp_size": 1}},
-    "reshard_after_forward and use_no_sync_for_gradient_accumulation": {
-        "engine": {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
-    },
+    "reshard_after_forward and use_no_sync_for_gradient_accumulation": {"engine": KEPT},
 }
 """verl's options, by which two ranks run unequal trees."""
 

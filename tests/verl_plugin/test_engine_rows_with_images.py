@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, with_whole_masks
-from equivalence import (
-    ALONE,
-    FLAGS,
-    LOSS,
-    assert_equal_gradients,
-    assert_equal_runs,
-    critic_loss,
-    run,
-    wanted_positions,
-)
+from engine_harness import ALONE, FLAGS, build_engine, with_whole_masks
+from equivalence import LOSS, assert_equal_gradients, assert_equal_runs, run, wanted_positions
 from image_batches import picture_batch, reading_model
 from image_rows import SHAPES, PictureRow, log_probs_alone
 from rank_engines import as_one_rank, assert_gradients_of_ranks, empty_batch
@@ -28,6 +19,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 from verl.workers.utils.losses import sft_loss
+from verl_losses import critic_loss
 from wrapped_models import wrapped_config, wrapped_model
 
 from tree_rl.tree.forest import RowError

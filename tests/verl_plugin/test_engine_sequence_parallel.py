@@ -2,19 +2,21 @@
 verl trains rows alone on one rank: losses, gradients, steps, log-probs, checkpoints."""
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_harness import build_engine, save_model, tiny_qwen3, with_whole_masks
-from equivalence import ALONE, LOSS, actor_loss, assert_equal_gradients, infer, run, wanted_positions
+from engine_harness import ALONE, build_engine, save_model, tiny_qwen3, weights, with_whole_masks
+from equivalence import LOSS, assert_equal_gradients, infer, run, wanted_positions
 from hostile_rows import whole_batch
 from rank_engines import LAYOUTS, empty_batch
 from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import sft_loss
+from verl_losses import actor_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -54,14 +56,7 @@ def step(engine: Any) -> dict[str, Any]:
     with engine.train_mode(disable_auto_offload=True):
         engine.forward_backward_batch(share_of(engine), LOSS)
         norm = engine.optimizer_step()
-    return {"norm": norm, "learning_rate": engine.lr_scheduler_step(), "weights": weights_of(engine)}
-
-
-def weights_of(engine: Any) -> dict[str, torch.Tensor]:
-    full = {}
-    for name, weight in engine.module.named_parameters():
-        full[name] = (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().clone()
-    return full
+    return {"norm": norm, "learning_rate": engine.lr_scheduler_step(), "weights": weights(engine)}
 
 
 def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
@@ -78,12 +73,12 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     engine.save_checkpoint(str(saved))
     found["second"] = step(engine)
     engine.load_checkpoint(str(saved), del_local_after_load=False)
-    found["loaded"] = weights_of(engine)
+    found["loaded"] = weights(engine)
     found["repeated"] = step(engine)
     sharded = {name: size for name, size in LAYOUTS[layout].items() if name == "fsdp_size"}
     other = build_engine(model, tree=TreeConfig(mode="tree"), engine=sharded, optimizer=SGD)
     other.load_checkpoint(str(saved), del_local_after_load=False)
-    found["elsewhere"] = weights_of(other)
+    found["elsewhere"] = weights(other)
     found["may_repeat"] = engine.step.context.may_repeat
     return found
 
@@ -141,11 +136,13 @@ def test_log_probs_are_those_of_rows_alone(ranks: list[dict[str, Any]], stock: A
     data, whole = whole_batch(), infer(stock, whole_batch(**ALONE))
     wanted = torch.nested.nested_tensor_from_jagged(wanted_positions(data), data["input_ids"].offsets()).unbind()
     shares = groups(layout)
-    for place, rank, name in [
-        (n, rank, name) for n, members in enumerate(shares) for rank in members for name in whole
-    ]:
-        mine = (ranks[rank][layout]["outputs"][name].unbind(), wanted, whole[name].unbind())
-        for row, mask, alone in zip(mine[0], *(one[place :: len(shares)] for one in mine[1:]), strict=True):
+    members = [(place, rank) for place, of_share in enumerate(shares) for rank in of_share]
+    for (place, rank), name in product(members, whole):
+        every = slice(place, None, len(shares))
+        mine = zip(
+            ranks[rank][layout]["outputs"][name].unbind(), wanted[every], whole[name].unbind()[every], strict=True
+        )
+        for row, mask, alone in mine:
             torch.testing.assert_close(row[mask], alone[mask], rtol=2e-5, atol=2e-5)
     if layout.startswith("sp"):
         # Rows that nobody shares checked the first batch; short ones may agree to the last bit on a rank.
@@ -155,7 +152,7 @@ def test_log_probs_are_those_of_rows_alone(ranks: list[dict[str, Any]], stock: A
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_moves_the_weights_as_on_one_rank(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
     alone = build_engine(out / "model", tree=TreeConfig(mode="tree"), optimizer=SGD)
-    before = weights_of(alone)
+    before = weights(alone)
     for which in ("first", "second"):
         reference = step(alone)
         for found in ranks:

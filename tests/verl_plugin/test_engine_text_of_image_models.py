@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import BFLOAT16, build_engine, nested, ppo_batch
-from equivalence import FLAGS, LOSS, assert_equal_gradients, run
+from engine_harness import BFLOAT16, FLAGS, build_engine, nested, ppo_batch
+from equivalence import LOSS, assert_equal_gradients, run
 from hostile_rows import SHAPES
 from tensordict import TensorDict
 from tiny_families import assert_trains

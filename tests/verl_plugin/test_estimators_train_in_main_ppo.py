@@ -53,34 +53,19 @@ def branching_job(folder: Path, *, policy: str = "fixed", copies: bool = False) 
     overrides = toy_qwen.gateway_overrides(folder, toy_qwen.save_model(folder / "model"), agent)
     task = {"check": CHECK}
     toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS, task, agent_name="tree_gateway_agent")
-    return [
-        *overrides,
-        f"+actor_rollout_ref.{key}.seed=1",
-        f"+actor_rollout_ref.{key}.agent_options.agent=writing.Writer",
-        f"+actor_rollout_ref.{key}.branching={{policy:{policy},copies:{json.dumps(copies)}}}",
-        f"+actor_rollout_ref.{key}.agent_options.environment=shell",
-        f"+actor_rollout_ref.{key}.agent_options.sandbox.unconfined={json.dumps(why_no_bubblewrap() is not None)}",
-    ]
+    unconfined = json.dumps(why_no_bubblewrap() is not None)
+    branching = f"branching={{policy:{policy},copies:{json.dumps(copies)}}}"
+    options = ("agent=writing.Writer", "environment=shell", f"sandbox.unconfined={unconfined}")
+    key = f"+actor_rollout_ref.{key}"
+    return [*overrides, *toy_qwen.under(key, "seed=1", branching), *toy_qwen.under(f"{key}.agent_options", *options)]
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_function_of_ones_own_trains_and_sessions_that_do_not_repeat_are_counted(tmp_path: Path) -> None:
     (tmp_path / "own_credit.py").write_text(OWN)
-    overrides = [
-        *branching_job(tmp_path),
-        "algorithm.adv_estimator=own_credit.against_the_group",
-        "+algorithm.credit.scale=0.5",
-    ]
-    environment = toy_qwen.job_environment(tmp_path)
-    steps = toy_qwen.read_metrics(
-        toy_qwen.run_main_ppo(tmp_path, overrides, environment=environment, seconds=500).stdout
-    )
-    assert len(steps) == 2
-    for step in steps:
-        assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
-        assert step["actor/grad_norm"] > 0
-        check_rates(step)
+    own = ["algorithm.adv_estimator=own_credit.against_the_group", "+algorithm.credit.scale=0.5"]
+    steps = trained(tmp_path, [*branching_job(tmp_path), *own])
     # Two steps take all eight prompts. A session has three turns, and branches at the second and the third.
     assert total(steps, "tree/branches_per_session") * FIRST == FIRST * 2
     assert total(steps, "rollout/unforked_sessions") == FIRST * 2, "those that saw the time"
@@ -92,17 +77,8 @@ def test_a_function_of_ones_own_trains_and_sessions_that_do_not_repeat_are_count
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("estimator", "policy", "copies"), WAYS)
 def test_estimators_and_policies_train(tmp_path: Path, estimator: str, policy: str, copies: bool) -> None:
-    overrides = [
-        *branching_job(tmp_path, policy=policy, copies=copies),
-        f"algorithm.adv_estimator={estimator}",
-    ]
-    run = toy_qwen.run_main_ppo(tmp_path, overrides, environment=toy_qwen.job_environment(tmp_path), seconds=500)
-    steps = toy_qwen.read_metrics(run.stdout)
-    assert len(steps) == 2
-    for step in steps:
-        assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
-        assert step["actor/grad_norm"] > 0
-        check_rates(step)
+    job = branching_job(tmp_path, policy=policy, copies=copies)
+    steps = trained(tmp_path, [*job, f"algorithm.adv_estimator={estimator}"])
     assert total(steps, "tree/branches_per_session") > 0
     assert (total(steps, "rollout/replayed_calls") > 0) == (not copies)
 
@@ -115,7 +91,16 @@ def total(steps: Iterable[Mapping[str, float]], name: str) -> float:
     return sum(step[name] for step in steps)
 
 
-def check_rates(step: Mapping[str, float]) -> None:
-    reward = 1000 * step["tree/session_score/mean"] * step["tree/sessions"]
-    assert step["tree/reward_per_1000_generated_tokens"] == pytest.approx(reward / step["rollout/generated_tokens"])
-    assert step["tree/reward_per_1000_trained_tokens"] == pytest.approx(reward / step["tree/unique_tokens"])
+def trained(folder: Path, overrides: list[str]) -> list[dict[str, float]]:
+    """The metrics of a job's two steps, which move the weights."""
+    environment = toy_qwen.job_environment(folder)
+    run = toy_qwen.run_main_ppo(folder, overrides, environment=environment, seconds=500)
+    steps = toy_qwen.read_metrics(run.stdout)
+    assert len(steps) == 2
+    for step in steps:
+        assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
+        assert step["actor/grad_norm"] > 0
+        reward = 1000 * step["tree/session_score/mean"] * step["tree/sessions"]
+        assert step["tree/reward_per_1000_generated_tokens"] == pytest.approx(reward / step["rollout/generated_tokens"])
+        assert step["tree/reward_per_1000_trained_tokens"] == pytest.approx(reward / step["tree/unique_tokens"])
+    return steps

@@ -8,28 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import BFLOAT16, Row, build_engine, ppo_batch
-from equivalence import (
-    AGG_MODES,
-    FLAGS,
-    LORA,
-    LOSS,
-    POLICY_LOSSES,
-    actor_loss,
-    alone,
-    assert_equal_runs,
-    assert_trains_as,
-    infer,
-    run,
-    run_after_pass,
-    wanted_positions,
-    without_pass,
-)
+from engine_harness import BFLOAT16, FLAGS, LORA, Row, build_engine, ppo_batch
+from equivalence import LOSS, alone, assert_equal_runs, assert_trains_as, infer, run, wanted_positions
 from hostile_rows import SHAPES, row, tokens
 from local_trainer import build_worker
 from omegaconf import OmegaConf
 from rank_engines import empty_batch
+from reused_log_probs import run_after_pass, without_pass
 from verl.utils import tensordict_utils as tu
+from verl_losses import AGG_MODES, POLICY_LOSSES, actor_loss
 
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
@@ -177,8 +164,7 @@ def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
     worker.restore_model_from_cpu(1)
     ops = ops_of_one_update(worker.actor.engine, loss, monkeypatch, data)
     assert ops.count("F") == 2 * ops.count("B") > 2
-    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-    engine = build_engine(model_path, tree=TREES["partitioned"], model=lora)
+    engine = build_engine(model_path, tree=TREES["partitioned"], model=LORA)
     with engine.disable_adapter():
         infer(engine, data)
     ops = ops_of_one_update(engine, loss, monkeypatch, data)

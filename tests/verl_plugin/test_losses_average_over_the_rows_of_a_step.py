@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_qwen3
-from equivalence import AGG_MODES, actor_loss, assert_equal_gradients, critic_loss, run
+from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES, row
 from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
 from omegaconf import OmegaConf
@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
+from verl_losses import AGG_MODES, actor_loss, critic_loss
 
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig
 from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
@@ -50,9 +51,9 @@ class Recorder:
 def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[str, Any]:
     """What the trainer sends to the workers of a step: rows in order, their columns and the flags of both roles."""
     trainer = make_trainer(ranks=ranks, critic=True)
-    actor = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "calculate_entropy": True, "entropy_coeff": 0.01}
-    actor |= {"data_loader_seed": 1, "shuffle": False, "fsdp_config": {"tree": {"path_weighting": weighting}}}
     critic = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "data_loader_seed": 1, "shuffle": False}
+    actor = {**critic, "calculate_entropy": True, "entropy_coeff": 0.01}
+    actor |= {"fsdp_config": {"tree": {"path_weighting": weighting}}}
     rollout = {"temperature": 0.9, "calculate_log_probs": False}
     roles = {"actor_rollout_ref": {"actor": actor, "rollout": rollout}, "critic": critic}
     trainer.config = OmegaConf.merge(trainer.config, roles)

@@ -31,14 +31,10 @@ def log_probs(*, share: float, effect: float, noise: float, tokens: int = 20_000
 @pytest.mark.parametrize(
     ("share", "effect", "noise", "has_arrived"),
     [
-        (1.0, 1e-3, 0.0, True),
-        (0.0, 1e-3, 0.0, False),
-        (1.0, 3e-2, 1e-2, True),
-        (0.0, 3e-2, 1e-2, False),
+        *((share, *size, share == 1) for share in (1.0, 0.0) for size in ((1e-3, 0.0), (3e-2, 1e-2))),
         (0.5, 3e-2, 1e-3, None),
         # Rounding hides what one small update does: neither an alarm nor a clearance.
-        (1.0, 1e-4, 1e-2, None),
-        (0.0, 1e-4, 1e-2, None),
+        *((share, 1e-4, 1e-2, None) for share in (1.0, 0.0)),
     ],
 )
 def test_log_probs_tell_what_the_rollout_has_of_an_adapter(
@@ -138,9 +134,8 @@ def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
         assert capsys.readouterr().out.count("adapter: the rollout samples with it") == 1
         assert not trainer._adapter_check.is_open
     else:
-        with pytest.raises(
-            AdapterMissingError, match=r"without the LoRA adapter: .*lora\.merge=True.*self_check=False"
-        ):
+        said = r"without the LoRA adapter: .*lora\.merge=True.*self_check=False"
+        with pytest.raises(AdapterMissingError, match=said):
             trainer._update_actor(batch, metrics)
         assert "samples with it" not in capsys.readouterr().out
     assert worker.forwards - before == 1 + (not has_kl) + (old == "rollout")

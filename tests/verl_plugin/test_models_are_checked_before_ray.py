@@ -1,46 +1,51 @@
-"""A job on a model that trees cannot run, or not as its role asks, ends the driver before Ray, reason first."""
+"""A job on a model that trees cannot run, or not as its role asks, ends the driver before Ray, reason first.
+
+So does one on rows with images that a part of the job cannot read.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from peft import LoraConfig
 from tiny_sizes import sizes
 from transformers import AutoConfig, PretrainedConfig
+from wrapped_models import wrapped_config
 
+from tree_rl.models import UnsupportedModelError
 from tree_rl.models.fused_layers import has_liger
-from tree_rl.verl_plugin.launch.model_check import refuse_model_of_job
+from tree_rl.verl_plugin.launch.model_check import (
+    load_before_images,
+    refuse_model_of_job,
+    refuse_rows_with_images,
+    why_no_images,
+)
+from tree_rl.verl_plugin.refusals.refusal import Of, UnsupportedFeatureError
+from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
 TOKENS = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = sizes(**TOKENS, intermediate_size=32, max_position_embeddings=None, initializer_range=None)
 KEY, ENGINE = "actor_rollout_ref.model", "actor_rollout_ref.actor.fsdp_config"
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
 ONE_OF_FOUR = {"num_experts_per_tok": 1, "num_local_experts": 4}
+ROUTED = {"n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+SHARED = {"engine": {"ulysses_sequence_parallel_size": 8}}
+BALANCED = {"engine": {"tree": {"router_aux_loss_coef": 0.01}}}
 UNTIED, REPLAY = {"tie_word_embeddings": False}, {"router_replay": {"mode": "R3"}}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     # (family, its settings, what a job asks of it, reason)
     ("mamba", {}, {}, r"^actor_rollout_ref\.model\.path=.*state is not followed"),
     ("qwen3", DYNAMIC, {}, r"^actor_rollout_ref\.model\.path=.*rope_type=dynamic"),
     ("qwen3_next", {}, {"engine": {"tree": {"mode": "flat"}}}, r"tree\.mode=flat packs rows"),
-    (
-        "qwen3",
-        {},
-        {"engine": {"ulysses_sequence_parallel_size": 8}},
-        r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4",
-    ),
+    ("qwen3", {}, SHARED, r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4"),
     ("qwen3", {}, {"engine": REPLAY}, r"no experts .*router_replay\.mode"),
+    ("qwen3", {}, BALANCED, r"no experts .*unset tree\.router_aux_loss_coef"),
     (
-        "qwen3",
-        {},
-        {"engine": {"tree": {"router_aux_loss_coef": 0.01}}},
-        r"no experts .*unset tree\.router_aux_loss_coef",
-    ),
-    (
-        "glm4_moe",
-        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
-        {"engine": {"tree": {"router_aux_loss_coef": 0.01}}},
+        *("glm4_moe", ROUTED | {"num_experts_per_tok": 2}, BALANCED),
         r"router_aux_loss_coef=0\.01: the router logits of Glm4MoeDecoderLayer cannot be read; set it to 0",
     ),
     ("mixtral", ONE_OF_FOUR, {"engine": REPLAY}, r"router_replay\.mode=R3"),
@@ -93,7 +98,7 @@ def test_an_adapters_folder_is_tried_on_the_model(tmp_path: Path) -> None:
 
 
 def test_adapters_that_hide_a_routers_bias_are_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, "glm4_moe", n_routed_experts=4, moe_intermediate_size=16, first_k_dense_replace=1)
+    path = saved(tmp_path, "glm4_moe", **ROUTED)
     with pytest.raises(ValueError, match=r"LoRA on the routers of glm4_moe.*target_modules='\[q_proj"):
         check(path, lora_rank=4, target_modules="all-linear")
     check(path, lora_rank=4, target_modules=["q_proj", "q_b_proj", "kv_b_proj", "o_proj"])
@@ -126,3 +131,108 @@ def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> Non
     node = OmegaConf.create({"path": saved(tmp_path, "qwen3_next")})
     with pytest.raises(ValueError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
         refuse_model_of_job(node, key=KEY, rollout="hf")
+
+
+PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
+
+
+def saved_reader(path: Path, family: str, **text: Any) -> str:
+    config = wrapped_config(family, **text)
+    config.architectures = [f"{family}ForConditionalGeneration"]
+    config.save_pretrained(path)
+    return str(path)
+
+
+def node(path: str, **more: Any) -> Any:
+    return OmegaConf.create({"path": path, **more})
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_published_kinds_pass(tmp_path: Path, family: str) -> None:
+    path = saved_reader(tmp_path, family)
+    refuse_model_of_job(node(path), key="model")
+    refuse_model_of_job(node(path), key="critic.model", is_value=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "reason"),
+    (
+        ("llama4", {}, "chunked_attention"),
+        ("mllama", {}, "attend to images alone"),
+        ("paligemma", {}, "tokens of a text see tokens behind them"),
+        ("qwen3_5", {"attention_dropout": 0.1}, r"attention_dropout=0\.1"),
+    ),
+)
+def test_others_are_refused_with_the_reason(tmp_path: Path, family: str, text: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"^model\.path=.* cannot train on trees: .*{reason}"):
+        refuse_model_of_job(node(saved_reader(tmp_path, family, **text)), key="model")
+
+
+def test_the_named_remedy_is_one(tmp_path: Path) -> None:
+    path = saved_reader(tmp_path, "gemma3", attention_dropout=0.1)
+    refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
+
+
+@pytest.mark.parametrize(
+    ("family", "rollout", "given", "becomes"),
+    (
+        ("qwen2_5_vl", "vllm", "dummy", "auto"),
+        ("qwen3_vl", "vllm", "dummy", "auto"),
+        ("qwen2_5_vl", "vllm", "safetensors", "safetensors"),
+        ("qwen2_5_vl", "hf", "dummy", "dummy"),
+        ("gemma3", "vllm", "dummy", "dummy"),
+    ),
+)
+def test_vllm_reads_weights_before_images(tmp_path: Path, family: str, rollout: str, given: str, becomes: str) -> None:
+    model = node(saved_reader(tmp_path, family))
+    options = {"name": rollout, "load_format": given}
+    config = OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})
+    note = load_before_images(config)
+    assert config.actor_rollout_ref.rollout.load_format == becomes and (note is None) == (given == becomes)
+
+
+def test_options_of_pixels_that_vllm_reads_elsewhere_are_refused() -> None:
+    options = {"data": {"mm_processor_kwargs": {"do_normalize": False}}}
+    config = OmegaConf.create(options | {"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
+    said = r"kwargs\.do_normalize: vLLM reads it in the model's folder alone"
+    with pytest.raises(UnsupportedFeatureError, match=said):
+        refuse_if_unsupported(config, "", Of.JOB)
+    config.actor_rollout_ref.rollout.name = "hf"
+    refuse_if_unsupported(config, "", Of.JOB)
+
+
+@pytest.mark.parametrize("column", ("images", "videos", "pictures"))
+def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b", "c"], column: [[], None, ["x.png"]]}), file)
+    data = OmegaConf.create({"train_files": [str(file)], "image_key": "pictures" if column == "pictures" else "images"})
+    with pytest.raises(ValueError, match=rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; trees run rows of"):
+        refuse_rows_with_images(data, ("train_files", "val_files"))
+    pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
+    refuse_rows_with_images(data, ("train_files", "val_files"))
+
+
+@pytest.mark.parametrize(
+    ("family", "rollout", "loop", "why"),
+    (
+        ("qwen3_vl", "vllm", "tool_agent", None),
+        ("gemma3", "vllm", "tool_agent", "trees run rows of text"),
+        ("qwen3_vl", "hf", "tool_agent", None),
+        ("qwen3_vl", "vllm", "tree_gateway_agent", "agents of tree_gateway_agent get a sample's text alone"),
+    ),
+)
+def test_files_with_images_pass_where_all_parts_read_them(
+    tmp_path: Path, family: str, rollout: str, loop: str, why: str | None
+) -> None:
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a", "b"], "images": [[], ["x.png"]], "videos": [None, None]}), file)
+    model = node(saved_reader(tmp_path / family, family))
+    options = {"name": rollout, "agent": {"default_agent_loop": loop}}
+    found = why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}}))
+    assert found == why
+    data = OmegaConf.create({"train_files": str(file)})
+    if why is None:
+        refuse_rows_with_images(data, ["train_files"], why=None)
+        pq.write_table(pa.table({"prompt": ["a"], "videos": [["x.mp4"]]}), file)
+    with pytest.raises(ValueError, match=r"has videos; trees run" if why is None else f"row 1 has images; {why}: drop"):
+        refuse_rows_with_images(data, ["train_files"], why=found)

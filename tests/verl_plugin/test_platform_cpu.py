@@ -18,14 +18,8 @@ without_accelerator = pytest.mark.skipif(
 
 def run_python(code: str, **env: str) -> str:
     inherited = {key: value for key, value in os.environ.items() if key not in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**inherited, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    command, environment = [sys.executable, "-c", textwrap.dedent(code)], {**inherited, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

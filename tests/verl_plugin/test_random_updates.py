@@ -1,6 +1,6 @@
 """The command that draws random updates: a few of them agree, and an update that differs is named."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import random_updates
@@ -17,8 +17,8 @@ def test_drawn_updates_train_as_rows_alone(capsys: pytest.CaptureFixture[str]) -
 def test_an_update_that_differs_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     train = random_updates.train_share
 
-    def slightly_off(setups: list[random_updates.Setup], folder: Path) -> list[list[random_updates.Found]]:
-        found = train(setups, folder)
+    def slightly_off(*given: Any) -> list[list[random_updates.Found]]:
+        found = train(*given)
         for gradient in found[0][0][1].values():
             gradient *= 1 + 1e-4
         return found

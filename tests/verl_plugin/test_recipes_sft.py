@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_harness import weights
 from sft_harness import TOKEN_ROWS, fitted, sft_config, write
 
 from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
@@ -19,8 +20,7 @@ def train(toy: Path, tmp_path: Path, *overrides: str) -> tuple[list[dict[str, An
     files = [f"data.train_files={toy}/data/sft.parquet", f"model.path={toy}/model"]
     trainer = TreeSFTTrainer(sft_config(*files, f"trainer.default_local_dir={tmp_path}/checkpoints", *overrides))
     steps = fitted(trainer)
-    weights = trainer.engine.module.named_parameters()
-    return steps, {name: value.full_tensor().detach().clone() for name, value in weights}
+    return steps, weights(trainer.engine)
 
 
 SMALL = ["data.train_batch_size=8", "data.group_key=conversation", "trainer.total_epochs=1", "optim.lr=1e-3"]
@@ -54,10 +54,8 @@ def test_rows_that_share_half_belong_together() -> None:
 def test_a_conversation_is_cut_only_where_a_batch_ends(num_replicas: int) -> None:
     generator = np.random.default_rng(0)
     group_of_row = generator.permutation(np.repeat(np.arange(20), generator.integers(1, 6, 20)))
-    samplers = [
-        ConversationSampler(group_of_row, batch_rows=4, num_replicas=num_replicas, rank=rank, shuffle=True)
-        for rank in range(num_replicas)
-    ]
+    given = {"batch_rows": 4, "num_replicas": num_replicas, "shuffle": True}
+    samplers = [ConversationSampler(group_of_row, rank=rank, **given) for rank in range(num_replicas)]
     epochs = []
     for epoch in range(2):
         per_rank = []

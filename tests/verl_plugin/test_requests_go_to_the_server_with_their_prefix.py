@@ -61,9 +61,8 @@ def test_a_prompt_is_computed_once_by_all_servers_and_a_session_never_again(
             for session in range(4):
                 history = list(prompt)
                 for _ in range(3):
-                    answer = await backend.generate(
-                        history, max_tokens=ANSWER, sampling=SAMPLING, session=f"g{group}/{session}"
-                    )
+                    asked = {"max_tokens": ANSWER, "sampling": SAMPLING, "session": f"g{group}/{session}"}
+                    answer = await backend.generate(history, **asked)
                     assert answer.cached_tokens is not None
                     computed.append(len(history) - answer.cached_tokens)
                     history += [*answer.token_ids, *[40 + session] * OBSERVED]

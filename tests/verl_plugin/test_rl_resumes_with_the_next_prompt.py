@@ -33,9 +33,8 @@ class Trainer(ResumableTrainer):
     def __init__(self, *, prompts: int, batch: int, workers: int, shuffle: bool) -> None:
         rows = list(range(prompts))
         sampler = create_rl_sampler(OmegaConf.create({"shuffle": shuffle, "seed": 1}), rows)
-        self.train_dataloader = StatefulDataLoader(
-            rows, batch_size=batch, num_workers=workers, drop_last=True, collate_fn=prompts_of, sampler=sampler
-        )
+        given = {"batch_size": batch, "num_workers": workers, "collate_fn": prompts_of, "sampler": sampler}
+        self.train_dataloader = StatefulDataLoader(rows, drop_last=True, **given)
         self.train_dataloader_it = None
         self.global_steps = 1
 

@@ -24,12 +24,9 @@ SAME = ("critic/score/mean", "response_length/mean", "actor/entropy", "actor/pg_
 def steps_of(folder: Path, *more: str, **variables: str) -> list[dict[str, float]]:
     """The metrics of two steps of a tiny model with experts; `variables` are the environment's."""
     folder.mkdir()
-    overrides = toy_qwen.ppo_overrides(
-        toy_qwen.save_model(folder / "model", Qwen3MoeConfig, **EXPERTS),
-        toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS),
-        toy_qwen.save_reward(folder / "reward.py"),
-        folder / "out",
-    )
+    model = toy_qwen.save_model(folder / "model", Qwen3MoeConfig, **EXPERTS)
+    prompts = toy_qwen.save_prompts(folder / "prompts.parquet", toy_qwen.PROMPTS)
+    overrides = toy_qwen.ppo_overrides(model, prompts, toy_qwen.save_reward(folder / "reward.py"), folder / "out")
     overrides += ["+ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=1", *more]
     finished = toy_qwen.run_main_ppo(folder, overrides, environment=toy_qwen.job_environment(**variables), seconds=500)
     steps = toy_qwen.read_metrics(finished.stdout + finished.stderr)
@@ -51,6 +48,4 @@ def test_an_update_that_repeats_its_routes_is_that_of_stock_verl(tmp_path: Path)
     for one, other in zip(flat, tree, strict=True):
         assert other["actor/tree/unique_tokens"] < other["actor/tree/flat_tokens"]
         assert other["actor/tree/self_check_error"] < 1e-4 and other["actor/moe/load_max_over_mean"] > 1
-        assert {name: other[name] for name in SAME} == pytest.approx(
-            {name: one[name] for name in SAME}, rel=1e-4, abs=1e-6
-        )
+        assert [other[name] for name in SAME] == pytest.approx([one[name] for name in SAME], rel=1e-4, abs=1e-6)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -66,11 +67,7 @@ def token(tmp_path: Path) -> Path:
     ("sandbox", "key"), [(NETWORK, "limits.network=true"), ({"backend": "docker"}, "backend=docker")]
 )
 def test_a_network_without_the_token_is_refused_before_ray_starts(
-    mode: str | None,
-    sandbox: dict[str, object],
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mode: str | None, sandbox: dict[str, object], key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:

@@ -66,15 +66,9 @@ def play(model: HFModelConfig, client: Client, *seeds: int) -> list[list[AgentLo
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
 
     async def sessions() -> list[list[AgentLoopOutput]]:
-        loop = TreeGatewayAgentLoop(
-            trainer_config=DictConfigWrap(config=config),
-            server_manager=client,
-            tokenizer=model.tokenizer,
-            processor=model.processor,
-            dataset_cls=None,
-            data_config=DictConfigWrap(config.data),
-            hf_model_type="qwen2_5_vl",
-        )
+        given = {"trainer_config": DictConfigWrap(config=config), "data_config": DictConfigWrap(config.data)}
+        given |= {"tokenizer": model.tokenizer, "processor": model.processor, "hf_model_type": "qwen2_5_vl"}
+        loop = TreeGatewayAgentLoop(server_manager=client, dataset_cls=None, **given)
         samples = [{"raw_prompt": [], "extra_info": {"seed": seed}} for seed in seeds]
         return await asyncio.gather(*[loop.run(dict(SAMPLING), **sample) for sample in samples])
 
@@ -100,12 +94,9 @@ def test_rows_of_a_window_have_the_trainers_log_probs_and_share_screens(model: H
         assert all(len(row.multi_modal_data["images"]) in (1, 2) for row in session)
         assert sum(sum(row.response_mask) for row in session) >= session[0].extra_fields["generated_tokens"]
     inputs = [stored(model, row) for row in rows]
-    data = ppo_batch(
-        [
-            Row(tokens=ids.tolist(), prompt=len(row.prompt_ids), mask=list(row.response_mask), uid=str(number))
-            for number, (row, (ids, _, _)) in enumerate(zip(rows, inputs, strict=True))
-        ]
-    )
+    given = [{"prompt": len(row.prompt_ids), "mask": list(row.response_mask)} for row in rows]
+    texts = enumerate(zip(inputs, given, strict=True))
+    data = ppo_batch([Row(tokens=ids.tolist(), uid=str(number), **more) for number, ((ids, *_), more) in texts])
     data["position_ids"] = nested([positions for _, positions, _ in inputs])
     tu.assign_non_tensor_stack(data, "multi_modal_inputs", [given for _, _, given in inputs])
     found = infer(build_engine(Path(model.path), tree=TreeConfig(mode="tree")), data)["log_probs"].unbind()

@@ -45,13 +45,16 @@ def test_bad_token_rows_name_file_row_and_column(case: str, tmp_path: Path) -> N
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected a file, received a folder"):
-        TokenRowsDataset(str(tmp_path), None, {})
-    with pytest.raises(InputError, match=r"absent\.parquet: no such file"):
-        TokenRowsDataset(str(tmp_path / "absent.parquet"), None, {})
-    write(tmp_path / "columns.parquet", input_ids=[[1]], mask=[[0]])
-    with pytest.raises(InputError, match=r"missing \['loss_mask'\]; it has input_ids, mask"):
-        TokenRowsDataset(str(tmp_path / "columns.parquet"), None, {})
+    for path, complaint in (
+        (tmp_path, "expected a file, received a folder"),
+        (tmp_path / "absent.parquet", r"absent\.parquet: no such file"),
+        (
+            write(tmp_path / "a.parquet", input_ids=[[1]], mask=[[0]]),
+            r"missing \['loss_mask'\]; it has input_ids, mask",
+        ),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            TokenRowsDataset(str(path), None, {})
 
 
 def test_large_slices_of_any_integer_type_are_read_exactly(tmp_path: Path) -> None:
@@ -60,14 +63,14 @@ def test_large_slices_of_any_integer_type_are_read_exactly(tmp_path: Path) -> No
     masks = [[0, *[1] * (len(row) - 1)] for row in ids]
     for kind in (pyarrow.int8(), pyarrow.int32(), pyarrow.uint16(), pyarrow.uint64()):
         for of in (pyarrow.list_, pyarrow.large_list):
-            table = pyarrow.table(
-                {"input_ids": pyarrow.array(ids, of(kind)), "loss_mask": pyarrow.array(masks, of(pyarrow.int64()))}
-            )
-            path = tmp_path / "rows.parquet"
-            pyarrow.parquet.write_table(table, path, row_group_size=7)
-            read = TokenRowsDataset(str(path), None, {}, max_samples=150)
-            assert [read[row]["input_ids"].tolist() for row in range(len(read))] == ids[:150]
-            assert [read[row]["loss_mask"].tolist() for row in range(len(read))] == masks[:150]
+            columns = {
+                "input_ids": pyarrow.array(ids, of(kind)),
+                "loss_mask": pyarrow.array(masks, of(pyarrow.int64())),
+            }
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet", row_group_size=7)
+            read = TokenRowsDataset(str(tmp_path / "rows.parquet"), None, {}, max_samples=150)
+            for name, expected in (("input_ids", ids), ("loss_mask", masks)):
+                assert [read[row][name].tolist() for row in range(len(read))] == expected[:150]
     booleans = write(tmp_path / "b.parquet", input_ids=[[1, 2]], loss_mask=[[False, True]])
     assert TokenRowsDataset(str(booleans), None, {})[0]["loss_mask"].tolist() == [0, 1]
 
@@ -94,26 +97,18 @@ def test_mistakes_are_told_before_an_engine_is_built(
     no_role = write(tmp_path / "no_role.parquet", messages=[[{"content": "hi"}]])
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(good.read_bytes()[:-10])
-    for overrides, complaint in (
-        (
-            [f"data.train_files={outside}", "data.train_batch_size=2", *TOKEN_ROWS],
-            r"outside.*row 1, column input_ids: .*received 1000000 at 1",
-        ),
-        (
-            [f"data.train_files={good}", f"data.val_files={outside}", "data.train_batch_size=2", *TOKEN_ROWS],
-            r"outside.*row 1, column input_ids",
-        ),
-        ([f"data.train_files={good}", "data.train_batch_size=8", *TOKEN_ROWS], "at least the 8 rows of a batch"),
-        ([f"data.train_files={good}"], r"data\.train_files: \S*good.*expected a column messages"),
-        ([f"data.train_files={cut}"], "expected a whole parquet file"),
-        ([f"data.train_files={no_role}", "data.train_batch_size=1"], "row 0, column messages"),
-        (
-            [f"data.train_files={nothing}", "data.train_batch_size=1"],
-            r"nothing\.parquet: row 1, column messages: .* \[\]",
-        ),
+    two, one = ["data.train_batch_size=2", *TOKEN_ROWS], ["data.train_batch_size=1"]
+    for file, more, complaint in (
+        (outside, two, r"outside.*row 1, column input_ids: .*received 1000000 at 1"),
+        (good, [f"data.val_files={outside}", *two], r"outside.*row 1, column input_ids"),
+        (good, ["data.train_batch_size=8", *TOKEN_ROWS], "at least the 8 rows of a batch"),
+        (good, [], r"data\.train_files: \S*good.*expected a column messages"),
+        (cut, [], "expected a whole parquet file"),
+        (no_role, one, "row 0, column messages"),
+        (nothing, one, r"nothing\.parquet: row 1, column messages: .* \[\]"),
     ):
         with pytest.raises(InputError, match=complaint):
-            TreeSFTTrainer(sft_config(f"model.path={toy}/model", *overrides))
+            TreeSFTTrainer(sft_config(f"model.path={toy}/model", f"data.train_files={file}", *more))
 
 
 @pytest.mark.slow

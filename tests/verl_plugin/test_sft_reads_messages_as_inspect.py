@@ -40,9 +40,8 @@ def tokenizer(toy: Path) -> Any:
 
 def rows(path: Path, tokenizer: Any, cells: list[Any]) -> list[tuple[list[int], list[int]]]:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": cell} for cell in cells]), path)
-    data = OmegaConf.create(
-        {"messages_key": "messages", "train_batch_size": 1, "pad_mode": "no_padding", "custom_cls": {"path": None}}
-    )
+    given = {"messages_key": "messages", "train_batch_size": 1, "pad_mode": "no_padding", "custom_cls": {"path": None}}
+    data = OmegaConf.create(given)
     dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
     check_rows(dataset, data, key="train_files")
     return [(dataset[n]["input_ids"].tolist(), dataset[n]["loss_mask"].tolist()) for n in range(len(dataset))]

@@ -99,10 +99,11 @@ def test_what_the_config_lets_pass_is_not_refused(toy: Path, tmp_path: Path) -> 
             begin(toy, template, f"data.train_files={path}", option)
 
 
-def test_rows_without_a_trained_token_are_told(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_without_a_trained_token_are_told(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = write(tmp_path / "nothing.parquet", [say("user")], [say("user"), say("user")])
-    with pytest.raises(InputError, match="nothing would train"):
-        begin(toy, ALTERNATES, f"data.train_files={nothing}")
+    for files, said in ((nothing, "nothing would train"), ("[]", r"data\.train_files: expected a file, received none")):
+        with pytest.raises(InputError, match=said):
+            begin(toy, ALTERNATES, f"data.train_files={files}")
     cut = write(tmp_path / "cut.parquet", GOOD, LONG, GOOD)
     with pytest.raises(ReachedEngineError):
         begin(toy, ALTERNATES, f"data.train_files={cut}", "data.truncation=right")
@@ -125,6 +126,7 @@ def test_ids_that_the_model_does_not_embed_are_named(toy: Path, tmp_path: Path) 
     refuse_unusable_rows(dataset, data, **(AS_TREES | {"vocab_size": size + 1, "max_positions": None}))
 
 
+OF_THE_USER = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
 AS_TREES: dict[str, Any] = {"key": "train_files", "vocab_size": 10, "on_trees": True, "max_positions": 3}
 BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "first token trained": ({"loss_mask": [1, 1]}, "trains its first token"),
@@ -149,13 +151,12 @@ def row_of(**columns: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("case", BAD_ROWS)
 def test_a_row_of_another_data_set_that_the_engine_would_refuse_is_named(case: str) -> None:
     columns, complaint = BAD_ROWS[case]
-    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     rows = [row_of(), row_of(**columns)]
     with pytest.raises(InputError, match=rf"data\.train_files: row 1 of the data set of a\.parquet: .*{complaint}"):
-        refuse_unusable_rows(rows, data, **AS_TREES)
+        refuse_unusable_rows(rows, OF_THE_USER, **AS_TREES)
     if case in VERLS:
         # verl's own forward takes them.
-        refuse_unusable_rows(rows, data, **(AS_TREES | {"on_trees": False}))
+        refuse_unusable_rows(rows, OF_THE_USER, **(AS_TREES | {"on_trees": False}))
 
 
 def test_messages_that_a_tree_cannot_run_are_named(toy: Path, tmp_path: Path) -> None:
@@ -167,16 +168,12 @@ def test_messages_that_a_tree_cannot_run_are_named(toy: Path, tmp_path: Path) ->
     long = write(tmp_path / "long.parquet", GOOD, [say("user", "1" * 2100), say("assistant")])
     with pytest.raises(InputError, match=r"long\.parquet: row 1: \d+ tokens exceed the model's 2048 positions"):
         begin(toy, ALTERNATES, f"data.train_files={long}", "data.max_length=4000")
+    ids = sft_harness.write(tmp_path / "ids.parquet", input_ids=[[5] * 2100], loss_mask=[[0] + [1] * 2099])
+    with pytest.raises(InputError, match=r"ids\.parquet: row 0: 2100 tokens exceed the model's 2048 positions"):
+        begin(toy, ALTERNATES, f"data.train_files={ids}", *sft_harness.TOKEN_ROWS, "data.max_length=4000")
     for path, stock in ((first, "+model.model_type=language_model"), (long, "engine.tree.mode=flat")):
         with pytest.raises(ReachedEngineError):
             begin(toy, no_role, f"data.train_files={path}", "data.max_length=4000", stock)
-
-
-def test_long_rows_of_token_ids_are_named(toy: Path, tmp_path: Path) -> None:
-    path = sft_harness.write(tmp_path / "ids.parquet", input_ids=[[5] * 2100], loss_mask=[[0] + [1] * 2099])
-    files = [f"data.train_files={path}", *sft_harness.TOKEN_ROWS, "data.max_length=4000"]
-    with pytest.raises(InputError, match=r"ids\.parquet: row 0: 2100 tokens exceed the model's 2048 positions"):
-        begin(toy, ALTERNATES, *files)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +183,6 @@ def test_a_template_of_which_verl_builds_no_data_set_is_told(template: str, toy:
     good = write(tmp_path / "good.parquet", GOOD)
     with pytest.raises(InputError, match=r"chat template .* that fails: \w+Error: .*model\.custom_chat_template"):
         begin(toy, template, f"data.train_files={good}")
-
-
-def test_no_file_is_told(toy: Path) -> None:
-    with pytest.raises(InputError, match=r"data\.train_files: expected a file, received none"):
-        begin(toy, ALTERNATES, "data.train_files=[]")
 
 
 def test_a_batch_smaller_than_the_ranks_is_told(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +204,8 @@ class Countdown(torch.utils.data.Dataset):
 
 
 def complaint_of(rank: int) -> str:
-    data = OmegaConf.create({"custom_cls": {"path": "mine.py"}, "train_files": "a.parquet", "num_workers": 0})
     with pytest.raises(InputError) as refused:
-        refuse_unusable_rows(Countdown(), data, **AS_TREES)
+        refuse_unusable_rows(Countdown(), OF_THE_USER, **AS_TREES)
     return str(refused.value)
 
 

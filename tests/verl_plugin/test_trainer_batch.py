@@ -259,25 +259,18 @@ def test_one_line_explains_a_step() -> None:
 
 
 def test_a_step_of_several_updates_reports_their_totals() -> None:
+    names = ("sessions", "unique_tokens", "flat_tokens", "por", "token_bound", "depth")
+    names = [f"tree/{name}" for name in (*names, "paths_per_session/mean", "session_score/mean")]
     updates = [
-        {"tree/sessions": 8.0, "tree/unique_tokens": 300.0, "tree/session_score/mean": 1.0, "tree/depth": 9.0},
-        {"tree/sessions": 24.0, "tree/unique_tokens": 500.0, "tree/session_score/mean": 0.0, "tree/depth": 7.0},
+        dict(zip(names, (sessions, unique, flat, 1 - unique / flat, flat / unique, *others), strict=True))
+        for sessions, unique, flat, *others in (
+            (8.0, 300.0, 600.0, 9.0, 1.0, 1.0),
+            (24.0, 500.0, 5000.0, 7.0, 3.0, 0.0),
+        )
     ]
-    for update, flat, paths in zip(updates, (600.0, 5000.0), (1.0, 3.0), strict=True):
-        unique = update["tree/unique_tokens"]
-        update |= {"tree/flat_tokens": flat, "tree/por": 1 - unique / flat, "tree/token_bound": flat / unique}
-        update["tree/paths_per_session/mean"] = paths
-    assert totals_of_updates(updates) == {
-        "tree/sessions": 32.0,
-        "tree/unique_tokens": 800.0,
-        "tree/flat_tokens": 5600.0,
-        "tree/por": pytest.approx(1 - 800 / 5600),
-        "tree/token_bound": 7.0,
-        "tree/depth": 9.0,
-        "tree/paths_per_session/mean": 2.5,
-        "tree/session_score/mean": 0.25,
-        "tree/reward_per_1000_trained_tokens": 10.0,
-    }
+    totals = (32.0, 800.0, 5600.0, pytest.approx(1 - 800 / 5600), 7.0, 9.0, 2.5, 0.25)
+    expected = dict(zip(names, totals, strict=True)) | {"tree/reward_per_1000_trained_tokens": 10.0}
+    assert totals_of_updates(updates) == expected
 
 
 def test_tree_metrics_stand_behind_verls() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
 from omegaconf import OmegaConf
+from toy_qwen import under
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -18,15 +19,10 @@ from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
 CONFLICTS = (
-    "actor_rollout_ref.actor.ppo_epochs=2",
-    "algorithm.use_kl_in_reward=True",
-    "algorithm.rollout_correction.bypass_mode=True",
-    "algorithm.rollout_correction.rollout_is=token",
-    "algorithm.rollout_correction.rollout_rs=token_k1",
-    "algorithm.adv_estimator=optimal_token_baseline",
-    "actor_rollout_ref.actor.fsdp_config.router_replay.mode=R2",
-    "actor_rollout_ref.model.model_type=language_model",
-    "distillation.enabled=True",
+    *under("actor_rollout_ref.actor", "ppo_epochs=2", "fsdp_config.router_replay.mode=R2"),
+    *under("algorithm", "use_kl_in_reward=True", "adv_estimator=optimal_token_baseline"),
+    *under("algorithm.rollout_correction", "bypass_mode=True", "rollout_is=token", "rollout_rs=token_k1"),
+    *("actor_rollout_ref.model.model_type=language_model", "distillation.enabled=True"),
 )
 
 
@@ -132,9 +128,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         for row in queue.rows.values():
             del row["old_log_probs"]
         trainer.actor_rollout_wg = worker = OneWorker(model_path, queue)
-        metrics: dict[str, Any] = {}
-        batch = trainer._balance_batch(batch, metrics)
-        batch = trainer._compute_old_log_prob(batch, metrics)
+        batch = trainer._compute_old_log_prob(trainer._balance_batch(batch, metrics := {}), metrics)
         batch = trainer._compute_advantage(batch, metrics)
         trainer._update_actor(batch, metrics)
         assert trainer._reports_later == bool(setting)

@@ -38,22 +38,23 @@ def advantages_of(
     extras: list[dict[str, Any]] | None = None,
     with_penalty: bool = False,
     **options: Any,
-) -> DataProto:
+) -> torch.Tensor:
     sessions = Sessions.from_keys(keys)
 
     def weights() -> torch.Tensor:
         return trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)
 
-    trees = credit_trees(
-        data,
-        sessions,
-        session_scores(data, sessions, weights() if with_penalty else None),
-        nested_mask(data, lengths),
-        row_tokens=ids,
-        extras=[{}] * len(keys) if extras is None else extras,
-    )
-    estimator = ESTIMATORS[name]
-    return tree_advantages(data, trees, estimator, options, response_lengths=lengths, token_weights=weights)
+    scores = session_scores(data, sessions, weights() if with_penalty else None)
+    given = {"row_tokens": ids, "extras": extras or [{}] * len(keys)}
+    trees = credit_trees(data, sessions, scores, nested_mask(data, lengths), **given)
+    computed = {"response_lengths": lengths, "token_weights": weights}
+    return tree_advantages(data, trees, ESTIMATORS[name], options, **computed).batch["advantages"]
+
+
+def of_one_prompt(mask: torch.Tensor, scores: torch.Tensor) -> DataProto:
+    """Three rows."""
+    tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
+    return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
 
 
 COPIES = [3, 1, 2, 1, 1, 4]
@@ -72,13 +73,13 @@ def test_comparison_within_the_prompt_is_verls(
     name: str, options: dict[str, Any], verls: str, copies: list[int], tolerance: float
 ) -> None:
     expected, _ = estimate(verls, make_batch(copies))
-    got = advantages_of(name, *make_batch(copies), **options).batch["advantages"]
+    got = advantages_of(name, *make_batch(copies), **options)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance)
 
 
 def test_whitening_counts_each_token_of_a_session_once() -> None:
     batch = make_batch(COPIES)
-    got = advantages_of("treepo", *batch).batch["advantages"]
+    got = advantages_of("treepo", *batch)
     mask = make_batch(COPIES)[0].batch["response_mask"].bool()
     _, keys, ids, lengths = batch
     share = trained_token_weights(Sessions.from_keys(keys), ids, mask.long(), lengths)
@@ -93,31 +94,27 @@ def test_calls_and_reports_of_sessions_reach_the_estimator() -> None:
     mask = torch.tensor([[1, 0, 1]] * 3)
     scores = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
-    def batch() -> DataProto:
-        tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
-        return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
-
     lengths, options = np.array([3, 3, 3]), {"omega": 0.5, "gamma": 0.5}
+
+    def gigpo(extras: list[dict[str, Any]] | None = None, **more: Any) -> torch.Tensor:
+        return advantages_of("gigpo", of_one_prompt(mask, scores), keys, ids, lengths, extras=extras, **more)
+
     # Call 1 was a side call that no row contains.
     keyed = [["s", "-", "a"], ["s", "-", "b"], ["s", "-", "a"]]
     extras = [{"response_calls": [0, -1, 2], "credit": {"states": one}} for one in keyed]
-    got = advantages_of("gigpo", batch(), keys, ids, lengths, extras=extras, **options).batch["advantages"]
     # The numbers of tests/credit/test_estimators_on_worked_trees.py.
     expected = torch.tensor([[1.73205, 0, 1.50825], [-0.86603, 0, -0.57735], [-0.86603, 0, -0.9309]])
-    torch.testing.assert_close(got, expected, rtol=0, atol=3e-5)
-    read = advantages_of("gigpo", batch(), keys, ids, lengths, states="observation", **options).batch["advantages"]
-    torch.testing.assert_close(read, expected, rtol=0, atol=3e-5)
-    with pytest.raises(ValueError, match=r"prompt u: session 0 reports no state"):
-        advantages_of("gigpo", batch(), keys, ids, lengths, **options)
-    with pytest.raises(ValueError, match="a session reports 'state'; known are step_rewards, states"):
-        advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{"credit": {"state": "s"}}] * 3)
-    for extra, message in (
-        ({"credit": {"weight": -1}}, "prompt u, session 1, row 1: weight -1: expected at least 0"),
-        ({"credit": ["s"]}, "prompt u, session 1, row 1: credit .* expected entries step_rewards"),
-        ({"response_calls": [0]}, "prompt u, row 1: response_calls: expected a whole number for each of 3"),
+    for got in (gigpo(extras, **options), gigpo(states="observation", **options)):
+        torch.testing.assert_close(got, expected, rtol=0, atol=3e-5)
+    for wrong, message in (
+        ([{}] * 3, r"prompt u: session 0 reports no state"),
+        ([{"credit": {"state": "s"}}] * 3, "a session reports 'state'; known are step_rewards, states"),
+        ([{}, {"credit": {"weight": -1}}, {}], "prompt u, session 1, row 1: weight -1: expected at least 0"),
+        ([{}, {"credit": ["s"]}, {}], "prompt u, session 1, row 1: credit .* expected entries step_rewards"),
+        ([{}, {"response_calls": [0]}, {}], "prompt u, row 1: response_calls: expected a whole number for each of 3"),
     ):
         with pytest.raises(ValueError, match=message):
-            advantages_of("gigpo", batch(), keys, ids, lengths, extras=[{}, extra, {}])
+            gigpo(wrong)
 
 
 def test_a_step_without_recorded_calls_is_a_run_that_rows_of_a_session_share() -> None:
@@ -139,11 +136,9 @@ def test_the_order_of_a_batch_decides_nothing() -> None:
     scores = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     found = []
     for order in ([0, 1, 2], [2, 1, 0]):
-        tensors = {"response_mask": torch.ones(3, 2), "token_level_scores": scores[order]}
-        tensors["token_level_rewards"] = scores[order]
-        data = DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
+        data = of_one_prompt(torch.ones(3, 2), scores[order])
         batch = data, [keys[row] for row in order], [ids[row] for row in order], np.array([2, 2, 2])
-        got = advantages_of("rtmc", *batch, states="observation", prior=0.0).batch["advantages"]
+        got = advantages_of("rtmc", *batch, states="observation", prior=0.0)
         found.append(got[np.argsort(order)].tolist())
     assert found[0] == found[1] == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5]]
 
@@ -156,11 +151,10 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
     sessions = Sessions.from_keys(keys)
     masks = nested_mask(data, lengths)
     trees = credit_trees(data, sessions, torch.zeros(6), masks, row_tokens=ids, extras=[{}] * 6)
+    given = {"response_lengths": lengths, "token_weights": lambda: torch.ones(1)}
     for function, name in ((half, "half"), (partial(half), "functools.partial")):
         with pytest.raises(ValueError, match=rf"prompt uid-0: expected a finite advantage for each of .* from {name}"):
-            tree_advantages(
-                data, trees, Estimator(function), {}, response_lengths=lengths, token_weights=lambda: torch.ones(1)
-            )
+            tree_advantages(data, trees, Estimator(function), {}, **given)
 
 
 def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
@@ -168,11 +162,10 @@ def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
     for times in ([1] * 6, COPIES):
         data, keys, ids, lengths = make_batch(times)
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
-        advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True)
-        results.append(data.batch["advantages"])
+        results.append(advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True))
     mask, row_of_single = make_batch(COPIES)[0].batch["response_mask"].bool(), np.repeat(np.arange(6), COPIES)
     torch.testing.assert_close(results[1][mask], results[0][row_of_single][mask], rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(results[0], advantages_of("tree_loo", *make_batch([1] * 6)).batch["advantages"])
+    assert not torch.allclose(results[0], advantages_of("tree_loo", *make_batch([1] * 6)))
 
 
 def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:

@@ -7,22 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import VOCAB, build_engine, ppo_batch, save_model, tiny_qwen3
-from equivalence import (
-    ALONE,
-    FLAGS,
-    actor_loss,
-    alone,
-    assert_equal_gradients,
-    assert_equal_runs,
-    assert_trains_as,
-    critic_loss,
-    everywhere,
-    run,
-)
+from engine_harness import ALONE, FLAGS, VOCAB, build_engine, ppo_batch, save_model, tiny_qwen3
+from equivalence import alone, assert_equal_gradients, assert_equal_runs, assert_trains_as, everywhere, run
 from hostile_rows import shapes
 from tiny_sizes import sizes
 from transformers import Qwen3MoeConfig
+from verl_losses import actor_loss, critic_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
@@ -100,15 +90,8 @@ def test_weights_in_bfloat16_give_gradients_up_to_its_rounding(model_path: Path)
         assert error <= 2**-8 * norm, name
 
 
-SGD = {
-    "optimizer": "SGD",
-    "override_optimizer_config": {"momentum": 0.5},
-    "lr": 0.2,
-    "lr_scheduler_type": "cosine",
-    "lr_warmup_steps": 1,
-    "weight_decay": 0.3,
-    "clip_grad": 0.05,
-}
+SGD = {"optimizer": "SGD", "override_optimizer_config": {"momentum": 0.5}, "lr": 0.2, "weight_decay": 0.3}
+SGD |= {"lr_scheduler_type": "cosine", "lr_warmup_steps": 1, "clip_grad": 0.05}
 # A large eps: AdamW divides by the gradient's size, and so by a rounding error where the gradient is zero.
 ONE_KERNEL = {"override_optimizer_config": {"fused": True, "eps": 1e-2}, "lr": 1e-2, "lr_scheduler_type": "cosine"}
 

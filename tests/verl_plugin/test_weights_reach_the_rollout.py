@@ -33,10 +33,8 @@ def test_every_weight_arrives(tmp_path: Path, family: str) -> None:
     sent = dict(build_engine(tmp_path, tree=TreeConfig()).get_per_tensor_param()[0])
     config = RolloutConfig(name="hf", tensor_model_parallel_size=1, dtype="float32")
     torch.manual_seed(1)
-    follows, published = (
-        build_model(config, HFModelConfig(path=str(tmp_path), load_tokenizer=False), weights_follow=follows)
-        for follows in (True, False)
-    )
+    model = HFModelConfig(path=str(tmp_path), load_tokenizer=False)
+    follows, published = (build_model(config, model, weights_follow=follows) for follows in (True, False))
     for bucket in pack(sent.items(), 10_000):
         load(follows, bucket)
     expected = published.state_dict()

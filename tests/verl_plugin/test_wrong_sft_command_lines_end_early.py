@@ -34,8 +34,7 @@ WRONG: list[tuple[str, ...]] = [
     ("data.apply_chat_template_kwargs=thinking",),
     (
         "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft data.custom_cls.name=TokenRowDataset",
-        "it defines no TokenRowDataset",
-        "correct it, or data.custom_cls.name",
+        *("it defines no TokenRowDataset", "correct it, or data.custom_cls.name"),
     ),
     ("optim.optimizer=AdamX", "optim:", "AdamX"),
     ("optim.optimizer_impl=torch.optm", "optim:", "torch.optm"),
@@ -83,12 +82,7 @@ def test_one_line_names_the_key(
     ("written", "is_refused"), [("_import_structure = {}", True), ("AutoModelForCausalLMWithValueHead", False)]
 )
 def test_a_trl_without_the_class_that_verl_imports_is_refused(
-    written: str,
-    is_refused: bool,
-    good: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    written: str, is_refused: bool, good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     (tmp_path / "trl").mkdir()
     (tmp_path / "trl" / "__init__.py").write_text(written)

@@ -24,15 +24,9 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from tree_rl.verl_plugin.options import TreeConfig
 
 EXPERTS, COEF = 6, 0.3
-SIZES: dict[str, Any] = sizes(
-    vocab_size=VOCAB,
-    intermediate_size=24,
-    max_position_embeddings=512,
-    num_experts_per_tok=2,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-LATENT = latent_configs(vocab_size=VOCAB, max_position_embeddings=512)["deepseek_v3"]
+SHARED = {"vocab_size": VOCAB, "max_position_embeddings": 512}
+SIZES: dict[str, Any] = sizes(**SHARED, intermediate_size=24, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2)
+LATENT = latent_configs(**SHARED)["deepseek_v3"]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=EXPERTS, moe_intermediate_size=16),
     "deepseek_v3": DeepseekV3Config(**{**LATENT.to_dict(), "first_k_dense_replace": 0}),
@@ -51,29 +45,15 @@ def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, 
     return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
 
 
-HYBRID_SIZES: dict[str, Any] = sizes(
-    vocab_size=VOCAB,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    max_position_embeddings=512,
-    initializer_range=0.06,
-    pad_token_id=None,
-    **DELTA_NET,
-)
+WIDE = {"intermediate_size": 48, "initializer_range": 0.06, "pad_token_id": None}
+HYBRID_SIZES: dict[str, Any] = sizes(**SHARED, **WIDE, num_hidden_layers=4, **DELTA_NET)
+FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FEW_EXPERTS |= {"shared_expert_intermediate_size": 16, "mlp_only_layers": [0, 1, 2, 3]}
 GATED_DELTA_NET: dict[str, PretrainedConfig] = {
-    "qwen3_next": Qwen3NextConfig(
-        **HYBRID_SIZES,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        mlp_only_layers=[0, 1, 2, 3],
-    ),
+    "qwen3_next": Qwen3NextConfig(**HYBRID_SIZES, **FEW_EXPERTS),
     "qwen3_5": Qwen3_5TextConfig(**HYBRID_SIZES),
 }
-_RECURRENT = recurrent_configs(
-    vocab_size=VOCAB, intermediate_size=48, initializer_range=HYBRID_SIZES["initializer_range"], pad_token_id=None
-)
+_RECURRENT = recurrent_configs(vocab_size=VOCAB, **WIDE)
 RECURRENT = {family: _RECURRENT[family] for family in ("lfm2", "granite_4", "nemotron_h", "falcon_h1", "zamba2")}
 
 

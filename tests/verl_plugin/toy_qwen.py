@@ -73,14 +73,9 @@ def run_recipe_script(name: str, *arguments: Path | str) -> None:
 
 def save_prompts(path: Path, texts: list[str], task: Mapping[str, Any] | None = None, **columns: Any) -> str:
     """Write a data set of user prompts in verl's format, each with the same task; return the path."""
+    shared = {"data_source": "toy", "reward_model": {"style": "rule", "ground_truth": "a"}, **columns}
     rows = [
-        {
-            "prompt": [{"role": "user", "content": text}],
-            "data_source": "toy",
-            "reward_model": {"style": "rule", "ground_truth": "a"},
-            "extra_info": {"index": index, **(task or {})},
-            **columns,
-        }
+        {"prompt": [{"role": "user", "content": text}], "extra_info": {"index": index, **(task or {})}, **shared}
         for index, text in enumerate(texts)
     ]
     pandas.DataFrame(rows).to_parquet(path)
@@ -95,47 +90,30 @@ def save_reward(path: Path) -> str:
     return str(path)
 
 
+def under(node: str, *options: str) -> list[str]:
+    """Hydra overrides of options of one node."""
+    return [f"{node}.{option}" for option in options]
+
+
 def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     """Hydra overrides that run verl's stock `main_ppo` on two CPU cores with the embedded rollout engine."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return [
-        f"data.train_files={data}",
-        f"data.val_files={data}",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=64",
-        "data.max_response_length=96",
-        "data.dataloader_num_workers=0",
-        "data.return_raw_chat=True",
-        f"actor_rollout_ref.model.path={model}",
+        *under("data", f"train_files={data}", f"val_files={data}", "train_batch_size=4", "dataloader_num_workers=0"),
+        *under("data", "max_prompt_length=64", "max_response_length=96", "return_raw_chat=True"),
+        *under("actor_rollout_ref.model", f"path={model}", "use_remove_padding=True"),
         "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
-        "actor_rollout_ref.model.use_remove_padding=True",
-        "actor_rollout_ref.actor.strategy=fsdp2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=4096",
-        "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-        f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={FLOAT32}",
-        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
-        "actor_rollout_ref.actor.use_kl_loss=False",
-        "actor_rollout_ref.rollout.name=hf",
-        "actor_rollout_ref.rollout.n=3",
-        "actor_rollout_ref.rollout.dtype=float32",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-        "actor_rollout_ref.rollout.calculate_log_probs=True",
-        "actor_rollout_ref.rollout.agent.num_workers=1",
-        "algorithm.adv_estimator=grpo",
-        "algorithm.use_kl_in_reward=False",
-        f"reward.custom_reward_function.path={reward}",
-        "reward.num_workers=1",
-        "trainer.device=cpu",
-        "trainer.nnodes=1",
-        "trainer.logger=[console]",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "trainer.total_training_steps=2",
-        f"trainer.default_local_dir={out}",
+        *under(actor, "strategy=fsdp2", "ppo_mini_batch_size=4", "use_kl_loss=False"),
+        *under(actor, "use_dynamic_bsz=True", "ppo_max_token_len_per_gpu=4096"),
+        *under(f"{actor}.fsdp_config", "model_dtype=fp32", "use_torch_compile=False"),
+        f"+{actor}.fsdp_config.mixed_precision={FLOAT32}",
+        *under(rollout, "name=hf", "n=3", "dtype=float32", "tensor_model_parallel_size=1", "agent.num_workers=1"),
+        *under(rollout, "log_prob_use_dynamic_bsz=True", "log_prob_max_token_len_per_gpu=4096"),
+        f"{rollout}.calculate_log_probs=True",
+        *under("algorithm", "adv_estimator=grpo", "use_kl_in_reward=False"),
+        *under("reward", f"custom_reward_function.path={reward}", "num_workers=1"),
+        *under("trainer", "device=cpu", "nnodes=1", "logger=[console]", f"default_local_dir={out}"),
+        *under("trainer", "val_before_train=False", "test_freq=-1", "save_freq=-1", "total_training_steps=2"),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "+ray_kwargs.ray_init.include_dashboard=False",
         "ray_kwargs.ray_init.num_cpus=24",
@@ -170,14 +148,9 @@ def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:
 
 def job_environment(*paths: Path | str, **variables: str) -> dict[str, str]:
     """Of a job of a test: paths of modules and variables that win over those of this process."""
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-        **variables,
-    }
+    path = os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])
+    usual = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+    return os.environ | usual | variables
 
 
 def run_main_ppo(
