@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, serving
-from protocol_turns import shell
-from react_scripts import COPY, DONE, by_turn, thinking
+from react_scripts import BOTH, COPY, DONE, act, by_turn
 from sandboxes_here import HERE, needs_bubblewrap
 from small_swe import all_tasks
 
-from tree_rl.rollout.agents.in_environment import run_task
-from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.agents.react import ReActOptions
 from tree_rl.rollout.branching.grow import BranchOptions, grow
 from tree_rl.rollout.branching.policies import Node
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
@@ -361,20 +359,13 @@ async def test_another_prompt_ends_the_branch() -> None:
 async def test_branches_of_sessions_with_several_rows_repeat_them(
     tiny: Any, options: ReActOptions, gateway: dict[str, Any]
 ) -> None:
-    both = thinking("look", shell("cat a.txt"), shell("cat b.txt"))
-    model = TinyModel(tiny.model, tiny.tokenizer, by_turn(both, COPY, DONE, DONE))
+    model = TinyModel(tiny.model, tiny.tokenizer, by_turn(BOTH, COPY, DONE, DONE))
 
     async def play(server: Any, recording: Recording) -> None:
         resumption = None if recording.fork is None else recording.fork.resumption()
         session = server.open_session(sampling={"temperature": 1.0}, resumption=resumption)
-        done = await run_task(
-            agent=ReActAgent(options),
-            environment=RecordedEnvironment(ShellEnvironment(HERE), recording),
-            endpoint=server.endpoint(session),
-            task={"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"},
-            messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-            timeout_seconds=60,
-        )
+        environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
+        done = await act(server.endpoint(session), environment, options)
         recording.finish(session.name, (await server.close_session(session)).calls, resumption)
         assert recording.fault is None and done.reward is not None
         recording.reward = done.reward
