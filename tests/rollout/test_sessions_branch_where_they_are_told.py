@@ -12,10 +12,9 @@ import pytest
 from gateway_harness import serving
 from protocol_turns import shell
 from sandboxes_here import HERE, needs_bubblewrap
-from small_swe import all_tasks, generator, writing
+from small_swe import all_tasks, work_on, writing
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.in_environment import run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
@@ -85,14 +84,8 @@ async def play(
     """One session, as verl's agent loop plays it; raises `NotForked` for a branch that did not come to its cut."""
     resumption = None if recording.fork is None else recording.fork.resumption()
     session = gateway.open_session(sampling={"seed": seed}, resumption=resumption)
-    done = await run_task(
-        agent=agent or ReActAgent(ReActOptions(max_turns=8)),
-        environment=RecordedEnvironment(SweEnvironment(sandbox), recording),
-        endpoint=gateway.endpoint(session),
-        task={"swe": task.to_row()},
-        messages=generator().to_row(task, 0, "train")["prompt"],
-        timeout_seconds=60,
-    )
+    environment, endpoint = RecordedEnvironment(SweEnvironment(sandbox), recording), gateway.endpoint(session)
+    done = await work_on(task, agent=agent or ReActAgent(), environment=environment, endpoint=endpoint)
     recording.finish(session.name, (await gateway.close_session(session)).calls, resumption)
     if recording.fault is not None:
         raise NotForked(recording.fault)
