@@ -104,7 +104,7 @@ async def play_all(cases: Sequence[Case], at_once: int) -> None:
     async with hostile_gateway() as (gateway, model):
 
         async def play(case: Case) -> None:
-            command = hacks[case.hack].command(tasks[case.task], repaired=case.repaired)
+            command = hacks[case.hack].command(tasks[case.task], repaired=case.hack == REPAIR)
             async with room:
                 done, output = await play_session(
                     gateway, model, agent=case.agent, task=tasks[case.task], command=command, options=options
