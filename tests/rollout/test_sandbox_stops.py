@@ -17,7 +17,7 @@ from tree_rl.rollout.sandbox.errors import SandboxDied
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder, command_threads
 
 IS_ROOT = os.geteuid() == 0
 pytestmark = needs_bubblewrap
@@ -81,19 +81,6 @@ def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command() 
         before = hops.stat().st_size
         time.sleep(0.1)
         assert hops.stat().st_size == before
-
-
-def test_parallel_commands_do_not_end_each_other() -> None:
-    results: list[CommandResult] = []
-    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
-        wait = "until [ -e go ]; do sleep 0.05; done"
-        waits = threading.Thread(target=lambda: results.append(sandbox.run(wait)))
-        waits.start()
-        wait_for(lambda: sandbox._running)
-        assert sandbox.run("sleep 0.2 & echo short").output == "short\n"
-        sandbox.write("go", "")
-        waits.join(60)
-        assert results[0].exit_code == 0
 
 
 async def test_a_queued_command_never_starts(tmp_path: Path) -> None:
