@@ -101,19 +101,31 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
     assert DriftReport().figures().keys() <= info.keys()
 
 
-def test_a_session_asks_under_one_id_that_names_its_prompt(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, asked, generate = build_loop(model_path, {"agent": AGENT}), list[str](), Client.generate
+def test_requests_of_a_session_have_one_id_that_names_its_prompt_and_seeds_of_their_own(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, names, generate = list[tuple[str, Any]](), set[str](), Client.generate
 
     async def noted(self: Client, request_id: str, **request: Any) -> Any:
-        asked.append(request_id)
+        asked.append((request_id, request["sampling_params"].get("seed")))
         return await generate(self, request_id, **request)
 
     monkeypatch.setattr(Client, "generate", noted)
-    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
-    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
-    first, second = asked[0], asked[3]
-    assert asked == [first] * 3 + [second] * 3 and first != second
-    assert {one.split("/")[0] for one in asked} == {"prompt"}
+
+    def seeds(seed: int | None, session: int = 0, step: int = 1) -> tuple[Any, ...]:
+        asked.clear()
+        loop = build_loop(model_path, {"agent": AGENT, "seed": seed})
+        places = {"global_steps": step, "index": 3, "session_id": session}
+        asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE, **places))
+        (name,) = {name for name, _ in asked}
+        assert name.split("/")[0] == "prompt" and len(asked) == 3
+        names.add(name)
+        return tuple(given for _, given in asked)
+
+    assert seeds(None) == seeds(None) == (None,) * 3 and len(names) == 2
+    first = seeds(5)
+    assert first == seeds(5) and None not in first
+    assert len({first, seeds(5, session=1), seeds(5, step=2), seeds(6)}) == 4
 
 
 def routes_of(token_ids: Sequence[int]) -> np.ndarray:
@@ -162,29 +174,6 @@ def test_the_gateway_of_several_sessions_ends_with_the_last(model_path: Path) ->
         return results
 
     assert all(len(outputs) >= 1 for outputs in asyncio.run(run()))
-
-
-@pytest.mark.slow
-def test_with_a_seed_a_session_draws_the_same_whoever_else_asks(model_path: Path) -> None:
-    def rows(seed: int | None, sessions: Sequence[int], step: int = 1) -> dict[int, Any]:
-        loop = build_loop(model_path, {"agent": AGENT, "seed": seed})
-
-        async def run() -> list[Any]:
-            places = {"global_steps": step, "index": 3}
-            played = [loop.run(dict(SAMPLING), **SAMPLE, **places, session_id=session) for session in sessions]
-            return await asyncio.gather(*played)
-
-        return {
-            session: [output.response_ids for output in outputs]
-            for session, outputs in zip(sessions, asyncio.run(run()), strict=True)
-        }
-
-    together = rows(5, (0, 1, 2))
-    assert rows(5, (2, 0)) == {2: together[2], 0: together[0]}, "alone, in another order"
-    assert rows(5, (1,)) == {1: together[1]}
-    assert len({str(row) for row in together.values()}) == 3, "sessions of a prompt differ"
-    assert rows(5, (0,), step=2)[0] != together[0] != rows(6, (0,))[0]
-    assert rows(None, (2, 0))[2] != rows(None, (0, 2))[2], "the server's own stream depends on the order"
 
 
 @pytest.mark.parametrize(("fail", "status"), [("error", "agent broke"), ("hang", "session_timeout_s=1.5")])
