@@ -111,7 +111,8 @@ FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "whole": dict,
     # As Codex sends reasoning back.
     "token alone": lambda item: {**item, "content": None} if item["type"] == "reasoning" else item,
-    "plain": lambda item: {key: value for key, value in item.items() if key not in ("id", "status")},
+    # Some clients know no namespaces.
+    "plain": lambda item: {key: value for key, value in item.items() if key not in ("id", "status", "namespace")},
     # As Vercel's client sends items back that are stored.
     "reference": lambda item: {"type": "item_reference", "id": item["id"]},
 }
@@ -140,6 +141,25 @@ def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: 
     mixed = [part for pair in zip(sent, called, strict=True) for part in pair if part]
     (_, again, *outputs) = asked(*mixed, remembered=stored).messages
     assert again == message and len(outputs) == len(message.tool_calls)
+
+
+CUSTOM, FUNCTION = {"type": "custom_tool_call"}, {"type": "function_call"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "item"),
+    [
+        ("apply_patch", {"input": '*** ü\n"x"'}, {**CUSTOM, "name": "apply_patch", "input": '*** ü\n"x"'}),
+        ("apply_patch", {"patch": "x"}, {**CUSTOM, "name": "apply_patch", "input": '{"patch": "x"}'}),
+        ("apply_patch", {"input": ["x"]}, {**CUSTOM, "name": "apply_patch", "input": '["x"]'}),
+        ("agents__spawn", {"a": 1}, {**FUNCTION, "name": "spawn", "namespace": "agents", "arguments": '{"a": 1}'}),
+        ("nobody", {}, {**FUNCTION, "name": "nobody", "arguments": "{}"}),
+    ],
+)
+def test_custom_and_namespaced_tools_are_called_as_they_are_declared(name: str, arguments: Any, item: Any) -> None:
+    message = ChatMessage(role="assistant", tool_calls=(CalledTool(id="c", name=name, arguments=arguments),))
+    (called,) = openai_responses.answer(asked(), completed(message))["output"]
+    assert item.items() <= called.items() and ("namespace" in called) == ("namespace" in item)
 
 
 @settings(max_examples=30)

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from gateway_harness import SHELL, talking, trained_text
-from protocol_turns import CALL, THOUGHT, TURNS, writing
+from protocol_turns import THOUGHT, TURNS, writing
 
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -76,32 +76,6 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
     assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
     assert "Be brief." in tiny.tokenizer.decode(record.calls[0].prompt_ids)
-
-
-@pytest.mark.parametrize(
-    ("turn", "kind", "name", "namespace", "sent"),
-    [
-        (CALL % ("apply_patch", '{"input": "*** ü\\n\\"x\\""}'), "custom_tool_call", "apply_patch", None, '*** ü\n"x"'),
-        (CALL % ("apply_patch", '{"patch": "x"}'), "custom_tool_call", "apply_patch", None, '{"patch": "x"}'),
-        (CALL % ("apply_patch", '{"input": ["x"]}'), "custom_tool_call", "apply_patch", None, '["x"]'),
-        (CALL % ("agents__spawn", '{"command": "x"}'), "function_call", "spawn", "agents", '{"command": "x"}'),
-        (CALL % ("nobody", "{}"), "function_call", "nobody", None, "{}"),
-    ],
-)
-async def test_custom_and_namespaced_tools_are_called_and_come_back(
-    tiny: SimpleNamespace, turn: str, kind: str, name: str, namespace: str | None, sent: str
-) -> None:
-    async with talking(writing(tiny, turn, "Done.")) as talk:
-        answer = await ask(talk.openai.responses, True, input=[HELLO])
-        items = [item.to_dict() for item in answer.output]
-        # Some clients know no namespaces.
-        items = [{key: value for key, value in item.items() if key != "namespace"} for item in items]
-        await ask(talk.openai.responses, False, input=[HELLO, *items, *results(answer)])
-        record = await talk.close()
-    (call,) = answer.output
-    assert (call.type, call.name, call.namespace) == (kind, name, namespace)
-    assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows_of_calls(record.calls)) == 1 and record.drift.branch_causes == {}
 
 
 async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: SimpleNamespace) -> None:

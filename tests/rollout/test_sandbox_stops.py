@@ -4,8 +4,8 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -41,19 +41,14 @@ def odd_seconds(*parts: int) -> str:
 @pytest.mark.parametrize("hide", HIDE)
 def test_stop_returns_when_everything_is_dead(hide: str) -> None:
     seconds = odd_seconds(list(HIDE).index(hide))
-    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
-        returned = []
-        thread = threading.Thread(
-            target=lambda: returned.append(sandbox.run(HIDE[hide].replace("{}", seconds))), daemon=True
-        )
-        thread.start()
+    with ThreadPoolExecutor() as pool, closing(SandboxFolder(limits=PATIENT)) as sandbox:
+        command = pool.submit(sandbox.run, HIDE[hide].replace("{}", seconds))
         wait_for(lambda: running(f"sleep {seconds}"))
         time.sleep(0.1)
         sandbox.stop()
         # At once: nobody waits for a process that is still dying.
         assert running(f"sleep {seconds}") == []
-        thread.join(30)
-        assert not thread.is_alive() and returned[0].exit_code != 0
+        assert command.result(timeout=30).exit_code != 0
         with pytest.raises(SandboxDied, match="stopped"):
             sandbox.run("true")
         with pytest.raises(SandboxDied, match="stopped"):
