@@ -176,11 +176,7 @@ async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespa
     async with talking(tiny.backend()) as talk, httpx.AsyncClient() as client:
         mine, other = talk.endpoint, talk.gateway.endpoint(talk.gateway.open_session())
         root = mine.url.split("/s/")[0]
-
-        async def ask(method: str, url: str, token: str, body: object = None) -> httpx.Response:
-            return await client.request(method, url, json=body, headers={"authorization": f"Bearer {token}"})
-
-        stored = (await ask("POST", f"{mine.url}/responses", mine.token, INPUT)).json()["id"]
+        stored = (await talk.http.post("/responses", json=INPUT)).json()["id"]
         for base, token, status in (
             (mine.url, other.token, 401),
             (other.url, other.token, 404),
@@ -188,8 +184,9 @@ async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespa
             (root, "wrong", 401),
             (root, mine.token, 200),
         ):
-            answer = await ask("GET", f"{base}/responses/{stored}", token)
+            key = {"authorization": f"Bearer {token}"}
+            answer = await client.get(f"{base}/responses/{stored}", headers=key)
             assert answer.status_code == status
             assert status == 200 or answer.json()["error"]["message"]
-        body = {**INPUT, "previous_response_id": stored}
-        assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404
+        key, body = {"x-api-key": other.token}, {**INPUT, "previous_response_id": stored}
+        assert (await client.post(f"{other.url}/responses", json=body, headers=key)).status_code == 404
