@@ -31,7 +31,10 @@ from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 
 
 class TwoQuestions:
-    """Asks twice, and the second question again under another name. Its own time-out is no failure of the session."""
+    """Asks twice, and the second question again under another name; asks for nothing in between.
+
+    Its own time-out is no failure of the session.
+    """
 
     def __init__(self, *, fail: str = "") -> None:
         self.fail = fail
@@ -47,6 +50,8 @@ class TwoQuestions:
             if self.fail == "hang":
                 await asyncio.sleep(3600)
             await client.chat.completions.create(model="m", messages=said, max_tokens=5)
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="m", messages=[])
         helper = endpoint.named("helper")
         async with openai.AsyncOpenAI(base_url=helper.openai_url, api_key=helper.token) as client:
             await client.chat.completions.create(model="m", messages=said, max_tokens=4)
@@ -75,7 +80,8 @@ AGENT = f"{__name__}.TwoQuestions"
 
 
 def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: Path) -> None:
-    loop = build_loop(model_path, {"agent": AGENT})
+    side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
+    loop = build_loop(model_path, OmegaConf.create({"agent": AGENT, "gateway": {"side_calls": side_calls}}))
     outputs = asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     trained = 0
@@ -89,15 +95,20 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
         )
         assert_confirmed(model, row)
         trained += sum(row.response_mask)
-        assert output.reward_score == 0.25
+        weights = [
+            0.5 if call == 0 else float(mask) for call, mask in zip(row.response_calls, row.response_mask, strict=True)
+        ]
+        assert output.reward_score == 0.25 and output.extra_fields["response_weights"] == weights
         assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (5, 5)
     fields = outputs[0].extra_fields
     assert (fields["call_turns"], fields["call_agents"]) == ([0, 1, 1], ["main", "main", "helper"])
-    assert fields["call_versions"] == [(5, 5)] * 3
+    assert (fields["call_versions"], fields["call_sides"]) == ([(5, 5)] * 3, ["forest", None, None])
     assert trained >= 10 and len(outputs) >= 2
     info = fields["reward_extra_info"]
     assert 0 < info["prefix_hits"] < info["prefix_queries"], "later calls repeat earlier ones"
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
+    assert [info[f"{name}_calls"] for name in ("refused", "constrained")] == [1, 0]
+    assert [info[f"side_{name}"] for name in ("forest", "title")] == [1.0, 0.0]
     assert DriftReport().figures().keys() <= info.keys()
 
 
@@ -292,36 +303,11 @@ async def test_a_turn_ends_with_its_last_slice(
     assert (made.finish_reason, made.token_ids, made.log_probs) == (reason, (11,) * count, (-1.0,) * count)
 
 
-class AsksForJson:
-    """Asks for JSON, which this engine cannot force; then three times for text."""
+def test_json_cannot_be_forced_on_the_embedded_engine_which_is_told_before_a_job_starts(model_path: Path) -> None:
+    server = build_loop(model_path, {"agent": AGENT}).server_manager.server
+    with pytest.raises(ValueError, match="hf cannot force JSON; choose json_output=instruct, or "):
+        asyncio.run(server.generate([5], {"json_schema": "{}"}, request_id="a"))
 
-    async def run(
-        self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
-    ) -> AgentResult:
-        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
-            asked: dict[str, Any] = {"model": "m", "messages": list(messages), "max_tokens": 6}
-            form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-            with pytest.raises(openai.BadRequestError, match="hf cannot force JSON; choose json_output=instruct, or "):
-                await client.chat.completions.create(**asked, response_format=form)
-            for _ in range(3):
-                await client.chat.completions.create(**asked)
-        return AgentResult(reward=1.0)
-
-
-def test_refused_json_and_side_calls_are_counted(model_path: Path) -> None:
-    side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
-    gateway = {"json_output": "enforce", "side_calls": side_calls}
-    custom = OmegaConf.create({"agent": f"{__name__}.AsksForJson", "gateway": gateway})
-    outputs = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
-    info = outputs[0].extra_fields["reward_extra_info"]
-    names = ("refused_calls", "constrained_calls", "side_forest", "side_title")
-    assert [info[name] for name in names] == [1, 0, 3.0, 0.0]
-    for output in outputs:
-        assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
-        assert output.extra_fields["call_sides"] == ["forest"] * 3
-
-
-def test_a_job_that_forces_json_on_the_embedded_engine_is_refused_before_it_starts() -> None:
     def config(json_output: str) -> RolloutConfig:
         gateway = {"gateway_agent": {"agent": "a.B", "gateway": {"json_output": json_output}}}
         return RolloutConfig(name="hf", tensor_model_parallel_size=1, custom=gateway)
