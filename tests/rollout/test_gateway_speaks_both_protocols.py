@@ -167,9 +167,10 @@ async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> 
                 assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
                 assert (await client.post(f"{of_it}/cancel")).status_code == 400
             assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
-        await client.post(f"{url}/v1/responses", json=INPUT, headers={"x-agent-name": "writer"})
+        for header in ("x-agent-name", "x-claude-code-agent-id"):
+            await client.post(f"{url}/v1/responses", json=INPUT, headers={header: "writer"})
         calls = (await talk.close()).calls
-    assert [call.agent for call in calls] == [*agents, "writer"]
+    assert [call.agent for call in calls] == [*agents, "writer", "writer"]
 
 
 async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespace) -> None:
