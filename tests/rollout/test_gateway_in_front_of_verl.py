@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 from embedded_server import Client, build_server, describe
-from gateway_harness import assert_confirmed, build_tokenizer
+from gateway_harness import assert_confirmed
 from omegaconf import OmegaConf
 from ray.exceptions import RayError, RayTaskError
 from transformers import Qwen3ForCausalLM
@@ -20,7 +20,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, AgentResult
-from tree_rl.rollout.gateway.backend import Answer, BackendError
+from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -137,43 +137,6 @@ def test_requests_of_a_session_have_one_id_that_names_its_prompt_and_seeds_of_th
     first = seeds(5)
     assert first == seeds(5) and None not in first
     assert len({first, seeds(5, session=1), seeds(5, step=2), seeds(6)}) == 4
-
-
-def routes_of(token_ids: Sequence[int]) -> np.ndarray:
-    """What `Routing` reports: two experts of one layer that tell a token and its position."""
-    return np.array([[[token, 1000 + place]] for place, token in enumerate(token_ids)])
-
-
-class Routing(Client):
-    """A server that reports the experts of every token that the model read; the last one was only drawn."""
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        output = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
-        output.routed_experts = routes_of([*prompt_ids, *output.token_ids][:-1])
-        return output
-
-
-def test_an_answer_cut_at_a_stop_text_keeps_the_experts_of_its_tokens(model_path: Path) -> None:
-    loop = build_loop(model_path, {"agent": AGENT})
-    backend = VerlBackend(Routing(loop.server_manager.server), end_token_ids=frozenset())
-    renderer = Renderer(build_tokenizer(), {})
-    prompt = [3, 4, 5]
-
-    def answer(stop: Sequence[str]) -> Answer:
-        sampling = {**SAMPLING, "seed": 1}
-        return asyncio.run(
-            generate_answer(backend, renderer, prompt, max_tokens=150, stop=stop, sampling=sampling, session="s")
-        )
-
-    whole = answer(["never to be drawn"])
-    assert len(whole.token_ids) == 150, "three slices"
-    text = renderer.decode(whole.token_ids[:100])
-    cut = answer([text[-3:]])
-    assert 0 < len(cut.token_ids) < len(whole.token_ids) and cut.stop_text
-    for one in (whole, cut):
-        assert one.routes is not None
-        read = [*prompt, *one.token_ids][:-1]
-        assert (one.routes[: len(read)] == routes_of(read)).all()
 
 
 def test_the_gateway_of_several_sessions_ends_with_the_last(model_path: Path) -> None:
@@ -301,6 +264,25 @@ async def test_a_turn_ends_with_its_last_slice(
     made = await generate_answer(backend, renderer, [1], max_tokens=500, stop=["nowhere"], sampling={}, session="s")
     reason, count = expected
     assert (made.finish_reason, made.token_ids, made.log_probs) == (reason, (11,) * count, (-1.0,) * count)
+
+
+def routes_of(token_ids: Sequence[int]) -> np.ndarray:
+    """Two experts of one layer that tell a token and its position."""
+    return np.array([[[token, 1000 + place]] for place, token in enumerate(token_ids)])
+
+
+@pytest.mark.parametrize(("stop", "is_cut"), [("nowhere", False), ("segments", True)])
+async def test_an_answer_has_the_experts_of_its_tokens(tiny: SimpleNamespace, stop: str, is_cut: bool) -> None:
+    ids = tiny.tokenizer.encode("the forest " * 50 + "has segments " + "and tokens " * 50)[:150]
+    slices = [output(part, None) for part in (ids[:64], ids[64:])]
+    for one, end in zip(slices, (64, 150), strict=True):
+        # Of every token that the model read; the last one was only drawn.
+        one.routed_experts = routes_of([1, *ids[:end]][:-1])
+    backend, renderer = VerlBackend(Server(*slices), end_token_ids=frozenset()), Renderer(tiny.tokenizer, {})
+    made = await generate_answer(backend, renderer, [1], max_tokens=150, stop=[stop], sampling={}, session="s")
+    assert (made.stop_text is not None, len(made.token_ids) < 150) == (is_cut, is_cut)
+    read = [1, *made.token_ids][:-1]
+    assert made.routes is not None and (made.routes[: len(read)] == routes_of(read)).all()
 
 
 def test_json_cannot_be_forced_on_the_embedded_engine_which_is_told_before_a_job_starts(model_path: Path) -> None:
