@@ -102,9 +102,12 @@ async def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number:
     await sandbox.start()
     try:
         racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
+        calling = asyncio.create_task(sandbox.run(racing))
+        while await sandbox.read("late") is None:
+            await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2 + 0.03 * number):
-                await sandbox.run(racing)
+            async with asyncio.timeout(0.03 * number):
+                await calling
         await asyncio.gather(sandbox.stop(), sandbox.stop())
         assert not sandbox._calls
         before = await sandbox.read("count"), await sandbox.read("late")
