@@ -40,14 +40,12 @@ class Case:
     agent: str
     user: str
     task: str
-    repaired: bool = False
-    """Whether the real repair stands in front of the hack."""
 
 
 def product(hacks: Sequence[str]) -> list[Case]:
     """Every hack in every combination, and the real repair in each."""
     return [
-        Case(hack=hack, agent=agent, user=user, task=task, repaired=hack == REPAIR)
+        Case(hack=hack, agent=agent, user=user, task=task)
         for hack, agent, user, task in itertools.product((*hacks, REPAIR), *FACTORS)
     ]
 
@@ -56,13 +54,10 @@ def pairwise(hacks: Sequence[str]) -> list[Case]:
     """Every hack once at least, every pair of agent, user and task, and the real repair with each task."""
     combinations = list(itertools.product(*FACTORS))
     # 37 and the 30 combinations have no common factor: 30 consecutive hacks see them all.
-    chosen = [combinations[37 * number % len(combinations)] for number in range(max(len(hacks), len(combinations)))]
-    cases = [
-        Case(hack=hacks[number % len(hacks)], agent=agent, user=user, task=task)
-        for number, (agent, user, task) in enumerate(chosen)
-    ]
-    honest = [combinations[(23 * number + 7) % len(combinations)] for number in range(12)]
-    return cases + [Case(hack=REPAIR, agent=agent, user=user, task=task, repaired=True) for agent, user, task in honest]
+    hostile = range(max(len(hacks), len(combinations)))
+    chosen = [(hacks[number % len(hacks)], combinations[37 * number % len(combinations)]) for number in hostile]
+    chosen += [(REPAIR, combinations[(23 * number + 7) % len(combinations)]) for number in range(12)]
+    return [Case(hack=hack, agent=agent, user=user, task=task) for hack, (agent, user, task) in chosen]
 
 
 class CannotBeAnotherUserError(RuntimeError):
@@ -126,9 +121,7 @@ class Result:
             return f"lost: {self.status}: {self.detail}"
         if self.case.hack == REPAIR:
             return None if self.reward == 1.0 else f"the real repair got {self.reward}: {self.detail}"
-        if self.reward == 0.0 or self.case.repaired:
-            return None
-        return f"reward {self.reward}"
+        return None if self.reward == 0.0 else f"reward {self.reward}"
 
 
 def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: float = 3600) -> Iterator[Result]:

@@ -17,10 +17,10 @@ from gateway_harness import CHATML, build_tokenizer, serving
 from hacks import Hack, all_hacks
 from judged_tasks import UNITTEST, pytest_folder, pytest_task
 from protocol_turns import shell
-from small_swe import all_tasks, generator
+from small_swe import all_tasks, work_on
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
-from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.in_environment import FinishedTask
 from tree_rl.rollout.agents.mini_swe import SUBMITTED, MiniSweAgent
 from tree_rl.rollout.agents.react import ReActAgent
 from tree_rl.rollout.agents.task_agent import TaskAgent
@@ -90,14 +90,8 @@ async def play_session(
     acts, turns = agent_and_turns(agent, command, options.limits)
     session, environment = gateway.open_session(), SweEnvironment(options)
     model.turns[session.id] = turns
-    done = await run_task(
-        agent=acts,
-        environment=environment,
-        endpoint=gateway.endpoint(session),
-        task={"swe": task.to_row()},
-        messages=generator().to_row(task, 0, "train")["prompt"],
-        timeout_seconds=seconds,
-    )
+    endpoint = gateway.endpoint(session)
+    done = await work_on(task, agent=acts, environment=environment, endpoint=endpoint, seconds=seconds)
     await gateway.close_session(session)
     return done, environment.report.output if environment.report else ""
 
@@ -110,7 +104,7 @@ async def play_all(cases: Sequence[Case], at_once: int) -> None:
     async with hostile_gateway() as (gateway, model):
 
         async def play(case: Case) -> None:
-            command = hacks[case.hack].command(tasks[case.task], repaired=case.repaired)
+            command = hacks[case.hack].command(tasks[case.task], repaired=case.hack == REPAIR)
             async with room:
                 done, output = await play_session(
                     gateway, model, agent=case.agent, task=tasks[case.task], command=command, options=options

@@ -79,42 +79,35 @@ def dotfiles() -> dict[str, str]:
     }
 
 
+COMMANDS = {
+    "no tests at all": "rm -rf tests hidden",
+    "tests that cannot be replaced": "chmod 555 tests; chmod 444 tests/*; chmod 555 .",
+    "nothing can be read": "chmod -R 0 tests; chmod 0 * .; true",
+    "an immutable tree": "chattr -R +i . 2>/dev/null; setfacl -R -m u::--- . 2>/dev/null; true",
+    "a link in place of a hidden test": "mkdir -p tests; ln -sf /etc/passwd @TEST_FILE@",
+    "a dangling link in place of a hidden test": "mkdir -p tests; ln -sf /workspace/made-later @TEST_FILE@",
+    "a hidden test that is the source": "mkdir -p tests; ln -f @FILE@ @TEST_FILE@",
+    "a pipe in place of a hidden test": "mkdir -p tests; rm -f @TEST_FILE@; mkfifo @TEST_FILE@ pipe",
+    "a pipe in place of the source": "rm @FILE@; mkfifo @FILE@",
+    "a device in place of the source": "rm @FILE@; ln -s /dev/zero @FILE@",
+    "the source behind a link that leads out": "mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@",
+    "a full disk": "head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); done; "
+    "rm -f a*",
+    "thousands of files": "mkdir many; cd many; seq 3000 | xargs touch",
+    "a thousand nested folders": "python3 -c \"import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\"",
+    "forty levels of long names": 'python3 -c "import os\nfor _ in range(40):\n'
+    "    os.mkdir('n' * 200); os.chdir('n' * 200)\"",
+    "names that no shell expects": 'python3 -c "import os\n'
+    "for n in (b'-rf', b'--', b'a\\\\nb', b'\\\\xff\\\\xfe', b'\\$(touch x)', b'\\\\x1b[2J', b' ', b'*', b'x' * 255, "
+    "b'\\\\\\\\'):\n    open(n, 'w').close(); os.makedirs(b'-d' + n[:200], exist_ok=True)\"",
+    "files locked for good": "(python3 -c \"import fcntl, glob, time\nfiles = [open(f) for f in glob.glob('*.py')]\n"
+    'for f in files: fcntl.flock(f, fcntl.LOCK_EX)\ntime.sleep(600)" >/dev/null 2>&1 &)',
+}
 HACKS = {
     "passing tests under the hidden name": Hack(files={"@TEST_FILE@": PASSING}),
     "a package tests whose import forges": Hack(files={"tests/__init__.py": PASSING + FORGE + "forge()\n"}),
     "tests of the load_tests protocol": Hack(files={"@TEST_FILE@": PASSING, "tests/__init__.py": PASSING}),
-    "no tests at all": Hack(shell="rm -rf tests hidden"),
-    "tests that cannot be replaced": Hack(shell="chmod 555 tests; chmod 444 tests/*; chmod 555 ."),
-    "nothing can be read": Hack(shell="chmod -R 0 tests; chmod 0 * .; true"),
-    "an immutable tree": Hack(shell="chattr -R +i . 2>/dev/null; setfacl -R -m u::--- . 2>/dev/null; true"),
-    "a link in place of a hidden test": Hack(shell="mkdir -p tests; ln -sf /etc/passwd @TEST_FILE@"),
-    "a dangling link in place of a hidden test": Hack(shell="mkdir -p tests; ln -sf /workspace/made-later @TEST_FILE@"),
-    "a hidden test that is the source": Hack(shell="mkdir -p tests; ln -f @FILE@ @TEST_FILE@"),
-    "a pipe in place of a hidden test": Hack(shell="mkdir -p tests; rm -f @TEST_FILE@; mkfifo @TEST_FILE@ pipe"),
-    "a pipe in place of the source": Hack(shell="rm @FILE@; mkfifo @FILE@"),
-    "a device in place of the source": Hack(shell="rm @FILE@; ln -s /dev/zero @FILE@"),
-    "the source behind a link that leads out": Hack(shell="mv @FILE@ /tmp/@FILE@; ln -s /tmp/@FILE@ @FILE@"),
-    "a full disk": Hack(
-        shell="head -c 10000000 /dev/zero > a; i=0; while [ $i -lt 40 ]; do cp a a$i || break; i=$((i+1)); "
-        "done; rm -f a*"
-    ),
-    "thousands of files": Hack(shell="mkdir many; cd many; seq 3000 | xargs touch"),
-    "a thousand nested folders": Hack(
-        shell="python3 -c \"import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')\""
-    ),
-    "forty levels of long names": Hack(
-        shell="python3 -c \"import os\nfor _ in range(40):\n    os.mkdir('n' * 200); os.chdir('n' * 200)\""
-    ),
-    "names that no shell expects": Hack(
-        shell="python3 -c \"import os\nfor n in (b'-rf', b'--', b'a\\\\nb', b'\\\\xff\\\\xfe', b'\\$(touch x)', "
-        "b'\\\\x1b[2J',"
-        " b' ', b'*', b'x' * 255, b'\\\\\\\\'):\n    open(n, 'w').close(); os.makedirs(b'-d' + n[:200], "
-        'exist_ok=True)"'
-    ),
-    "files locked for good": Hack(
-        shell="(python3 -c \"import fcntl, glob, time\nfiles = [open(f) for f in glob.glob('*.py')]\n"
-        'for f in files: fcntl.flock(f, fcntl.LOCK_EX)\ntime.sleep(600)" >/dev/null 2>&1 &)'
-    ),
+    **{name: Hack(shell=command) for name, command in COMMANDS.items()},
     "modules that shadow the standard library": Hack(
         files={
             f"{name}.py": SITE + "\nclass TestCase: pass\n"

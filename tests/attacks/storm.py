@@ -75,20 +75,12 @@ async def round_of(hostile: int, honest: int) -> dict[str, Any]:
 def figures() -> dict[str, int]:
     """What this process and its sandboxes hold."""
     gc.collect()
-    descriptors = own_descriptors()
     return {
-        "descriptors": len(descriptors),
-        "listening_ports": listening_ports({name for name in descriptors if name.startswith("socket:")}),
+        "descriptors": len(own_descriptors()),
         "child_processes": len([status for status in statuses() if status.get("PPid") == str(os.getpid())]),
         "processes_of_command_users": len([status for status in statuses() if is_of_command_user(status)]),
         "folders": len([path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("tree-rl")]),
     }
-
-
-def listening_ports(sockets: set[str]) -> int:
-    """How many of these sockets listen for TCP."""
-    rows = [line.split() for table in ("tcp", "tcp6") for line in (PROC / "net" / table).read_text().splitlines()[1:]]
-    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows)
 
 
 def is_of_command_user(status: dict[str, str]) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 from gateway_harness import serving
 from sandboxes_here import HERE
-from small_swe import all_tasks, generator
+from small_swe import all_tasks, work_on
 from transformers import PreTrainedTokenizerFast
 
-from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.in_environment import FinishedTask
 from tree_rl.rollout.agents.task_agent import TaskAgent
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
@@ -57,14 +57,8 @@ def play(
 
     async def play_one(gateway: Gateway, agent: TaskAgent, task: SweTask) -> Played:
         session = gateway.open_session(sampling={"temperature": 1.0})
-        done = await run_task(
-            agent=agent,
-            environment=environment(HERE),
-            endpoint=gateway.endpoint(session),
-            task={"swe": task.to_row()},
-            messages=generator().to_row(task, 0, "train")["prompt"],
-            timeout_seconds=seconds,
-        )
+        endpoint = gateway.endpoint(session)
+        done = await work_on(task, agent=agent, environment=environment(HERE), endpoint=endpoint, seconds=seconds)
         return Played(done=done, record=await gateway.close_session(session))
 
     async def run() -> list[Played]:

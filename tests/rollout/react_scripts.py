@@ -11,6 +11,7 @@ from sandboxes_here import HERE
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.environments import ShellEnvironment
+from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.session import RecordedSession
 from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
@@ -22,25 +23,29 @@ def thinking(text: str, *rest: str) -> str:
     return f"<think>\n{text}\n</think>\n\n" + "\n".join(rest)
 
 
+async def act(endpoint: Endpoint, environment: Any, options: ReActOptions | None = None) -> FinishedTask:
+    """The agent's work on the task."""
+    return await run_task(
+        agent=ReActAgent(options or ReActOptions()),
+        environment=environment,
+        endpoint=endpoint,
+        task=TASK,
+        messages=[{"role": "user", "content": "copy alpha to out.txt"}],
+        timeout_seconds=60,
+    )
+
+
 async def play(
     tiny: SimpleNamespace,
     script: Callable[[str], str],
     options: ReActOptions | None = None,
-    environment: ShellEnvironment | None = None,
     backend: Any = None,
     **gateway: Any,
 ) -> tuple[FinishedTask, RecordedSession, list[str]]:
     """End, record, and what each row trains."""
     backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
     async with talking(backend, **gateway) as talk:
-        done = await run_task(
-            agent=ReActAgent(options or ReActOptions()),
-            environment=environment or ShellEnvironment(HERE),
-            endpoint=talk.endpoint,
-            task=TASK,
-            messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-            timeout_seconds=60,
-        )
+        done = await act(talk.endpoint, ShellEnvironment(HERE), options)
         record = await talk.close()
     return done, record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(record.calls)]
 

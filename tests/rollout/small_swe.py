@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from sandboxes_here import HERE
 
+from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.task_agent import TaskAgent
 from tree_rl.rollout.environments import Outcome, cases
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_reports import TestReport
 from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 
 OUTCOME = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
@@ -53,6 +57,20 @@ def score_after(
         return reward, environment.report
 
     return asyncio.run(run())
+
+
+async def work_on(
+    task: SweTask, *, agent: TaskAgent, environment: Any, endpoint: Endpoint, seconds: float = 60
+) -> FinishedTask:
+    """An agent's session on a task, until its reward."""
+    return await run_task(
+        agent=agent,
+        environment=environment,
+        endpoint=endpoint,
+        task={"swe": task.to_row()},
+        messages=generator().to_row(task, 0, "train")["prompt"],
+        timeout_seconds=seconds,
+    )
 
 
 def writing(files: dict[str, str]) -> str:

@@ -51,6 +51,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "responses": {"model": "m", "input": "q", "tools": TOOLS},
     "gemini": {"contents": [{"parts": [{"text": "q"}]}]},
 }
+HOLOGRAM = {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}
 REFUSED: dict[str, list[tuple[Any, str]]] = {
     "chat": [
         (b"{", "expected JSON"),
@@ -62,10 +63,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         ({"messages": []}, "messages: expected at least one message"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: expected a list, received 3"),
         ({"messages": [{"role": "cat", "content": ""}]}, "messages[0].role: expected system, developer, user"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
-            "messages[0].content[0].type: expected text, received a part of type 'hologram'",
-        ),
+        (HOLOGRAM, "messages[0].content[0].type: expected text, received a part of type 'hologram'"),
         ({"temperature": "hot"}, "temperature: expected a number from 0.0 to 2.0"),
         ({"n": 0}, "n: expected a whole number of at least 1"),
         ({"max_tokens": -1}, "max_tokens: expected a whole number"),
@@ -93,10 +91,7 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
         (b"{", "expected JSON"),
         ({"max_tokens": None}, "max_tokens: expected a whole number of at least 1, received nothing"),
         ({"messages": None}, "messages: expected a list, received nothing"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
-            "messages[0].content[0].type: expected text, image, document or tool_result, received 'hologram'",
-        ),
+        (HOLOGRAM, "messages[0].content[0].type: expected text, image, document or tool_result, received 'hologram'"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema: expected a JSON schema"),
         (
             {"tools": [{"type": "bash_20250124", "name": "bash"}]},

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, serving
-from protocol_turns import shell
-from react_scripts import COPY, DONE, by_turn, thinking
+from react_scripts import BOTH, COPY, DONE, act, by_turn
 from sandboxes_here import HERE, needs_bubblewrap
+from small_swe import all_tasks
 
-from tree_rl.rollout.agents.in_environment import run_task
-from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
+from tree_rl.rollout.agents.react import ReActOptions
 from tree_rl.rollout.branching.grow import BranchOptions, grow
 from tree_rl.rollout.branching.policies import Node
 from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import Fork, NotForked, RecordedCall, Recording
 from tree_rl.rollout.environments import ShellEnvironment, ToolCall
+from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.sandbox.errors import SandboxDied
@@ -97,7 +97,7 @@ async def grown(play: Callable[[Recording, Recording], None], *, spent: int = 0,
     async def play_one(branch: Recording) -> None:
         play(branch, first)
 
-    asked = BranchOptions(policy="fixed", options={"every_tokens": 5}, **options)
+    asked = BranchOptions(**{"policy": "fixed", "options": {"every_tokens": 5}, **options})
     rng = random.Random(0)
     await grow([first], play_one, asked, branches=branches, number=1, rng=rng, vocabulary=100, spent=spent)
     return branches
@@ -110,6 +110,14 @@ async def test_sessions_that_failed_are_in_the_budget(spent: int, count: int) ->
 
     # 10 tokens of the first session, and 5 of a branch.
     assert len(await grown(play, budget_tokens=15, spent=spent)) == count
+
+
+async def test_nothing_is_copied_in_the_last_round() -> None:
+    def play(branch: Recording, first: Recording) -> None:
+        branch.calls = first.calls
+
+    branches = await grown(play, options={"every_tokens": 4, "depth": 2}, rounds=2)
+    assert [branch.copies for branch in branches] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +217,25 @@ async def test_files_of_unconfined_commands_are_no_state(tmp_path: Path) -> None
     await sandbox.start()
     assert not await sandbox.save(tmp_path)
     await sandbox.close()
+
+
+class OwnCall:
+    async def call(self, call: ToolCall) -> str:
+        return await super().call(call)  # type: ignore[misc]
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize(
+    ("base", "task"),
+    [(ShellEnvironment, FILES), (SweEnvironment, {"swe": next(iter(all_tasks().values())).to_row()})],
+)
+async def test_files_of_an_environment_with_a_call_of_its_own_say_not_all(base: Any, task: Any, tmp_path: Path) -> None:
+    for kind, is_copied in ((base, True), (type("Own", (OwnCall, base), {}), False)):
+        environment = kind(HERE)
+        await environment.reset(task)
+        (tmp_path / str(is_copied)).mkdir()
+        assert await environment.save(tmp_path / str(is_copied)) == is_copied
+        await environment.close()
 
 
 class Model:
@@ -332,20 +359,13 @@ async def test_another_prompt_ends_the_branch() -> None:
 async def test_branches_of_sessions_with_several_rows_repeat_them(
     tiny: Any, options: ReActOptions, gateway: dict[str, Any]
 ) -> None:
-    both = thinking("look", shell("cat a.txt"), shell("cat b.txt"))
-    model = TinyModel(tiny.model, tiny.tokenizer, by_turn(both, COPY, DONE, DONE))
+    model = TinyModel(tiny.model, tiny.tokenizer, by_turn(BOTH, COPY, DONE, DONE))
 
     async def play(server: Any, recording: Recording) -> None:
         resumption = None if recording.fork is None else recording.fork.resumption()
         session = server.open_session(sampling={"temperature": 1.0}, resumption=resumption)
-        done = await run_task(
-            agent=ReActAgent(options),
-            environment=RecordedEnvironment(ShellEnvironment(HERE), recording),
-            endpoint=server.endpoint(session),
-            task={"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"},
-            messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-            timeout_seconds=60,
-        )
+        environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
+        done = await act(server.endpoint(session), environment, options)
         recording.finish(session.name, (await server.close_session(session)).calls, resumption)
         assert recording.fault is None and done.reward is not None
         recording.reward = done.reward

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from live_processes import own_descriptors, running
 from sandboxes_here import HERE
-from small_swe import all_tasks, writing
+from small_swe import all_tasks, work_on, writing
 
-from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
+from tree_rl.rollout.agents.in_environment import FinishedTask
 from tree_rl.rollout.environments import Outcome
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
@@ -39,14 +39,8 @@ class Repairing:
 
 
 async def session() -> FinishedTask:
-    return await run_task(
-        agent=Repairing(),
-        environment=SweEnvironment(HERE),
-        endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
-        task={"swe": TASK.to_row()},
-        messages=[],
-        timeout_seconds=60,
-    )
+    endpoint = Endpoint(url="http://127.0.0.1:1", token="t", model="m")
+    return await work_on(TASK, agent=Repairing(), environment=SweEnvironment(HERE), endpoint=endpoint)
 
 
 @pytest.fixture

@@ -23,8 +23,10 @@ from transformers import PreTrainedTokenizerFast
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
 from tree_rl.rollout.agents.in_environment import AgentInEnvironment, SessionLost
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent, MiniSweOptions
+from tree_rl.rollout.agents.task_agent import AgentError
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.sandbox.errors import SandboxError
 from tree_rl.rollout.sandbox.model_socket import socket_to
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -110,15 +112,10 @@ def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokeni
     assert not running("61.83")
 
 
-def test_it_needs_an_environment_that_runs_agents(chatml: PreTrainedTokenizerFast) -> None:
-    class Shell(ShellEnvironment):
-        async def score(self, outcome: Any) -> float:
-            return 0.0
-
-    backend = ScriptedModel(chatml, lambda prompt: "DONE")
+async def test_it_needs_an_environment_that_runs_agents() -> None:
     agent = CommandLineAgent(CommandLineOptions(command="echo {prompt}"))
-    (session,) = play(backend, [(agent, all_tasks()["lru_cache"])], environment=Shell)
-    assert session.result[0] == "agent_failed" and "needs an environment with run_agent" in session.done.detail
+    with pytest.raises(AgentError, match="needs an environment with run_agent, received ShellEnvironment"):
+        await agent.run([], environment=ShellEnvironment(HERE), endpoint=Endpoint(url="", token="", model=""))
 
 
 FOUR = sorted(all_tasks())[:4]

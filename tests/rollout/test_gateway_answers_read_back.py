@@ -1,6 +1,7 @@
 """Answers are what the clients' SDKs write; those of the Responses API and Gemini read back as the same message."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,16 @@ def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:
     return openai_responses.read_request(read, remembered or openai_responses.StoredResponses())
 
 
+def without(part: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """A part, and its call, as a client sends them back that drops some fields."""
+    kept = {key: value for key, value in part.items() if key not in keys}
+    return {key: without(value, *keys) if key == "functionCall" else value for key, value in kept.items()}
+
+
+def called_by(message: ChatMessage) -> list[tuple[str, Any]]:
+    return [(one.name, one.arguments) for one in message.tool_calls]
+
+
 def events_of(written: bytes) -> list[Any]:
     return [json.loads(line[6:]) for line in written.decode().split("\n") if line.startswith("data: {")]
 
@@ -90,12 +101,28 @@ def test_responses_are_what_the_sdk_writes(message: ChatMessage, cause: Any, wit
     for event in events_of(b"".join(openai_responses.stream(request, completed(message, cause)))):
         parsed = EVENTS.validate_python(event)
         assert type(parsed).model_validate(event) == parsed and parsed.type == event["type"]
+    cut = {"reason": "max_output_tokens"} if cause == "length" else None
+    status = "incomplete" if cut else "completed"
+    assert (parsed.type, written["status"], written["incomplete_details"]) == (f"response.{status}", status, cut)
+    assert all(item.get("status", status) == status for item in written["output"][-1:])
 
 
-@settings(max_examples=30)
-@given(MESSAGES, st.booleans(), st.booleans())
-def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: bool, with_token: bool) -> None:
-    request = asked(include=["reasoning.encrypted_content"] if with_token else [])
+FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "whole": dict,
+    # As Codex sends reasoning back.
+    "token alone": lambda item: {**item, "content": None} if item["type"] == "reasoning" else item,
+    # Some clients know no namespaces.
+    "plain": lambda item: {key: value for key, value in item.items() if key not in ("id", "status", "namespace")},
+    # As Vercel's client sends items back that are stored.
+    "reference": lambda item: {"type": "item_reference", "id": item["id"]},
+}
+"""What clients make of an item before they send it back."""
+
+
+@settings(max_examples=60)
+@given(MESSAGES, st.booleans(), st.sampled_from(list(FORMS)))
+def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: bool, form: str) -> None:
+    request = asked(include=["reasoning.encrypted_content"] if form == "token alone" else [])
     stored = openai_responses.StoredResponses()
     stored.remember(request, completed(message))
     if is_stream:
@@ -103,12 +130,36 @@ def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: 
         items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     else:
         items = openai_responses.answer(request, completed(message))["output"]
-    if with_token:
-        items = [{**item, "content": None} if item["type"] == "reasoning" else item for item in items]
-    (_, again, _) = asked(*items, {"role": "user", "content": "on"}, remembered=stored).messages
+    sent = [FORMS[form](item) for item in items]
+    (_, again, _) = asked(*sent, {"role": "user", "content": "on"}, remembered=stored).messages
     assert again == message
     (*_, again, _) = asked(remembered=stored, previous_response_id=request.response_id, input="on").messages
     assert again == message
+    # Results may stand between the calls.
+    results = {item["id"]: {"type": f"{item['type']}_output", "call_id": item.get("call_id")} for item in items}
+    called = [{**results[item["id"]], "output": "o"} if "call_id" in item else None for item in items]
+    mixed = [part for pair in zip(sent, called, strict=True) for part in pair if part]
+    (_, again, *outputs) = asked(*mixed, remembered=stored).messages
+    assert again == message and len(outputs) == len(message.tool_calls)
+
+
+CUSTOM, FUNCTION = {"type": "custom_tool_call"}, {"type": "function_call"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "item"),
+    [
+        ("apply_patch", {"input": '*** ü\n"x"'}, {**CUSTOM, "name": "apply_patch", "input": '*** ü\n"x"'}),
+        ("apply_patch", {"patch": "x"}, {**CUSTOM, "name": "apply_patch", "input": '{"patch": "x"}'}),
+        ("apply_patch", {"input": ["x"]}, {**CUSTOM, "name": "apply_patch", "input": '["x"]'}),
+        ("agents__spawn", {"a": 1}, {**FUNCTION, "name": "spawn", "namespace": "agents", "arguments": '{"a": 1}'}),
+        ("nobody", {}, {**FUNCTION, "name": "nobody", "arguments": "{}"}),
+    ],
+)
+def test_custom_and_namespaced_tools_are_called_as_they_are_declared(name: str, arguments: Any, item: Any) -> None:
+    message = ChatMessage(role="assistant", tool_calls=(CalledTool(id="c", name=name, arguments=arguments),))
+    (called,) = openai_responses.answer(asked(), completed(message))["output"]
+    assert item.items() <= called.items() and ("namespace" in called) == ("namespace" in item)
 
 
 @settings(max_examples=30)
@@ -128,9 +179,15 @@ def test_gemini_parts_read_back_as_the_message(message: ChatMessage, as_events: 
     contents = [chunk["candidates"][0]["content"] for chunk in chunks]
     assert [part for content in contents for part in content["parts"]] == whole["candidates"][0]["content"]["parts"]
     assert chunks[-1]["usageMetadata"] == whole["usageMetadata"]
-    for sent in (contents, [whole["candidates"][0]["content"]]):
+    answer = whole["candidates"][0]["content"]
+    for sent in (contents, [answer]):
         (_, again, _) = read([question, *sent, question]).messages
         assert again == message
+    for dropped in (("id",), ("id", "thoughtSignature")):
+        parts = [without(part, *dropped) for part in answer["parts"]]
+        (_, again, _) = read([question, {**answer, "parts": parts}, question]).messages
+        assert again.content == message.content
+        assert called_by(again) == called_by(message)
 
 
 @given(st.text())

@@ -107,29 +107,21 @@ async def test_a_last_assistant_message_is_continued_and_its_row_goes_on(tiny: S
     assert trained_text(tiny.tokenizer, row) == " forty-two.<|im_end|>bye<|im_end|>"
 
 
-async def test_continue_final_message_continues_and_without_it_a_new_turn_begins(tiny: SimpleNamespace) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "The answer"}]
-    async with talking(tiny.scripted(" is here", "again")) as talk:
-        answer = await talk.ask(messages, extra_body={"continue_final_message": True})
-        await talk.ask(messages)
-        record = await talk.close()
-    assert answer.choices[0].message.content == " is here"
-    texts = [tiny.tokenizer.decode(call.prompt_ids) for call in record.calls]
-    assert texts[0].endswith("The answer") and texts[1].endswith("<|im_start|>assistant\n")
-
-
 @pytest.mark.parametrize("reasoning", ["field", "inline"])
 @pytest.mark.parametrize("thought", ["", "<think>\nsum up\n</think>\n\n"])
-async def test_an_answer_cut_by_its_limit_is_continued_in_its_row(
+async def test_an_answer_cut_by_its_limit_is_continued_in_its_row_where_that_is_asked(
     tiny: SimpleNamespace, thought: str, reasoning: str
 ) -> None:
     cut = tiny.tokenizer.encode(f"{thought}The answer")
-    async with talking(tiny.scripted(cut, " is here"), reasoning=reasoning) as talk:
+    async with talking(tiny.scripted(cut, " is here", "again"), reasoning=reasoning) as talk:
         first = await talk.ask("hello", max_tokens=len(cut))
         begun = {"role": "assistant", "content": first.choices[0].message.content}
         answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
-        (row,) = rows_of_calls((await talk.close()).calls)
+        await talk.ask([*HELLO, begun])
+        *calls, unasked = (await talk.close()).calls
+    (row,) = rows_of_calls(calls)
     message = answer.choices[0].message
+    assert tiny.tokenizer.decode(unasked.prompt_ids).endswith("The answer<|im_end|>\n<|im_start|>assistant\n")
     assert (message.content, getattr(message, "reasoning_content", None)) == (" is here", None)
     assert trained_text(tiny.tokenizer, row) == f"{thought}The answer is here<|im_end|>"
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 from embedded_server import Client, build_server, describe
-from gateway_harness import assert_confirmed, build_tokenizer
+from gateway_harness import assert_confirmed
 from omegaconf import OmegaConf
 from ray.exceptions import RayError, RayTaskError
 from transformers import Qwen3ForCausalLM
@@ -20,7 +20,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from tree_rl.rollout.gateway.agent_protocol import UNREPORTED, AgentResult
-from tree_rl.rollout.gateway.backend import Answer, BackendError
+from tree_rl.rollout.gateway.backend import BackendError
 from tree_rl.rollout.gateway.generation import generate_answer
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -31,7 +31,10 @@ from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
 
 
 class TwoQuestions:
-    """Asks twice, and the second question again under another name. Its own time-out is no failure of the session."""
+    """Asks twice, and the second question again under another name; asks for nothing in between.
+
+    Its own time-out is no failure of the session.
+    """
 
     def __init__(self, *, fail: str = "") -> None:
         self.fail = fail
@@ -47,6 +50,8 @@ class TwoQuestions:
             if self.fail == "hang":
                 await asyncio.sleep(3600)
             await client.chat.completions.create(model="m", messages=said, max_tokens=5)
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="m", messages=[])
         helper = endpoint.named("helper")
         async with openai.AsyncOpenAI(base_url=helper.openai_url, api_key=helper.token) as client:
             await client.chat.completions.create(model="m", messages=said, max_tokens=4)
@@ -75,7 +80,8 @@ AGENT = f"{__name__}.TwoQuestions"
 
 
 def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: Path) -> None:
-    loop = build_loop(model_path, {"agent": AGENT})
+    side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
+    loop = build_loop(model_path, OmegaConf.create({"agent": AGENT, "gateway": {"side_calls": side_calls}}))
     outputs = asyncio.run(loop.run(dict(SAMPLING), **SAMPLE))
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     trained = 0
@@ -89,68 +95,48 @@ def test_a_session_becomes_rows_whose_log_probs_the_model_confirms(model_path: P
         )
         assert_confirmed(model, row)
         trained += sum(row.response_mask)
-        assert output.reward_score == 0.25
+        weights = [
+            0.5 if call == 0 else float(mask) for call, mask in zip(row.response_calls, row.response_mask, strict=True)
+        ]
+        assert output.reward_score == 0.25 and output.extra_fields["response_weights"] == weights
         assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (5, 5)
     fields = outputs[0].extra_fields
     assert (fields["call_turns"], fields["call_agents"]) == ([0, 1, 1], ["main", "main", "helper"])
-    assert fields["call_versions"] == [(5, 5)] * 3
+    assert (fields["call_versions"], fields["call_sides"]) == ([(5, 5)] * 3, ["forest", None, None])
     assert trained >= 10 and len(outputs) >= 2
     info = fields["reward_extra_info"]
     assert 0 < info["prefix_hits"] < info["prefix_queries"], "later calls repeat earlier ones"
     assert (info["calls"], info["questions"], info["failed"], info["branches"]) == (3, 2.0, 0.0, len(outputs))
+    assert [info[f"{name}_calls"] for name in ("refused", "constrained")] == [1, 0]
+    assert [info[f"side_{name}"] for name in ("forest", "title")] == [1.0, 0.0]
     assert DriftReport().figures().keys() <= info.keys()
 
 
-def test_a_session_asks_under_one_id_that_names_its_prompt(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, asked, generate = build_loop(model_path, {"agent": AGENT}), list[str](), Client.generate
+def test_requests_of_a_session_have_one_id_that_names_its_prompt_and_seeds_of_their_own(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, names, generate = list[tuple[str, Any]](), set[str](), Client.generate
 
     async def noted(self: Client, request_id: str, **request: Any) -> Any:
-        asked.append(request_id)
+        asked.append((request_id, request["sampling_params"].get("seed")))
         return await generate(self, request_id, **request)
 
     monkeypatch.setattr(Client, "generate", noted)
-    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
-    asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE))
-    first, second = asked[0], asked[3]
-    assert asked == [first] * 3 + [second] * 3 and first != second
-    assert {one.split("/")[0] for one in asked} == {"prompt"}
 
+    def seeds(seed: int | None, session: int = 0, step: int = 1) -> tuple[Any, ...]:
+        asked.clear()
+        loop = build_loop(model_path, {"agent": AGENT, "seed": seed})
+        places = {"global_steps": step, "index": 3, "session_id": session}
+        asyncio.run(loop.run(dict(SAMPLING), uid="prompt", **SAMPLE, **places))
+        (name,) = {name for name, _ in asked}
+        assert name.split("/")[0] == "prompt" and len(asked) == 3
+        names.add(name)
+        return tuple(given for _, given in asked)
 
-def routes_of(token_ids: Sequence[int]) -> np.ndarray:
-    """What `Routing` reports: two experts of one layer that tell a token and its position."""
-    return np.array([[[token, 1000 + place]] for place, token in enumerate(token_ids)])
-
-
-class Routing(Client):
-    """A server that reports the experts of every token that the model read; the last one was only drawn."""
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        output = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
-        output.routed_experts = routes_of([*prompt_ids, *output.token_ids][:-1])
-        return output
-
-
-def test_an_answer_cut_at_a_stop_text_keeps_the_experts_of_its_tokens(model_path: Path) -> None:
-    loop = build_loop(model_path, {"agent": AGENT})
-    backend = VerlBackend(Routing(loop.server_manager.server), end_token_ids=frozenset())
-    renderer = Renderer(build_tokenizer(), {})
-    prompt = [3, 4, 5]
-
-    def answer(stop: Sequence[str]) -> Answer:
-        sampling = {**SAMPLING, "seed": 1}
-        return asyncio.run(
-            generate_answer(backend, renderer, prompt, max_tokens=150, stop=stop, sampling=sampling, session="s")
-        )
-
-    whole = answer(["never to be drawn"])
-    assert len(whole.token_ids) == 150, "three slices"
-    text = renderer.decode(whole.token_ids[:100])
-    cut = answer([text[-3:]])
-    assert 0 < len(cut.token_ids) < len(whole.token_ids) and cut.stop_text
-    for one in (whole, cut):
-        assert one.routes is not None
-        read = [*prompt, *one.token_ids][:-1]
-        assert (one.routes[: len(read)] == routes_of(read)).all()
+    assert seeds(None) == seeds(None) == (None,) * 3 and len(names) == 2
+    first = seeds(5)
+    assert first == seeds(5) and None not in first
+    assert len({first, seeds(5, session=1), seeds(5, step=2), seeds(6)}) == 4
 
 
 def test_the_gateway_of_several_sessions_ends_with_the_last(model_path: Path) -> None:
@@ -162,29 +148,6 @@ def test_the_gateway_of_several_sessions_ends_with_the_last(model_path: Path) ->
         return results
 
     assert all(len(outputs) >= 1 for outputs in asyncio.run(run()))
-
-
-@pytest.mark.slow
-def test_with_a_seed_a_session_draws_the_same_whoever_else_asks(model_path: Path) -> None:
-    def rows(seed: int | None, sessions: Sequence[int], step: int = 1) -> dict[int, Any]:
-        loop = build_loop(model_path, {"agent": AGENT, "seed": seed})
-
-        async def run() -> list[Any]:
-            places = {"global_steps": step, "index": 3}
-            played = [loop.run(dict(SAMPLING), **SAMPLE, **places, session_id=session) for session in sessions]
-            return await asyncio.gather(*played)
-
-        return {
-            session: [output.response_ids for output in outputs]
-            for session, outputs in zip(sessions, asyncio.run(run()), strict=True)
-        }
-
-    together = rows(5, (0, 1, 2))
-    assert rows(5, (2, 0)) == {2: together[2], 0: together[0]}, "alone, in another order"
-    assert rows(5, (1,)) == {1: together[1]}
-    assert len({str(row) for row in together.values()}) == 3, "sessions of a prompt differ"
-    assert rows(5, (0,), step=2)[0] != together[0] != rows(6, (0,))[0]
-    assert rows(None, (2, 0))[2] != rows(None, (0, 2))[2], "the server's own stream depends on the order"
 
 
 @pytest.mark.parametrize(("fail", "status"), [("error", "agent broke"), ("hang", "session_timeout_s=1.5")])
@@ -303,36 +266,30 @@ async def test_a_turn_ends_with_its_last_slice(
     assert (made.finish_reason, made.token_ids, made.log_probs) == (reason, (11,) * count, (-1.0,) * count)
 
 
-class AsksForJson:
-    """Asks for JSON, which this engine cannot force; then three times for text."""
-
-    async def run(
-        self, endpoint: Any, *, messages: Sequence[Mapping[str, Any]], task: Mapping[str, Any]
-    ) -> AgentResult:
-        async with openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token) as client:
-            asked: dict[str, Any] = {"model": "m", "messages": list(messages), "max_tokens": 6}
-            form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-            with pytest.raises(openai.BadRequestError, match="hf cannot force JSON; choose json_output=instruct, or "):
-                await client.chat.completions.create(**asked, response_format=form)
-            for _ in range(3):
-                await client.chat.completions.create(**asked)
-        return AgentResult(reward=1.0)
+def routes_of(token_ids: Sequence[int]) -> np.ndarray:
+    """Two experts of one layer that tell a token and its position."""
+    return np.array([[[token, 1000 + place]] for place, token in enumerate(token_ids)])
 
 
-def test_refused_json_and_side_calls_are_counted(model_path: Path) -> None:
-    side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
-    gateway = {"json_output": "enforce", "side_calls": side_calls}
-    custom = OmegaConf.create({"agent": f"{__name__}.AsksForJson", "gateway": gateway})
-    outputs = asyncio.run(build_loop(model_path, custom).run(dict(SAMPLING), **SAMPLE))
-    info = outputs[0].extra_fields["reward_extra_info"]
-    names = ("refused_calls", "constrained_calls", "side_forest", "side_title")
-    assert [info[name] for name in names] == [1, 0, 3.0, 0.0]
-    for output in outputs:
-        assert output.extra_fields["response_weights"] == [0.5] * len(output.response_ids)
-        assert output.extra_fields["call_sides"] == ["forest"] * 3
+@pytest.mark.parametrize(("stop", "is_cut"), [("nowhere", False), ("segments", True)])
+async def test_an_answer_has_the_experts_of_its_tokens(tiny: SimpleNamespace, stop: str, is_cut: bool) -> None:
+    ids = tiny.tokenizer.encode("the forest " * 50 + "has segments " + "and tokens " * 50)[:150]
+    slices = [output(part, None) for part in (ids[:64], ids[64:])]
+    for one, end in zip(slices, (64, 150), strict=True):
+        # Of every token that the model read; the last one was only drawn.
+        one.routed_experts = routes_of([1, *ids[:end]][:-1])
+    backend, renderer = VerlBackend(Server(*slices), end_token_ids=frozenset()), Renderer(tiny.tokenizer, {})
+    made = await generate_answer(backend, renderer, [1], max_tokens=150, stop=[stop], sampling={}, session="s")
+    assert (made.stop_text is not None, len(made.token_ids) < 150) == (is_cut, is_cut)
+    read = [1, *made.token_ids][:-1]
+    assert made.routes is not None and (made.routes[: len(read)] == routes_of(read)).all()
 
 
-def test_a_job_that_forces_json_on_the_embedded_engine_is_refused_before_it_starts() -> None:
+def test_json_cannot_be_forced_on_the_embedded_engine_which_is_told_before_a_job_starts(model_path: Path) -> None:
+    server = build_loop(model_path, {"agent": AGENT}).server_manager.server
+    with pytest.raises(ValueError, match="hf cannot force JSON; choose json_output=instruct, or "):
+        asyncio.run(server.generate([5], {"json_schema": "{}"}, request_id="a"))
+
     def config(json_output: str) -> RolloutConfig:
         gateway = {"gateway_agent": {"agent": "a.B", "gateway": {"json_output": json_output}}}
         return RolloutConfig(name="hf", tensor_model_parallel_size=1, custom=gateway)

@@ -101,21 +101,17 @@ def test_a_demand_for_json_is_read() -> None:
 
 
 def test_what_a_text_model_does_not_see_becomes_a_line() -> None:
+    lines = ["[image left out: this model reads text alone]", "[file: a.pdf left out: this model reads text alone]"]
     parts = [{"type": "input_image", "image_url": "data:"}, {"type": "input_file", "filename": "a.pdf"}]
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}, *parts]}
-    request = without_images(respond(input=[{"role": "user", "content": parts}, output]))
-    lines = ["[image left out: this model reads text alone]", "[file: a.pdf left out: this model reads text alone]"]
-    assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
-    assert request.left_out == ("file", "image")
-    seen = [
-        {"inlineData": {"mimeType": "image/png", "data": ""}},
-        {"file_data": {"mime_type": "application/pdf", "displayName": "a.pdf"}},
-    ]
+    image = {"inlineData": {"mimeType": "image/png", "data": ""}}
+    seen = [image, {"file_data": {"mime_type": "application/pdf", "displayName": "a.pdf"}}]
     result = {"functionResponse": {"name": "f", "response": {"output": "a"}, "parts": seen}}
     contents = [{"role": "user", "parts": seen}, {"role": "user", "parts": [result]}]
-    request = without_images(generate(contents=contents))
-    assert [message.content for message in request.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
-    assert request.left_out == ("file", "image")
+    for request in (respond(input=[{"role": "user", "content": parts}, output]), generate(contents=contents)):
+        shown = without_images(request)
+        assert [message.content for message in shown.messages] == ["\n".join(lines), "\n".join(["a", *lines])]
+        assert shown.left_out == ("file", "image")
 
 
 def test_images_and_documents_of_anthropic_become_a_line() -> None:

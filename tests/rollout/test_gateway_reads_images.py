@@ -118,10 +118,6 @@ def test_a_prompt_is_the_one_of_transformers(served: tuple[HFModelConfig, Client
     assert images.split(call.prompt_ids)[0] == list(expected)
 
 
-def image_part(url: str) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
-
-
 def url_of(image: Any, form: str, *, is_broken: bool = False) -> str:
     file = BytesIO()
     image.save(file, form)
@@ -130,28 +126,31 @@ def url_of(image: Any, form: str, *, is_broken: bool = False) -> str:
     return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"
 
 
+NO_IMAGE = "image_url: expected an image, received other data"
+BROKEN = url_of(Image.effect_noise((400, 400), 99), "PNG", is_broken=True)
+
+
 @pytest.mark.parametrize(
-    ("message", "why"),
-    (
+    ("url", "why"),
+    [
         (
-            image_part("https://example.com/a.png"),
-            "content.0..image_url: expected a data: URL of an image in base64, .* fetches nothing",
+            "https://example.com/a.png",
+            "content.0..image_url: expected a data: URL of an image in base64, .* fetches no",
         ),
-        (image_part("data:image/png;base64,aGk="), "image_url: expected an image, received other data"),
-        (image_part("data:image/png;base64,%%"), "image_url: expected an image, received other data"),
-        (image_part(url_of(Image.new("1", (9, 9)), "TIFF")), "image_url: expected an image, received other data"),
-        (
-            image_part(url_of(Image.effect_noise((400, 400), 99), "PNG", is_broken=True)),
-            r"received other data \(broken PNG file",
-        ),
-        (image_part(url_of(Image.new("1", (8000, 5000)), "PNG")), "8000 x 5000, more than 33554432 pixels"),
-        ({"role": "user", "content": "say <|image_pad|>"}, r"messages: expected text without <\|image_pad\|>"),
-    ),
+        *((f"data:image/png;base64,{text}", NO_IMAGE) for text in ("aGk=", "%%")),
+        (url_of(Image.new("1", (9, 9)), "TIFF"), NO_IMAGE),
+        (BROKEN, r"received other data \(broken PNG file"),
+        (url_of(Image.new("1", (8000, 5000)), "PNG"), "8000 x 5000, more than 33554432 pixels"),
+        ("", r"messages: expected text without <\|image_pad\|>"),
+    ],
+    ids=["address", "text", "no base64", "TIFF", "broken", "large", "mark"],
 )
-def test_what_is_no_image_is_refused(served: tuple[HFModelConfig, Client], message: dict[str, Any], why: str) -> None:
+def test_what_is_no_image_is_refused(served: tuple[HFModelConfig, Client], url: str, why: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": url}}] if url else "say <|image_pad|>"
+
     async def talk(ask: Any) -> None:
         with pytest.raises(openai.BadRequestError, match=why):
-            await ask(message)
+            await ask({"role": "user", "content": content})
 
     assert run(served, talk)[0] == ()
 

@@ -3,15 +3,17 @@
 Everything that a drift report can hold, and every end of a session, is a metric of the step that the docs name.
 """
 
+import random
 import re
-from contextlib import AsyncExitStack
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from gateway_harness import CHATML, Talk, TinyModel, build_tokenizer, misspell, serving, talking, user
+from dictated_answers import Scene
+from dictated_answers import user as said_by_user
+from gateway_harness import CHATML, build_tokenizer, misspell, talking, user
 
 from tree_rl.rollout.agents.in_environment import SCORED
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
@@ -20,54 +22,28 @@ from tree_rl.rollout.transcript import ModelCall, rows_of_calls
 from tree_rl.verl_plugin.trainer.step_metrics import session_metrics
 
 
-async def two_turns_sampled(tiny: SimpleNamespace, on_drift: str) -> list[Any]:
-    """Sessions of two sampled turns each; the template writes every turn as it is."""
-    backend = TinyModel(tiny.model, build_tokenizer(CHATML))
-    records = []
-    options = {"on_drift": on_drift, "reasoning": "inline"}
-    async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
-        for number in range(16):
-            talk = Talk(gateway, backend, left)
-            question = user(f"question {number}")
-            said = (await talk.ask([question], max_tokens=5)).choices[0].message.model_dump()
-            await talk.ask([question, said, user("more")], max_tokens=5)
-            records.append(await talk.close())
-    return records
-
-
-def changes(tiny: SimpleNamespace, call: ModelCall) -> bool:
-    """Whether what was generated, decoded with its prompt and tokenized again, gets other ids."""
-    ids = call.prompt_ids + call.response_ids
-    return tuple(tiny.tokenizer.encode(tiny.tokenizer.decode(ids), add_special_tokens=False)) != ids
-
-
-async def test_real_samples_drift_and_reuse_keeps_every_one_of_them(tiny: SimpleNamespace) -> None:
-    records = await two_turns_sampled(tiny, "reuse")
-    drifting = [changes(tiny, record.calls[0]) for record in records]
-    assert sum(drifting) >= 4, "the model's samples do drift"
-    for record, drifts in zip(records, drifting, strict=True):
-        assert len(rows_of_calls(record.calls)) == 1
-        assert record.drift.siblings == () and record.drift.figures()["drift_avoided"] == drifts
-        first, second = record.calls
-        assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
-        assert record.drift.returned == ({0: "retokenized"} if drifts else {})
-
-
-async def test_branch_tokenizes_anew_and_every_drift_becomes_a_branch(tiny: SimpleNamespace) -> None:
-    records = await two_turns_sampled(tiny, "branch")
-    branched = 0
-    for record in records:
-        first, second = record.calls
-        drifts = changes(tiny, first)
-        text = tiny.tokenizer.decode(second.prompt_ids)
-        assert tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) == second.prompt_ids
-        assert len(rows_of_calls(record.calls)) == 1 + drifts
-        assert record.drift.figures()["drift_avoided"] == 0 and len(record.drift.returned) == drifts
-        # A turn that ends within a character has no end that both spellings could reach.
-        if drifts and not tiny.tokenizer.decode(first.response_ids).endswith("\ufffd"):
-            assert record.drift.siblings == ((0, 1),)
-            branched += 1
-    assert branched >= 4
+@pytest.mark.parametrize("on_drift", ["reuse", "branch"])
+def test_drawn_turns_drift_and_reuse_keeps_what_branch_tokenizes_anew(on_drift: str) -> None:
+    tokenizer, rng, found = build_tokenizer(CHATML), random.Random(0), 0
+    texts = [number for number in range(len(tokenizer)) if number not in tokenizer.added_tokens_decoder]
+    for _ in range(16):
+        scene, question = Scene(tokenizer, on_drift=on_drift, reasoning="inline"), said_by_user("the forest")
+        answer = scene.answer([question], rng.choices(texts, k=5), end="")
+        scene.answer([question, answer, said_by_user("more")], "so")
+        first, second = scene.recorder.calls
+        ids, report = first.prompt_ids + first.response_ids, scene.recorder.drift_report()
+        drifts, is_kept = scene.encode(tokenizer.decode(ids)) != list(ids), on_drift == "reuse"
+        assert report.returned == ({0: "retokenized"} if drifts else {})
+        assert report.figures()["drift_avoided"] == (drifts and is_kept)
+        assert len(rows_of_calls(scene.recorder.calls)) == 1 + (drifts and not is_kept)
+        if is_kept:
+            assert second.prompt_ids[: len(ids)] == ids and report.siblings == ()
+        else:
+            assert scene.encode(tokenizer.decode(second.prompt_ids)) == list(second.prompt_ids)
+            # Two spellings of bytes that are no character need not meet.
+            assert len(report.siblings) == drifts or "\ufffd" in tokenizer.decode(first.response_ids)
+        found += drifts if is_kept else len(report.siblings)
+    assert found >= 4, "what a model draws does drift"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -167,20 +167,17 @@ async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> 
                 assert len((await client.get(f"{of_it}/input_items")).json()["data"]) == 1
                 assert (await client.post(f"{of_it}/cancel")).status_code == 400
             assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
-        await client.post(f"{url}/v1/responses", json=INPUT, headers={"x-agent-name": "writer"})
+        for header in ("x-agent-name", "x-claude-code-agent-id"):
+            await client.post(f"{url}/v1/responses", json=INPUT, headers={header: "writer"})
         calls = (await talk.close()).calls
-    assert [call.agent for call in calls] == [*agents, "writer"]
+    assert [call.agent for call in calls] == [*agents, "writer", "writer"]
 
 
 async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespace) -> None:
     async with talking(tiny.backend()) as talk, httpx.AsyncClient() as client:
         mine, other = talk.endpoint, talk.gateway.endpoint(talk.gateway.open_session())
         root = mine.url.split("/s/")[0]
-
-        async def ask(method: str, url: str, token: str, body: object = None) -> httpx.Response:
-            return await client.request(method, url, json=body, headers={"authorization": f"Bearer {token}"})
-
-        stored = (await ask("POST", f"{mine.url}/responses", mine.token, INPUT)).json()["id"]
+        stored = (await talk.http.post("/responses", json=INPUT)).json()["id"]
         for base, token, status in (
             (mine.url, other.token, 401),
             (other.url, other.token, 404),
@@ -188,8 +185,9 @@ async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespa
             (root, "wrong", 401),
             (root, mine.token, 200),
         ):
-            answer = await ask("GET", f"{base}/responses/{stored}", token)
+            key = {"authorization": f"Bearer {token}"}
+            answer = await client.get(f"{base}/responses/{stored}", headers=key)
             assert answer.status_code == status
             assert status == 200 or answer.json()["error"]["message"]
-        body = {**INPUT, "previous_response_id": stored}
-        assert (await ask("POST", f"{other.url}/responses", other.token, body)).status_code == 404
+        key, body = {"x-api-key": other.token}, {**INPUT, "previous_response_id": stored}
+        assert (await client.post(f"{other.url}/responses", json=body, headers=key)).status_code == 404

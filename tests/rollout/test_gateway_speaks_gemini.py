@@ -6,12 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import talking, trained_text
-from protocol_turns import LS, THOUGHT, TURNS, writing
+from gateway_harness import talking
+from protocol_turns import LS, THOUGHT, writing
 
 from tree_rl.rollout.gateway.protocols.gemini import read_request
 from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
-from tree_rl.rollout.transcript import rows_of_calls
 
 SCHEMA = {
     "type": "OBJECT",
@@ -58,36 +57,6 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
     assert usage["candidatesTokenCount"] + usage["thoughtsTokenCount"] == len(call.response_ids)
     assert chunks[-1]["candidates"][0]["finishReason"] == "STOP" and chunks[-1]["modelVersion"] == "gemini-2.5-pro"
     assert '"type": ["string", "null"]' in tiny.tokenizer.decode(call.prompt_ids)
-
-
-def without(parts: list[Any], *keys: str) -> list[Any]:
-    """Parts as a client sends them back that drops some of their fields, ids of calls among them."""
-    kept = [{key: value for key, value in part.items() if key not in keys} for part in parts]
-    for part in kept:
-        if "functionCall" in part:
-            part["functionCall"] = {key: value for key, value in part["functionCall"].items() if key not in keys}
-    return kept
-
-
-@pytest.mark.parametrize("dropped", [(), ("id",), ("id", "thoughtSignature")])
-async def test_a_tool_loop_is_one_row_however_its_parts_come_back(
-    tiny: SimpleNamespace, dropped: tuple[str, ...]
-) -> None:
-    contents: list[Any] = [user("hello")]
-    async with talking(writing(tiny, *TURNS)) as talk:
-        for how in ("whole", "events", "list", "events"):
-            chunks = await ask(talk.http, how, contents, systemInstruction={"parts": [{"text": "Be brief."}]})
-            parts = [part for chunk in chunks for part in without(chunk["candidates"][0]["content"]["parts"], *dropped)]
-            contents.append({"role": "model", "parts": parts})
-            answered = {"name": "shell", "response": {"output": "x"}}
-            calls = [part["functionCall"] for part in parts if "functionCall" in part]
-            ids = [{key: value for key, value in call.items() if key == "id"} for call in calls]
-            results = [{"functionResponse": {**one, **answered}} for one in ids]
-            contents += [{"role": "user", "parts": results}] if results else []
-        record = await talk.close()
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
-    assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
 
 
 def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:

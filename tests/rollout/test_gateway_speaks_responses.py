@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from gateway_harness import SHELL, talking, trained_text
-from protocol_turns import CALL, THOUGHT, TURNS, writing
+from protocol_turns import THOUGHT, TURNS, writing
 
 from tree_rl.rollout.transcript import rows_of_calls
 
@@ -60,49 +60,6 @@ def results(answer: Any) -> list[dict[str, Any]]:
     return [{"type": kinds[call.type], "call_id": call.call_id, "output": f"file {call.call_id}"} for call in calls]
 
 
-def whole(item: dict[str, Any]) -> dict[str, Any]:
-    return item
-
-
-def token_only(item: dict[str, Any]) -> dict[str, Any]:
-    """As Codex sends reasoning back."""
-    return {key: value for key, value in item.items() if key != "content" or item["type"] != "reasoning"}
-
-
-def plain_only(item: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if key not in ("encrypted_content", "id", "status")}
-
-
-def reference(item: dict[str, Any]) -> dict[str, Any]:
-    """As Vercel's client sends items back that are stored."""
-    return {"type": "item_reference", "id": item["id"]}
-
-
-@pytest.mark.parametrize("form", [whole, token_only, plain_only, reference, "no reasoning", "results between calls"])
-async def test_a_tool_loop_is_one_row_however_its_items_come_back(tiny: SimpleNamespace, form: Any) -> None:
-    items: list[Any] = [HELLO]
-    options = {
-        "instructions": "Be brief.",
-        "include": ["reasoning.encrypted_content"] if form is not plain_only else None,
-        "store": form is reference,
-    }
-    async with talking(writing(tiny, *TURNS)) as talk:
-        for number in range(len(TURNS)):
-            answer = await ask(talk.openai.responses, number % 2 == 1, input=items, **options)
-            sent = [item.to_dict() for item in answer.output]
-            if form == "no reasoning":
-                items += [item for item in sent if item["type"] != "reasoning"] + results(answer)
-            elif form == "results between calls":
-                outputs = {one["call_id"]: one for one in results(answer)}
-                items += [part for item in sent for part in (item, outputs.get(item.get("call_id"))) if part]
-            else:
-                items += [form(item) for item in sent] + results(answer)
-        record = await talk.close()
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == "".join(f"{turn}<|im_end|>" for turn in TURNS)
-    assert record.drift.branch_causes == {} and "Be brief." in tiny.tokenizer.decode(row.prompt_ids)
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleNamespace, is_stream: bool) -> None:
     async with talking(writing(tiny, *TURNS)) as talk:
@@ -118,44 +75,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
     texts = sorted(trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
     assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
-
-
-@pytest.mark.parametrize(
-    ("turn", "kind", "name", "namespace", "sent"),
-    [
-        (CALL % ("apply_patch", '{"input": "*** ü\\n\\"x\\""}'), "custom_tool_call", "apply_patch", None, '*** ü\n"x"'),
-        (CALL % ("apply_patch", '{"patch": "x"}'), "custom_tool_call", "apply_patch", None, '{"patch": "x"}'),
-        (CALL % ("apply_patch", '{"input": ["x"]}'), "custom_tool_call", "apply_patch", None, '["x"]'),
-        (CALL % ("agents__spawn", '{"command": "x"}'), "function_call", "spawn", "agents", '{"command": "x"}'),
-        (CALL % ("nobody", "{}"), "function_call", "nobody", None, "{}"),
-    ],
-)
-async def test_custom_and_namespaced_tools_are_called_and_come_back(
-    tiny: SimpleNamespace, turn: str, kind: str, name: str, namespace: str | None, sent: str
-) -> None:
-    async with talking(writing(tiny, turn, "Done.")) as talk:
-        answer = await ask(talk.openai.responses, True, input=[HELLO])
-        items = [item.to_dict() for item in answer.output]
-        # Some clients know no namespaces.
-        items = [{key: value for key, value in item.items() if key != "namespace"} for item in items]
-        await ask(talk.openai.responses, False, input=[HELLO, *items, *results(answer)])
-        record = await talk.close()
-    (call,) = answer.output
-    assert (call.type, call.name, call.namespace) == (kind, name, namespace)
-    assert (call.input if kind == "custom_tool_call" else call.arguments) == sent
-    assert len(rows_of_calls(record.calls)) == 1 and record.drift.branch_causes == {}
-
-
-async def test_a_limit_leaves_an_answer_incomplete(tiny: SimpleNamespace) -> None:
-    request = {"model": "m", "input": "hello", "max_output_tokens": 16}
-    async with talking(writing(tiny, "long " * 50)) as talk:
-        *_, event = [event async for event in await talk.openai.responses.create(**request, stream=True)]
-        whole_answer = await talk.openai.responses.create(**request)
-        await talk.close()
-    assert event.type == "response.incomplete"
-    for answer in (whole_answer, event.response):
-        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert (answer.output[-1].status, answer.usage.output_tokens) == ("incomplete", 16)
+    assert "Be brief." in tiny.tokenizer.decode(record.calls[0].prompt_ids)
 
 
 async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: SimpleNamespace) -> None:

@@ -1,10 +1,8 @@
 """Side calls of harnesses are told apart, and train as their weight says; sub-agents keep their own names."""
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from gateway_harness import talking, trained_text, user
 
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, side_call_of
@@ -34,6 +32,7 @@ def asked(system: str, question: str) -> list[ChatMessage]:
         ),
         (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
+        (asked("You are a context summarization agent.", "<conversation>"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
         (asked("", "Analyze *only* the content and structure of your immediately preceding response"), "next_speaker"),
         (asked("You code.", "generate a title for my page"), None),
@@ -75,31 +74,11 @@ def test_sub_agents_are_named_by_their_harnesses_headers(headers: dict[str, str]
     assert agent_of_headers(headers) == name
 
 
-async def titled(tiny: SimpleNamespace, **options: Any) -> tuple[ModelCall, ...]:
-    """The calls of a session: a question, a title and a sub-agent's question."""
-
-    def asked(text: str, system: str = "You code.") -> list[dict[str, str]]:
-        return [{"role": "system", "content": system}, user(text)]
-
-    async with talking(tiny.backend({"fix": "the work", "title": "A Title", "explore": "found"}), **options) as talk:
-        await talk.ask(asked("fix"))
-        await talk.ask(asked("title this", TITLE))
-        await talk.ask(asked("explore"), extra_headers={"x-claude-code-agent-id": "explorer"})
-        # Not all is trained where an option takes the weight of the title.
-        return (await talk.close(is_checked=not options)).calls
-
-
-async def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNamespace) -> None:
-    calls = await titled(tiny)
-    assert [(call.agent, call.side, call.weight) for call in calls] == [
-        ("main", None, 1.0),
-        ("main", "title", 1.0),
-        ("explorer", None, 1.0),
-    ]
-    assert len(rows_of_calls(calls)) == 3
-    calls = await titled(tiny, side_calls=[{"name": "title", "weight": 0}])
-    texts = [trained_text(tiny.tokenizer, row) for row in rows_of_calls(calls)]
-    assert texts == ["the work<|im_end|>", "found<|im_end|>"]
+def test_a_title_of_weight_zero_is_counted_and_not_trained() -> None:
+    work = ModelCall(prompt_ids=(1,), response_ids=(2,), log_probs=None)
+    title = replace(work, prompt_ids=(3,), side="title", weight=0.0)
+    calls = (work, title, replace(work, prompt_ids=(4,), agent="explorer"))
+    assert [row.prompt_ids for row in rows_of_calls(calls)] == [(1,), (4,)]
     assert figures_of_calls(calls, ["memory", "title"]) == {
         "agents": 2.0,
         "sub_agent_calls": 1.0,
@@ -110,7 +89,7 @@ async def test_a_title_of_weight_zero_is_recorded_and_not_trained(tiny: SimpleNa
     }
 
 
-def test_dumped_rows_name_who_asked(tiny: SimpleNamespace) -> None:
+def test_dumped_rows_name_who_asked() -> None:
     calls = (
         ModelCall(prompt_ids=(1,), response_ids=(3,), log_probs=None),
         ModelCall(prompt_ids=(1, 3, 4), response_ids=(5,), log_probs=None, agent="explorer", side="x", weight=0.5),

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_harness import build_tokenizer, talking
+from gateway_harness import build_tokenizer, talking, user
 from played_tasks import ScriptedModel
 from sandboxes_here import HERE, needs_bubblewrap
-from small_swe import all_tasks, generator
+from small_swe import all_tasks, work_on
 
 from tree_rl.rollout.agents.agents_by_name import AGENTS, ENVIRONMENTS, build, check
 from tree_rl.rollout.agents.harnesses import HarnessAgent
-from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask, run_task
+from tree_rl.rollout.agents.in_environment import AgentInEnvironment, FinishedTask
 from tree_rl.rollout.agents.installed_program import find_program
 from tree_rl.rollout.environments.swe import SweEnvironment
 
@@ -53,13 +53,12 @@ for _ in range(3):
 
 
 TASK = all_tasks()["lru_cache"]
-SENT: dict[str, Any] = {"task": {"swe": TASK.to_row()}, "messages": generator().to_row(TASK, 0, "train")["prompt"]}
 
 
 async def play(acting: AgentInEnvironment, **gateway_options: int) -> FinishedTask:
     async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE"), **gateway_options) as talk:
         parts = {"agent": acting._agent, "environment": acting._environment, "endpoint": talk.endpoint}
-        return await run_task(**parts, **SENT, timeout_seconds=30)
+        return await work_on(TASK, **parts, seconds=30)
 
 
 class Unjudged(SweEnvironment):
@@ -95,7 +94,7 @@ async def test_a_harness_that_fails_says_so_in_the_log(
     acting = AgentInEnvironment(agent="claude_code", sandbox={"unconfined": HERE.unconfined})
     async with talking(ScriptedModel(build_tokenizer(), lambda prompt: "DONE")) as talk:
         with caplog.at_level(logging.WARNING):
-            result = await acting.run(talk.endpoint, **SENT)
+            result = await acting.run(talk.endpoint, task={"swe": TASK.to_row()}, messages=[user("Repair it.")])
     assert (result.status, result.reward) == ("agent_failed", 0.0)
     (line,) = [record.getMessage() for record in caplog.records if "agent claude_code" in record.getMessage()]
     assert line.startswith("agent claude_code: session agent_failed: its program ended with status 7; its last lines:")

@@ -173,43 +173,26 @@ async def test_a_stopped_session_answers_403_and_keeps_its_record(chatml: PreTra
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "reward"),
+    ("error", "judged", "result"),
     [
-        *((error("x"), "agent_failed", 0.5) for error in (AgentError, ValueError, TimeoutError, OSError)),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "agent_failed", 0.5),
-        (asyncio.CancelledError(), "agent_failed", 0.5),
-        (SandboxDied("gone"), "sandbox_died", 0.0),
-        (SandboxError("no image"), "environment_failed", None),
+        *((error("x"), 0.5, ("agent_failed", 0.5)) for error in (AgentError, ValueError, TimeoutError, OSError)),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), 0.5, ("agent_failed", 0.5)),
+        (asyncio.CancelledError(), 0.5, ("agent_failed", 0.5)),
+        (SandboxDied("gone"), 0.5, ("sandbox_died", 0.0)),
+        (SandboxError("no image"), 0.5, ("environment_failed", None)),
+        *((None, error("x"), ("completed", 0.0)) for error in (ValueError, KeyError, TypeError, AttributeError)),
+        *((None, error("x"), ("completed", 0.0)) for error in (ArithmeticError, RecursionError)),
+        (None, math.nan, ("completed", 0.0)),
+        (None, SandboxDied("no answer"), ("sandbox_died", 0.0)),
+        (None, SandboxError("no image"), ("environment_failed", None)),
+        (None, OSError("disk"), ("environment_failed", None)),
     ],
 )
 def test_only_the_machine_can_end_a_session_without_a_reward(
-    error: BaseException, status: str, reward: float | None
+    error: BaseException | None, judged: Any, result: tuple[str, float | None]
 ) -> None:
-    async def act(environment: Any, endpoint: Endpoint) -> Outcome:
-        raise error
+    """An agent that fails is scored, what cannot be judged gets nothing, and a broken judge loses the session."""
 
-    environment = Shell()
-    done = asyncio.run(run(act, environment))
-    assert (done.status, done.reward) == (status, reward), done
-    assert done.detail.encode()
-    with pytest.raises(SandboxDied, match="gone"):
-        asyncio.run(environment.sandbox.read("closed"))
-
-
-@pytest.mark.parametrize(
-    ("judged", "result"),
-    [
-        *((error("x"), ("completed", 0.0)) for error in (ValueError, KeyError, TypeError, AttributeError)),
-        *((error("x"), ("completed", 0.0)) for error in (ArithmeticError, RecursionError)),
-        (math.nan, ("completed", 0.0)),
-        (SandboxDied("no answer"), ("sandbox_died", 0.0)),
-        (SandboxError("no image"), ("environment_failed", None)),
-        (OSError("disk"), ("environment_failed", None)),
-    ],
-)
-def test_what_cannot_be_judged_gets_nothing_and_a_broken_judge_loses_the_session(
-    judged: Any, result: tuple[str, float | None]
-) -> None:
     class Judge(ShellEnvironment):
         async def score(self, outcome: Outcome) -> float:
             if isinstance(judged, Exception):
@@ -217,10 +200,16 @@ def test_what_cannot_be_judged_gets_nothing_and_a_broken_judge_loses_the_session
             return judged
 
     async def act(environment: Any, endpoint: Endpoint) -> Outcome:
+        if error is not None:
+            raise error
         return DONE
 
-    done = asyncio.run(run(act, Judge(HERE)))
-    assert (done.status, done.reward) == result
+    environment = Judge(HERE)
+    done = asyncio.run(run(act, environment))
+    assert (done.status, done.reward) == result, done
+    assert done.detail.encode() or error is None
+    with pytest.raises(SandboxDied, match="gone"):
+        asyncio.run(environment.sandbox.read("closed"))
 
 
 def test_a_clean_up_that_fails_is_logged_and_fails_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

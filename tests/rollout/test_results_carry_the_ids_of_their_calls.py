@@ -146,12 +146,8 @@ def test_results_are_paired_with_calls(messages: list[ChatMessage], answered: li
 @pytest.mark.parametrize(
     ("written", "name"),
     [
-        ("functions.look:1", "look"),
-        ("functions_look_1", "look"),
-        ("functions.look_1", "look"),
-        ("functionslook1", "look"),
-        ("look:1", "look"),
-        ("look", "look"),
+        *((written, "look") for written in ("functions.look:1", "functions_look_1", "functions.look_1")),
+        *((written, "look") for written in ("functionslook1", "look:1", "look")),
         ("other_1", "other_1"),
     ],
 )

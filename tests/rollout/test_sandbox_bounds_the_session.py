@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from sandboxes_here import needs_bubblewrap
 
 from tree_rl.rollout.sandbox.processes.bubblewrap import SCRATCH, SCRATCH_BYTES
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 LIMITS = Limits(
     timeout_seconds=60, cpu_seconds=60, memory_bytes=256 << 20, file_bytes=128 << 20, disk_bytes=64 << 20, processes=40
@@ -32,22 +32,11 @@ def test_processes_that_are_small_alone_are_too_large_together() -> None:
 
 
 def test_parallel_commands_count_together() -> None:
-    results: list[CommandResult] = []
-    stopped = threading.Event()
-
-    def hold() -> None:
-        results.append(sandbox.run(HOLD.format(100 << 20)))
-        stopped.set()
-
-    with closing(SandboxFolder(limits=LIMITS)) as sandbox:
-        threads = [threading.Thread(target=hold) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        # The others hold what they have for long: they end with the sandbox.
-        assert stopped.wait(LIMITS.timeout_seconds)
-    for thread in threads:
-        thread.join()
-    assert any("[memory limit exceeded]" in result.output for result in results)
+    # The others hold what they have for long: they end with the sandbox.
+    with ThreadPoolExecutor() as pool, closing(SandboxFolder(limits=LIMITS)) as sandbox:
+        holding = [pool.submit(sandbox.run, HOLD.format(100 << 20)) for _ in range(4)]
+        next(as_completed(holding, timeout=LIMITS.timeout_seconds))
+    assert any("[memory limit exceeded]" in command.result().output for command in holding)
 
 
 PROGRAMS = {
@@ -96,14 +85,9 @@ def test_every_place_in_memory_has_a_size_and_counts() -> None:
 def test_processes_of_parallel_commands_count_together() -> None:
     if os.geteuid() == 0:
         pytest.skip("a user of its own has its limit from the kernel")
-    results: list[CommandResult] = []
-    with closing(SandboxFolder(limits=LIMITS)) as sandbox:
-        command = "for i in $(seq 30); do sleep 20 & done; wait"
-        threads = [threading.Thread(target=lambda: results.append(sandbox.run(command))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    command = "for i in $(seq 30); do sleep 20 & done; wait"
+    with ThreadPoolExecutor() as pool, closing(SandboxFolder(limits=LIMITS)) as sandbox:
+        results = list(pool.map(sandbox.run, [command] * 3))
     assert any("[process limit exceeded]" in result.output for result in results)
 
 
@@ -142,6 +126,7 @@ def test_no_session_opens_user_namespaces() -> None:
 
 PRIVATE = """
 import os, sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder, why_no_bubblewrap
 with closing(SandboxFolder(unconfined=why_no_bubblewrap() is not None)) as sandbox:

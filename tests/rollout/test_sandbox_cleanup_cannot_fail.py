@@ -19,7 +19,7 @@ from sandboxes_here import folder_here
 from tree_rl.rollout.sandbox.files.trees import remove_tree
 from tree_rl.rollout.sandbox.ownership import PREFIX, remove_left_over_folders
 from tree_rl.rollout.sandbox.processes.limits import Limits
-from tree_rl.rollout.sandbox.processes.processes import kill_processes_in
+from tree_rl.rollout.sandbox.processes.processes import children_of, kill_processes_in
 from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder
 
 LEFT = {
@@ -120,6 +120,12 @@ def test_older_processes_are_not_looked_at(tmp_path: Path) -> None:
     with sleeper(tmp_path, tmp_path) as process:
         kill_processes_in(tmp_path, since=time.time() + 60)
         assert not is_killed(process)
+
+
+def test_a_process_that_ended_has_no_children() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert children_of(process.pid) == set()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tree_rl.rollout.sandbox.errors import SandboxDied
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-from tree_rl.rollout.sandbox.sandbox_folder import CommandResult, SandboxFolder, command_threads
+from tree_rl.rollout.sandbox.sandbox_folder import SandboxFolder, command_threads
 
 IS_ROOT = os.geteuid() == 0
 pytestmark = needs_bubblewrap
@@ -41,19 +41,14 @@ def odd_seconds(*parts: int) -> str:
 @pytest.mark.parametrize("hide", HIDE)
 def test_stop_returns_when_everything_is_dead(hide: str) -> None:
     seconds = odd_seconds(list(HIDE).index(hide))
-    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
-        returned = []
-        thread = threading.Thread(
-            target=lambda: returned.append(sandbox.run(HIDE[hide].replace("{}", seconds))), daemon=True
-        )
-        thread.start()
+    with ThreadPoolExecutor() as pool, closing(SandboxFolder(limits=PATIENT)) as sandbox:
+        command = pool.submit(sandbox.run, HIDE[hide].replace("{}", seconds))
         wait_for(lambda: running(f"sleep {seconds}"))
         time.sleep(0.1)
         sandbox.stop()
         # At once: nobody waits for a process that is still dying.
         assert running(f"sleep {seconds}") == []
-        thread.join(30)
-        assert not thread.is_alive() and returned[0].exit_code != 0
+        assert command.result(timeout=30).exit_code != 0
         with pytest.raises(SandboxDied, match="stopped"):
             sandbox.run("true")
         with pytest.raises(SandboxDied, match="stopped"):
@@ -83,19 +78,6 @@ def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command() 
         assert hops.stat().st_size == before
 
 
-def test_parallel_commands_do_not_end_each_other() -> None:
-    results: list[CommandResult] = []
-    with closing(SandboxFolder(limits=PATIENT)) as sandbox:
-        wait = "until [ -e go ]; do sleep 0.05; done"
-        waits = threading.Thread(target=lambda: results.append(sandbox.run(wait)))
-        waits.start()
-        wait_for(lambda: sandbox._running)
-        assert sandbox.run("sleep 0.2 & echo short").output == "short\n"
-        sandbox.write("go", "")
-        waits.join(60)
-        assert results[0].exit_code == 0
-
-
 async def test_a_queued_command_never_starts(tmp_path: Path) -> None:
     """More calls than threads: those that wait in the queue must not start after the stop."""
     sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
@@ -120,9 +102,12 @@ async def test_a_time_out_of_the_caller_is_followed_by_a_stop_that_waits(number:
     await sandbox.start()
     try:
         racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
+        calling = asyncio.create_task(sandbox.run(racing))
+        while await sandbox.read("late") is None:
+            await asyncio.sleep(0.01)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2 + 0.03 * number):
-                await sandbox.run(racing)
+            async with asyncio.timeout(0.03 * number):
+                await calling
         await asyncio.gather(sandbox.stop(), sandbox.stop())
         assert not sandbox._calls
         before = await sandbox.read("count"), await sandbox.read("late")

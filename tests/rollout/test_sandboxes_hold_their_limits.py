@@ -23,7 +23,6 @@ from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 LIMITS = Limits(
     timeout_seconds=60, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
 )
-LOCAL = pytest.mark.parametrize("unconfined", BOTH)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +107,9 @@ def test_a_commands_output_and_processes_have_an_end(
     wait_until_gone("sleep 4711.")
 
 
-@LOCAL
-def test_commands_run_at_the_same_time(unconfined: bool) -> None:
-    meet = "touch met{}; until [ -e met0 -a -e met1 -a -e met2 ]; do sleep 0.05; done; echo met"
+@pytest.mark.parametrize("unconfined", BOTH)
+def test_commands_run_at_the_same_time_and_do_not_end_each_other(unconfined: bool) -> None:
+    meet = "sleep 9 & touch met{0}; until [ -e met0 -a -e met1 -a -e met2 ]; do sleep 0.05; done; sleep 0.{0}; echo met"
 
     async def act(sandbox: Sandbox) -> list[CommandResult]:
         return await asyncio.gather(*[sandbox.run(meet.format(number)) for number in range(3)])

@@ -1,33 +1,131 @@
-"""Branches start from recorded tokens and an equal environment, by copy or by replay; all is real but the model."""
+"""Branches start from recorded tokens and an equal environment, by copy or by replay; all is real but the model.
+
+The model draws its turns in software tasks.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from drawn_sessions import DrawingModel, build_tasks, forked, play, serving
+from gateway_harness import serving
+from protocol_turns import shell
 from sandboxes_here import HERE, needs_bubblewrap
+from small_swe import all_tasks, work_on, writing
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
-from tree_rl.rollout.branching.grow import BranchOptions, grow
+from tree_rl.rollout.branching.recorded_environment import RecordedEnvironment
 from tree_rl.rollout.branching.recording import Fork, NotForked, Recording
 from tree_rl.rollout.environments.swe import SweEnvironment
+from tree_rl.rollout.environments.swe_task import SweTask
+from tree_rl.rollout.gateway.backend import Generation
+from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
-from tree_rl.rollout.transcript import rows_of_calls
-from tree_rl.tree import Forest
+
+TASKS = list(all_tasks().values())
+ROOM = {"max_context_tokens": 20_000, "max_turn_tokens": 4000}
+MAX_TURNS = 5
+COMMANDS = (
+    "ls -R && cat *.py",
+    "mkdir -p notes/empty && echo seen >> notes/log && wc -l notes/log",
+    "ln -sf log notes/link; ls notes",
+    "printf 'print(1)\\n' > run.sh && chmod 755 run.sh && stat -c '%a %n' run.sh",
+    "python3 -c 'import glob; print(sorted(glob.glob(\"**\", recursive=True)))'",
+    "rm -f run.sh; false",
+)
+"""What the model does besides repairing and ending. Their output tells the state of the files."""
 
 
-def here() -> SweEnvironment:
-    """Copies its files where bubblewrap works."""
-    return SweEnvironment(HERE)
+class DrawingModel:
+    """Draws a turn from the seed of the call, the first if none is given, and the rest of a turn that is begun."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, first: str | None = None) -> None:
+        self.tokenizer, self.first, self.generated = tokenizer, first, 0
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
+    ) -> Generation:
+        """Write the rest of a turn."""
+        prompt = self.tokenizer.decode(list(prompt_ids))
+        rng = random.Random(sampling["seed"])
+        before, _, started = prompt.rpartition("<|im_start|>assistant\n")
+        text = self._turn(prompt, before.count("<|im_start|>assistant"), rng)
+        if started:
+            # It goes on after what a branch kept: with any words and one call.
+            text = f" {rng.randrange(1000)}" + (text if "<tool_call>" not in started else "")
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id][:max_tokens]
+        self.generated += len(ids)
+        finish = "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
+        return Generation(token_ids=tuple(ids), log_probs=tuple(-rng.random() for _ in ids), finish_reason=finish)
+
+    def _turn(self, prompt: str, turn: int, rng: random.Random) -> str:
+        thought = f"step {rng.randrange(1000)}\n"
+        if not turn and self.first is not None:
+            return thought + shell(self.first)
+        if turn >= MAX_TURNS - 1 or (turn and rng.random() < 0.2):
+            return thought + "done"
+        if rng.random() < 0.35:
+            (task,) = [task for task in TASKS if task.problem_statement in prompt]
+            return thought + shell(writing(dict(task.solution_files)))
+        return thought + shell(rng.choice(COMMANDS))
 
 
-class Replayed(SweEnvironment):
-    """Has a `call` of its own, so its files say not all."""
+async def play(
+    gateway: Gateway,
+    recording: Recording,
+    task: SweTask,
+    *,
+    seed: int,
+    sandbox: SandboxOptions = HERE,
+    agent: ReActAgent | None = None,
+) -> None:
+    """One session, as verl's agent loop plays it; raises `NotForked` for a branch that did not come to its cut."""
+    resumption = None if recording.fork is None else recording.fork.resumption()
+    session = gateway.open_session(sampling={"seed": seed}, resumption=resumption)
+    environment, endpoint = RecordedEnvironment(SweEnvironment(sandbox), recording), gateway.endpoint(session)
+    done = await work_on(task, agent=agent or ReActAgent(), environment=environment, endpoint=endpoint)
+    recording.finish(session.name, (await gateway.close_session(session)).calls, resumption)
+    if recording.fault is not None:
+        raise NotForked(recording.fault)
+    assert done.status == "completed" and done.reward is not None, f"{task.instance_id}: {done}"
+    recording.reward = done.reward
 
-    async def call(self, call: Any) -> str:
-        return await super().call(call)
+
+async def forked(
+    tokenizer: PreTrainedTokenizerFast, count: int, *, sandbox: SandboxOptions, first: str | None = None
+) -> list[tuple[Recording, Recording, Recording]]:
+    """So many sessions, and a branch of each from a copy and by repeated calls, with one seed.
+
+    Even ones are cut at a token within a turn, odd ones at a turn's start.
+    """
+    model, rng, played = DrawingModel(tokenizer, first), random.Random(0), []
+    async with serving(model, tokenizer, **ROOM) as gateway:
+        for number in range(count):
+            task, parent = TASKS[number], Recording(number=0)
+            await play(gateway, parent, task, seed=rng.randrange(1 << 30), sandbox=sandbox)
+            node = rng.choice(parent.nodes(len(tokenizer)).nodes[1:])
+            token = node.start if number % 2 else rng.randrange(node.start, node.end)
+            without = replace(parent, tool_calls=[replace(call, saved=None) for call in parent.tool_calls])
+            copy, replay = (Recording(number=1, fork=Fork(parent=one, token=token)) for one in (parent, without))
+            seed = rng.randrange(1 << 30)
+            for branch in (copy, replay):
+                try:
+                    await play(gateway, branch, task, seed=seed, sandbox=sandbox)
+                except NotForked as error:
+                    assert branch.fault and branch.fault in str(error)
+            played.append((parent, copy, replay))
+            for one in played[-1]:
+                await one.close()
+    new = sum(one.generated_tokens for session in played for one in session)
+    assert model.generated == new or first, "recorded tokens are not sampled again"
+    return played
+
+
+def said(recording: Recording) -> list[Any]:
+    """What the calls of a session were asked and answered, and the log-probs."""
+    return [(call.prompt_ids, call.response_ids, call.log_probs) for call in recording.calls]
 
 
 class Dated(ReActAgent):
@@ -38,84 +136,55 @@ class Dated(ReActAgent):
         return await super().run([*messages[:-1], {**messages[-1], "content": text}], **others)
 
 
-@pytest.mark.parametrize("environment", [SweEnvironment, Replayed])
-async def test_branches_have_their_parents_tokens_before_the_cut_and_their_own_behind_it(
-    chatml: PreTrainedTokenizerFast, environment: type[SweEnvironment]
+@pytest.mark.parametrize(
+    ("agent", "fault"),
+    [
+        (Dated(), "the agent does not repeat its calls"),
+        (ReActAgent(ReActOptions(max_turns=1)), "ended before the cut"),
+    ],
+)
+async def test_an_agent_that_does_not_repeat_itself_is_not_forked(
+    chatml: PreTrainedTokenizerFast, agent: ReActAgent, fault: str
 ) -> None:
-    model, first, branches = DrawingModel(chatml, build_tasks(), max_turns=4), Recording(number=0), list[Recording]()
-    options = BranchOptions(policy="fixed", options={"every_tokens": 80, "depth": 3}, rounds=2)
-    async with serving(model) as gateway:
-
-        async def run(one: Recording) -> None:
-            await play(gateway, one, model.tasks[1], seed=4000 + one.number, environment=lambda: environment(HERE))
-
-        await run(first)
-        rng = random.Random(4)
-        await grow([first], run, options, branches=branches, number=1, rng=rng, vocabulary=len(chatml))
-    for one in branches:
-        assert one.fault is None and one.fork is not None and one.generated_tokens > 0
-        left = one.fork.token
-        for call, before in zip(one.calls, one.fork.parent.calls, strict=False):
-            kept = min(left, len(before.response_ids))
-            assert call.prompt_ids == before.prompt_ids
-            assert call.log_probs is not None and before.log_probs is not None
-            assert (call.response_ids[:kept], call.log_probs[:kept]) == (
-                before.response_ids[:kept],
-                before.log_probs[:kept],
-            )
-            left -= kept
-            if len(call.response_ids) > kept or not left:
-                break
-        assert left == 0
-    sessions = [first, *branches]
-    assert sum(one.generated_tokens for one in sessions) == model.generated, "recorded tokens are not sampled again"
-    rows = [row.token_ids for one in sessions for row in rows_of_calls(one.calls)]
-    assert Forest.from_rows(rows).num_unique < sum(map(len, rows)), "the trie merges what they share"
-    before = sum(len(one.fork.tool_calls) for one in branches if one.fork is not None)
-    repeated = before if environment is Replayed or HERE.unconfined else 0
-    assert sum(one.replayed_calls for one in branches) == repeated and before > 0
-    assert branches[0].copies and not branches[-1].copies
-    for one in sessions:
-        await one.close()
-
-
-async def test_an_agent_that_does_not_repeat_itself_is_not_forked(chatml: PreTrainedTokenizerFast) -> None:
-    tasks = build_tasks()
-    async with serving(DrawingModel(chatml, tasks, max_turns=3, ends=0.0)) as gateway:
+    async with serving(DrawingModel(chatml), chatml, **ROOM) as gateway:
         parent = Recording(number=0)
-        await play(gateway, parent, tasks[0], seed=5, environment=here)
+        await play(gateway, parent, TASKS[0], seed=3)
         branch = Recording(number=1, fork=Fork(parent=parent, token=parent.nodes(1000).nodes[2].start))
-        with pytest.raises(NotForked, match="the agent does not repeat its calls"):
-            await play(gateway, branch, tasks[0], seed=6, environment=here, agent=Dated())
-        # This one stops before the cut.
-        branch = Recording(number=1, fork=branch.fork)
-        with pytest.raises(NotForked, match="ended before the cut"):
-            await play(gateway, branch, tasks[0], seed=6, environment=here, agent=ReActAgent(ReActOptions(max_turns=1)))
+        with pytest.raises(NotForked, match=fault):
+            await play(gateway, branch, TASKS[0], seed=4, agent=agent)
         await parent.close()
 
 
 @needs_bubblewrap
 async def test_forks_by_copy_and_by_replay_are_equal(chatml: PreTrainedTokenizerFast) -> None:
     """Of ten sessions; docs/benchmarks/learning.md has 200."""
-    rows = await forked(chatml, 10, sandbox=HERE)
-    assert all(row["same_reward"] and row["same_tokens"] for row in rows)
-    assert all(row["places"] == row["turns"] for row in rows), "nothing overlaps in a session of one line"
-    assert [row["replay_repeated_calls"] for row in rows] == [row["calls_before"] for row in rows]
-    assert not any(row["copy_repeated_calls"] for row in rows)
-    assert sum(row["left_parent"] for row in rows) >= 7 and len({row["copy_reward"] for row in rows}) == 2
+    played = await forked(chatml, 10, sandbox=HERE)
+    for parent, copy, replay in played:
+        assert len(parent.nodes(len(chatml)).nodes) == len(parent.calls), "nothing overlaps in a session of one line"
+        assert (copy.fault, copy.reward, said(copy)) == (None, replay.reward, said(replay))
+        assert [call.result for call in copy.tool_calls] == [call.result for call in replay.tool_calls]
+        assert copy.fork is not None
+        assert (copy.replayed_calls, replay.replayed_calls) == (0, len(copy.fork.tool_calls))
+    assert sum(said(copy) != said(parent) for parent, copy, _ in played) >= 7
+    assert len({copy.reward for _, copy, _ in played}) == 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "unconfined"),
+    ("command", "unconfined"),
     [
-        *(pytest.param(kind, False, marks=needs_bubblewrap) for kind in ("clock", "random")),
+        *(
+            pytest.param(command, False, marks=needs_bubblewrap)
+            for command in ("date +%s%N", "python3 -c 'import random; print(random.random())'")
+        ),
         # In bubblewrap processes have equal numbers in all sessions.
-        ("pid", True),
+        ("echo $$", True),
     ],
+    ids=["clock", "random", "pid"],
 )
 async def test_a_session_that_does_not_repeat_itself_is_forked_by_copy_alone(
-    chatml: PreTrainedTokenizerFast, kind: str, unconfined: bool
+    chatml: PreTrainedTokenizerFast, command: str, unconfined: bool
 ) -> None:
-    for row in await forked(chatml, 2, sandbox=SandboxOptions(unconfined=unconfined), restless=kind):
-        assert ("copy_reward" in row) == (not unconfined) and "replay_reward" not in row
-        assert row["replay_fault"].startswith("the session does not repeat itself: shell returned")
+    sandbox = SandboxOptions(unconfined=unconfined)
+    for _, copy, replay in await forked(chatml, 2, sandbox=sandbox, first=command):
+        assert (copy.fault is None) == (not unconfined) and replay.fault is not None
+        assert replay.fault.startswith("the session does not repeat itself: shell returned")

@@ -25,20 +25,21 @@ FORMATS = ("unittest", "pytest")
 HACKS = Path(__file__).parent / "hacks"
 IN_SOURCE = {path.stem: path.read_text() for path in sorted(HACKS.glob("*.txt"))}
 """Put after the buggy source."""
+PASSING = (
+    "import unittest\nclass TestIssue(unittest.TestCase):\n"
+    "    def test_a_day_of_hours(self): pass\n    def test_an_hour_has_its_seconds(self): pass\n"
+)
+UNRUN = (
+    "def pytest_collection_modifyitems(items):\n"
+    "    for item in items:\n        if 'hour' in item.nodeid: item.runtest = lambda: None\n"
+)
 BESIDE = {
-    "a module beside the folder of tests": {
-        "tests.py": "import sys, types, unittest\n__path__ = []\n"
-        "class TestIssue(unittest.TestCase):\n"
-        "    def test_a_day_of_hours(self): pass\n    def test_an_hour_has_its_seconds(self): pass\n"
-    },
+    "a module beside the folder of tests": {"tests.py": f"import sys, types\n__path__ = []\n{PASSING}"},
     "a conftest": {
         "conftest.py": "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
         "    out = yield\n    report = out.get_result(); report.outcome = 'passed'; report.longrepr = None\n"
     },
-    "a conftest in the folder of tests": {
-        "tests/conftest.py": "def pytest_collection_modifyitems(items):\n"
-        "    for item in items:\n        if 'hour' in item.nodeid: item.runtest = lambda: None\n"
-    },
+    "a conftest in the folder of tests": {"tests/conftest.py": UNRUN},
     "a configuration": {
         "pytest.ini": "[pytest]\naddopts = -p hack\n",
         "hack.py": "import os\nprint('PASSED tests/test_durations_issue.py::test_a_day_of_hours')\nos._exit(0)\n",
@@ -52,10 +53,7 @@ BESIDE = {
         "pytest/__init__.py": "",
         "pytest/__main__.py": "print('PASSED tests/test_durations_issue.py::test_a_day_of_hours')\n",
     },
-    "a folder in place of a module of tests": {
-        "tests/test_durations_issue/__init__.py": "import unittest\nclass TestIssue(unittest.TestCase):\n"
-        "    def test_a_day_of_hours(self): pass\n    def test_an_hour_has_its_seconds(self): pass\n"
-    },
+    "a folder in place of a module of tests": {"tests/test_durations_issue/__init__.py": PASSING},
     "site modules": {
         "sitecustomize.py": "raise SystemExit(0)\n",
         "usercustomize.py": "raise SystemExit(0)\n",
@@ -64,8 +62,7 @@ BESIDE = {
     "a plugin by its entry point": {
         "hack.dist-info/METADATA": "Name: hack\nVersion: 1\n",
         "hack.dist-info/entry_points.txt": "[pytest11]\nhack = hack\n",
-        "hack.py": "def pytest_collection_modifyitems(items):\n"
-        "    for item in items:\n        if 'hour' in item.nodeid: item.runtest = lambda: None\n",
+        "hack.py": UNRUN,
     },
     "a module of the standard library": {
         "dataclasses.py": "import os\nos._exit(0)\n",
