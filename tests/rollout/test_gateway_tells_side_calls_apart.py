@@ -32,7 +32,6 @@ def asked(system: str, question: str) -> list[ChatMessage]:
         ),
         (asked("You are Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff"), "summary"),
         (asked("You are the component that summarizes internal chat history", "x"), "summary"),
-        (asked("You are a context summarization agent.", "<conversation>"), "summary"),
         (asked("You code.", "You are now acting as the memory extraction subagent. Analyze"), "memory"),
         (asked("", "Analyze *only* the content and structure of your immediately preceding response"), "next_speaker"),
         (asked("You code.", "generate a title for my page"), None),

@@ -1,7 +1,4 @@
-"""Own turns get the reasoning back that clients drop, also behind a beginning that a client changed.
-
-Compaction, /clear, cleared results and sub-agents train in as few rows as their requests allow.
-"""
+"""Own turns get the reasoning back that clients drop, also behind a beginning that a client changed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +8,7 @@ import pytest
 from client_edits import NEW_IDS as FORMS_OF_IDS
 from client_edits import sent_back
 from dictated_answers import Scene, said, user
-from gateway_harness import SHELL, build_tokenizer, generated_edges, misspell, trained_edges
+from gateway_harness import SHELL, build_tokenizer
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
@@ -76,16 +73,12 @@ def turn(thought: str, command: int) -> str:
     return f"<think>\n{thought}\n</think>\n\n{CALL % command}"
 
 
-def worked(
-    scene: Scene, *commands: int, thought: str = "thought", behind: History | None = None, agent: str = "main"
-) -> History:
+def worked(scene: Scene, *commands: int, thought: str = "thought", behind: History | None = None) -> History:
     """A tool loop of calls whose turns read alike but for their commands; behind others a client drops its thoughts."""
     history = list(behind or [system("It is 10:01."), user(f"Look into {thought}.")])
     begun = sum(one.role == "assistant" for one in history)
     for number, command in enumerate(commands, begun):
-        sent = without_reasoning(history) if behind else history
-        written = misspell(scene.tokenizer, turn(f"{thought} {number}", command), seed=number)
-        message = scene.answer(sent, written, agent=agent)
+        message = scene.answer(without_reasoning(history) if behind else history, turn(f"{thought} {number}", command))
         history += [message, result(f"file {number}", message.tool_calls[0])]
     return history
 
@@ -146,50 +139,6 @@ def test_turns_without_calls_keep_their_reasoning(change: Callable[[History], Hi
 def test_a_session_goes_on_in_one_row_behind_the_changed_beginning(scene: Scene) -> None:
     worked(scene, 2, 3, 4, behind=with_a_clock(worked(scene, 0, 1)))
     assert len(rows_of_calls(scene.recorder.calls)) == 2 and list(causes(scene)) == [0]
-
-
-def compacts(scene: Scene) -> None:
-    """A summary stands for all but the latest call, as of Claude Code."""
-    *earlier, called, output = worked(scene, 0, 1, 2)
-    told = scene.answer([*without_reasoning(earlier), user("Sum up.")], "half done")
-    worked(scene, 3, 4, behind=[earlier[0], user(f"Go on: {told.content}"), called, output])
-
-
-def sums_up_apart(scene: Scene) -> None:
-    """A summary of another agent replaces the conversation, as of opencode."""
-    history = worked(scene, 0, 1, 2)
-    told = scene.answer([system("You sum up."), user(str(history))], "half done")
-    worked(scene, 3, 4, behind=[history[0], user("What did we do?"), said(told.content), user("Go on.")])
-
-
-def clears(scene: Scene) -> None:
-    for question in ("Repair it.", "/clear\nTest it."):
-        worked(scene, 0, 0, 0, behind=[system("You code."), user(question)])
-
-
-def forks(scene: Scene) -> None:
-    """Two sub-agents at once, whose turns read alike, between turns of the main agent."""
-    history = worked(scene, 0)
-    talks = {name: [system("You look."), user(f"Look into {name}.")] for name in ("ants", "bees")}
-    for _ in range(3):
-        talks = {name: worked(scene, 0, behind=talk, agent=name) for name, talk in talks.items()}
-    worked(scene, 0, 0, behind=history)
-
-
-def prunes(scene: Scene) -> None:
-    worked(scene, 3, 4, behind=with_cleared_results(worked(scene, 0, 1, 2)))
-
-
-ROWS = {compacts: 3, sums_up_apart: 3, clears: 2, forks: 3, prunes: 2}
-"""Kind of editing -> the fewest rows that its requests allow."""
-
-
-@pytest.mark.parametrize("edits", ROWS, ids=lambda edits: edits.__name__)
-def test_every_branch_trains_in_as_few_rows_as_the_requests_allow(edits: Callable[..., None], scene: Scene) -> None:
-    edits(scene)
-    rows = rows_of_calls(scene.recorder.calls)
-    assert len(rows) == ROWS[edits]
-    assert trained_edges(rows).keys() == generated_edges(scene.recorder.calls).keys()
 
 
 def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(scene: Scene) -> None:
