@@ -1,6 +1,7 @@
 """Turns with reasoning and calls that a scripted model writes to clients of every protocol."""
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from gateway_harness import TinyModel, misspell
@@ -19,13 +20,18 @@ def shell(command: str) -> str:
     return call("shell", command=command)
 
 
-def writing(tiny: SimpleNamespace, *turns: str) -> TinyModel:
-    """A model that writes one turn after another, in tokens that are misspelt otherwise each time."""
+def misspelling(tiny: SimpleNamespace, script: Callable[[str], str]) -> TinyModel:
+    """A model that writes what a script says for a prompt, in other tokens each time."""
     backend = tiny.backend()
 
     def write(prompt: str) -> list[int]:
-        turn = turns[prompt.count("<|im_start|>assistant") - 1]
-        return [*misspell(tiny.tokenizer, turn, seed=len(backend.prompts)), tiny.tokenizer.eos_token_id]
+        ids = misspell(tiny.tokenizer, script(prompt), seed=len(backend.prompts))
+        return [*ids, tiny.tokenizer.eos_token_id]
 
     backend.script = write
     return backend
+
+
+def writing(tiny: SimpleNamespace, *turns: str) -> TinyModel:
+    """A model that writes one turn after another, in misspelt tokens."""
+    return misspelling(tiny, lambda prompt: turns[prompt.count("<|im_start|>assistant") - 1])
