@@ -68,6 +68,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=None, help="most turns of a session; all by default")
     parser.add_argument("--steps", type=int, default=5, help="that are measured")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those")
+    parser.add_argument("--warm-up-turns", type=int, default=None, help="most turns of a session in those; as --turns")
     parser.add_argument("--max-tokens", type=int, default=None, help="of a micro-batch, both arms")
     parser.add_argument("--tool-seconds", type=float, default=0.0, help="that every tool call of a session takes")
     parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs and without torch.compile")
@@ -91,7 +92,9 @@ def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any
 def session_settings(arguments: argparse.Namespace, por: float) -> dict[str, Any]:
     """What plays a session needs, in verl's agent loop and on vLLM alone."""
     vocab = MODEL_SIZES[arguments.model].shape.vocab
-    return {"script": script_arguments(arguments, por), "vocab": vocab, "tool_seconds": arguments.tool_seconds}
+    warm_up = {"steps": arguments.warm_up, "turns": arguments.warm_up_turns}
+    script = script_arguments(arguments, por)
+    return {"script": script, "vocab": vocab, "tool_seconds": arguments.tool_seconds, "warm_up": warm_up}
 
 
 def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
@@ -172,7 +175,7 @@ def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
 
 
 def refuse_other_work(rows: Sequence[Mapping[str, Any]], script: Script, name: str) -> None:
-    """Check that every step did the script's work.
+    """Check that every measured step did the script's work.
 
     Raises:
         ValueError: a step generated, or trained on, something else.
@@ -195,7 +198,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
             rows = step_rows(run_folder(arguments, arm, por))
             if not rows:
                 continue
-            refuse_other_work(rows, script, f"{arm}_{por:g}")
+            refuse_other_work(rows[arguments.warm_up :], script, f"{arm}_{por:g}")
             every += [{"arm": arm, "por": script.por, **row} for row in rows]
             found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.warm_up)}
             found[arm]["generated_per_s"] = script.generated_tokens / found[arm]["rollout_s"]

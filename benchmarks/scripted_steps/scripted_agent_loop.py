@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,17 @@ def known_script(**arguments: Any) -> Script:
 
 
 class ScriptedAgentLoop(AgentLoopBase):
-    """Plays the session that prompt and sample name; `script` holds arguments of `script_with_overlap`."""
+    """Plays the session that prompt and sample name; `script` holds arguments of `script_with_overlap`.
 
-    def __init__(self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, **rest: Any) -> None:
+    In the first `warm_up["steps"]` steps a session ends after `warm_up["turns"]` turns (None: it does not).
+    """
+
+    def __init__(
+        self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, warm_up: Mapping[str, Any], **rest: Any
+    ) -> None:
         super().__init__(**rest)
         self._script, self._vocab, self._tool_seconds = known_script(**script), vocab, tool_seconds
+        self._warm_up = warm_up
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """One session, as `play_session` plays it."""
@@ -69,6 +76,8 @@ class ScriptedAgentLoop(AgentLoopBase):
             return list(generation.token_ids)
 
         script = self._script.groups[group][session]
+        if int(kwargs["global_steps"]) <= self._warm_up["steps"]:
+            script = replace(script, turns=script.turns[: self._warm_up["turns"]])
         await play_session(script, (group, session), ask, vocab=self._vocab, tool_seconds=self._tool_seconds)
         reward = (7 * group + 3 * session) % 5 / 4
         outputs = rows_to_outputs(tuple(calls), reward=reward, figures={}, metrics=AgentLoopMetrics())

@@ -94,7 +94,7 @@ def test_amdahl_shortens_the_update_alone(tmp_path: Path) -> None:
 
 def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
     given = ["--output", str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--por", "0.5", "--commit", "x"]
-    arguments = whole_step.parse([*given, "--prompts", "1", "--sessions", "1"])
+    arguments = whole_step.parse([*given, "--prompts", "1", "--sessions", "1", "--warm-up", "0"])
     write_run(tmp_path / "verl_0.5")
     with pytest.raises(ValueError, match=r"verl_0.5, step 1: expected .*rows"):
         whole_step.report(arguments, {"stock_attention": ""})
@@ -132,7 +132,7 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
     command += ["--csv", str(tmp_path / "table.csv"), "--commit", "test", "--gpus", "0", "--model", "tiny"]
     command += ["--por", "0.7", "--prompts", "2", "--sessions", "2", "--scale", "0.05", "--turns", "4", "--steps", "2"]
     finished = subprocess.run(
-        [*command, "--update-ratio", "0.7=2"],
+        [*command, "--warm-up-turns", "2", "--update-ratio", "0.7=2"],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,
@@ -148,6 +148,7 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
         assert int(stock[count]) == int(tree[count]) > 0
     steps = read_csv(tmp_path / "steps.csv")
     assert len(steps) == 2 * 3
+    assert all(int(warm_up["rows"]) < int(stock["rows"]) for warm_up in steps[::3])
     for step in steps:
         assert sum(float(step[part]) for part in PARTS) == pytest.approx(float(step["step_s"]), rel=1e-3)
         assert all(float(step[part]) >= -0.01 for part in PARTS), step
