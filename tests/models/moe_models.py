@@ -1,4 +1,4 @@
-"""Tiny Mixture-of-Experts models of every family, rows of hostile shapes, and gradients of rows run alone."""
+"""Tiny Mixture-of-Experts models of every family, and routes of rows through them."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -85,12 +85,6 @@ def build(
             # States decay slowly: stock's float32 sums of large decays are no yardstick.
             torch.nn.init.uniform_(tensor, -4.0, -1.0)
     return model.to(dtype).eval()
-
-
-def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(parameters, found, strict=True))
 
 
 def assert_equal_gradients(

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from equal_gradients import gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build, gradients
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build
 from partitioned_steps import partitioned_gradients
 from tiny_sizes import BRANCHING
 from transformers import MellumConfig, PretrainedConfig

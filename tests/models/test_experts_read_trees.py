@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from dense_models import assert_reads_trees
+from equal_gradients import gradients
 from moe_models import (
     BIASED,
     EXPERTS,
@@ -18,7 +19,6 @@ from moe_models import (
     SPARSE,
     assert_equal_gradients,
     build,
-    gradients,
     random_routes,
     stock_routers_forced,
     weighted,
