@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import moe_models
 import numpy as np
@@ -10,6 +11,7 @@ from equal_gradients import gradients
 from hybrid_models import float64_throughout
 from tiny_sizes import ROPE, VOCAB, sizes
 from transformers import (
+    DbrxConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -20,6 +22,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
@@ -28,6 +31,25 @@ from tree_rl.tree.forest import Forest
 
 Rows = Sequence[Sequence[int] | np.ndarray]
 SIZES = sizes(attention_dropout=0.0, initializer_range=0.3)
+
+
+def dbrx(**experts: Any) -> PretrainedConfig:
+    """A config whose settings are nested."""
+    attention = DbrxAttentionConfig(kv_n_heads=2, clip_qkv=0.5, rope_theta=1e4, attn_pdrop=0.0)
+    layers = DbrxFFNConfig(hidden_size=32, ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, **experts)
+    return DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=VOCAB,
+        max_seq_len=256,
+        attn_config=attention,
+        ffn_config=layers,
+        resid_pdrop=0.0,
+        emb_pdrop=0.0,
+    )
+
+
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),
@@ -41,9 +63,8 @@ FAMILIES: dict[str, PretrainedConfig] = {
         **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+    "dbrx": dbrx(),
 }
-
-
 build = partial(moe_models.build, dtype=torch.float64)
 
 
