@@ -2,6 +2,15 @@
 
 from typing import Any
 
+import torch
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of each trained parameter, by name; zeros where the loss does not reach it."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(trained, found, strict=True))
+
 
 def assert_equal_gradients(
     got: Any, expected: Any, tolerance: float = 1e-5, *, floor: float = 1e-2, slack: float = 1.0

@@ -19,14 +19,6 @@ from tree_rl.tree.forest import Forest
 from tree_rl.tree.partition import plan_partitions
 
 
-def in_partitions(forest: Forest, capacity: int, *, relays_on_host: bool = False) -> MicroBatch:
-    """The forest's rows, planned in partitions of this many tokens."""
-    rows = Rows.of([forest.row_tokens(row) for row in range(forest.num_rows)])
-    plan = plan_partitions(forest, capacity, solver="heuristic")
-    saving = MemorySaving(relays_on_host=relays_on_host)
-    return replace(MicroBatch.of(rows, range(forest.num_rows), forest), plan=plan, saving=saving)
-
-
 def partitioned_gradients(
     model: Any,
     forest: Forest,
@@ -36,6 +28,7 @@ def partitioned_gradients(
     preview: bool = False,
     after_preview: Callable[[], None] = lambda: None,
     relays_on_host: bool = False,
+    device: torch.device | str = "cpu",
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """Gradients of a loss of all rows' log-probs; every token runs once, and once more in a preview.
@@ -48,11 +41,16 @@ def partitioned_gradients(
         preview: whether all log-probs are computed before the first backward.
         after_preview: called then.
         relays_on_host: whether keys and values wait for children in host memory.
+        device: of the model.
         options: of `PartitionedRun`.
     """
-    batch = in_partitions(forest, capacity, relays_on_host=relays_on_host)
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32))
-    readout = EdgeReadout(batch.plan, edges, device=torch.device("cpu"))
+    device = torch.device(device)
+    rows = Rows.of([forest.row_tokens(row) for row in range(forest.num_rows)])
+    plan = plan_partitions(forest, capacity, solver="heuristic")
+    saving = MemorySaving(relays_on_host=relays_on_host)
+    batch = replace(MicroBatch.of(rows, range(forest.num_rows), forest), plan=plan, saving=saving)
+    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), device)
+    readout = EdgeReadout(batch.plan, edges, device=device)
     tokens_that_ran = 0
 
     def counted(**model_kwargs: Any) -> Any:
@@ -60,7 +58,7 @@ def partitioned_gradients(
         tokens_that_ran += model_kwargs["input_ids"].numel()
         return model(**model_kwargs)
 
-    context: Any = StepContext(module=counted, device=torch.device("cpu"))
+    context: Any = StepContext(module=counted, device=device)
     run = PartitionedRun(context=context, batch=batch, readout=readout, **options)
     model.zero_grad()
     if preview:

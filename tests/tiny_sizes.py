@@ -35,6 +35,11 @@ def sizes(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in (usual | changes).items() if value is not None}
 
 
+def changed(config: Any, **changes: Any) -> Any:
+    """A copy of a configuration of transformers, with other settings."""
+    return type(config)(**{**config.to_dict(), **changes})
+
+
 def tokens(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
 

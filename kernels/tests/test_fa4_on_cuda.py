@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
+from tree_shapes import SHAPES, paths_of, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
 from tree_kernels.tree_attention.fa4.fa4_plan import VALUE_SIZES, rows_worth_copying
@@ -15,8 +15,9 @@ pytestmark = pytest.mark.gpu
 SIZES = (1, 3, 63, 64, 65, 129, 1000, 5000)
 PASTS = (0, 1, 77, 1234)
 RATIOS = (1, 2, 4, 8)
-ROWS = ((193,), (5000,), (1, 2, 300, 64, 129, 1), (1000, 77), (3,) * 300)
-"""Rows that share nothing; beyond 256 rows flash-attn-4 finds a block's row by other kernels."""
+SHARE_NOTHING = (rows(193), rows(5000), rows(1, 2, 300, 64, 129, 1), rows(1000, 77), rows(*(3,) * 300))
+"""Beyond 256 rows flash-attn-4 finds a block's row by other kernels."""
+SHARE_LITTLE = (rows_below(1, 900, 801), rows_below(130, 600, 557, 601), rows_below(400, 2000, 1999, 2100, 3))
 SLACK = 1.25
 """Another order of summation may cost a little; a wrong pair, scale or rounding costs far more."""
 
@@ -38,22 +39,12 @@ def case(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -
     return layout, inputs(size, past, ratio, head_size, dtype)
 
 
-def case_of_rows(sizes: tuple[int, ...], ratio: int, head_size: int) -> tuple[TreeLayout, list[torch.Tensor]]:
-    """As `case`, without a past."""
-    layout = TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))).to("cuda")
-    assert rows_worth_copying(layout, None) is not None
-    return layout, inputs(sum(sizes), 0, ratio, head_size, torch.bfloat16)
-
-
-def case_that_shares_little(
-    shared: int, sizes: tuple[int, ...], ratio: int, head_size: int
-) -> tuple[TreeLayout, list[torch.Tensor]]:
-    """As `case`, of rows that run over copied keys."""
-    ends = subtree_end_of(rows_below(shared, *sizes))
-    layout = TreeLayout.from_subtree_end(ends).to("cuda")
+def case_of_rows(parent: list[int], ratio: int, head_size: int) -> tuple[TreeLayout, list[torch.Tensor]]:
+    """As `case`, without a past, of rows that share nothing, or little and run over copied keys."""
+    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
     found = rows_worth_copying(layout, None)
-    assert found is not None and found.copies is not None
-    return layout, inputs(len(ends), 0, ratio, head_size, torch.bfloat16)
+    assert found is not None and (found.copies is None) == (len(paths_of(parent)) == parent.count(-1))
+    return layout, inputs(len(parent), 0, ratio, head_size, torch.bfloat16)
 
 
 def inputs(
@@ -136,17 +127,14 @@ def test_flash_attentions_own_kernels_keep_their_order() -> None:
 
 @pytest.mark.parametrize(("ratio", "head_size"), [(1, 64), (2, 128), (4, 256), (8, 128), (1, 192)])
 def test_rows_that_share_nothing_or_little_are_as_near_to_float64(ratio: int, head_size: int) -> None:
-    for sizes in ROWS:
-        check_against_float64(*case_of_rows(sizes, ratio, head_size))
-    for shared, sizes in ((1, (900, 801)), (130, (600, 557, 601)), (400, (2000, 1999, 2100, 3))):
-        layout, tensors = case_that_shares_little(shared, sizes, ratio, head_size)
-        check_against_float64(layout, tensors)
+    for parent in (*SHARE_NOTHING, *SHARE_LITTLE):
+        check_against_float64(*case_of_rows(parent, ratio, head_size))
 
 
 def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
     from flash_attn.cute import flash_attn_varlen_func
 
-    layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
+    layout, tensors = case_of_rows(rows(700, 1300, 40), 4, 128)
     q, k, v = tensors[:3]
     offsets = torch.tensor([0, 700, 2000, 2040], dtype=torch.int32, device="cuda")
     expected = flash_attn_varlen_func(
@@ -156,11 +144,9 @@ def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
     assert torch.equal(tree_attention(q, k, v, layout, impl="fa4"), expected)
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_rows_never_wait_for_the_device(shares: bool) -> None:
-    layout, tensors = case_of_rows((700, 1300, 40), 4, 128)
-    if shares:
-        layout, tensors = case_that_shares_little(130, (600, 557, 601), 4, 128)
+@pytest.mark.parametrize("parent", [rows(700, 1300, 40), SHARE_LITTLE[1]], ids=("nothing_shared", "little_shared"))
+def test_rows_never_wait_for_the_device(parent: list[int]) -> None:
+    layout, tensors = case_of_rows(parent, 4, 128)
     q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
 
     def step() -> None:
@@ -224,13 +210,12 @@ def test_no_length_compiles_anything() -> None:
     ]
     layout, tensors = case(1000, 0, 4, 128, torch.bfloat16)
     run(layout, tensors, "fa4")
-    run(*case_of_rows((500, 500), 4, 128), "fa4")
+    run(*case_of_rows(rows(500, 500), 4, 128), "fa4")
     compiled = [set(cache) for cache in caches]
     for size in (1, 2, 64, 128, 129, 255, 4096, 7777):
         for past in (0, 5, 128):
             layout, tensors = case(size, past, 4, 128, torch.bfloat16)
             run(layout, tensors, "fa4")
-    for sizes in ((193,), (1, 300), (7777,), (20,) * 256):
-        run(*case_of_rows(sizes, 4, 128), "fa4")
-    run(*case_that_shares_little(130, (600, 557, 601), 4, 128), "fa4")
+    for parent in (rows(193), rows(1, 300), rows(7777), rows(*(20,) * 256), SHARE_LITTLE[1]):
+        run(*case_of_rows(parent, 4, 128), "fa4")
     assert [set(cache) for cache in caches] == compiled

@@ -17,6 +17,7 @@ from recurrences import (
     check_against_rows,
     fork,
     layout_of,
+    outputs_and_gradients,
     relative_error,
 )
 from tree_shapes import SHAPES, chain, subtree_end_of, tries
@@ -122,16 +123,14 @@ def test_random_tries_in_tiles_of_any_size(
 ) -> None:
     layout, size = layout_of(parent), len(parent)
     wanted = tuple(states.draw(st.lists(st.integers(0, size - 1), max_size=3, unique=True)))
-    inputs = [leaf.requires_grad_() for leaf in recurrence.leaves_of(size, seed=seed).values()]
-    expected = recurrence.run(*inputs[:5], layout, initial_state=inputs[5], return_states_at=wanted, impl="reference")
-    actual = recurrence.chunked(*inputs[:5], layout, inputs[5], wanted, tile_tokens=tile_tokens)
-    weights = [torch.randn_like(t) for t in actual]
-    gradients = []
-    for result in (expected, actual):
-        loss = sum((weight * t).sum() for weight, t in zip(weights, result, strict=True) if t is not None)
-        gradients.append([*result, *torch.autograd.grad(loss, inputs)])
-    for got, want in zip(gradients[1], gradients[0], strict=True):
-        assert got.shape == want.shape and relative_error(got, want) < 1e-10
+    leaves = recurrence.leaves_of(size, seed=seed)
+    expected = outputs_and_gradients(recurrence.run, leaves, layout, return_states_at=wanted, impl="reference")
+
+    def in_tiles(*five: Any, initial_state: torch.Tensor) -> Any:
+        return recurrence.chunked(*five, initial_state, wanted, tile_tokens=tile_tokens)
+
+    for name, actual in outputs_and_gradients(in_tiles, leaves, layout).items():
+        assert actual.shape == expected[name].shape and relative_error(actual, expected[name]) < 1e-10, name
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

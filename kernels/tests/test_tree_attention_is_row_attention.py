@@ -138,25 +138,24 @@ def test_the_block_size_changes_nothing(block_tokens: int, window: int | None) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("impl", "device", "size", "heads", "head_size"),
+    [("sdpa", "cpu", 300, (4, 2), 32), pytest.param("triton", "cuda", 3000, (8, 2), 128, marks=pytest.mark.gpu)],
+)
+def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(
+    impl: str, device: str, size: int, heads: tuple[int, int], head_size: int, dtype: torch.dtype
+) -> None:
     """On a chain both solve one problem, so torch's own error in the dtype is the yardstick (twice it, for order)."""
-    size = 300
-    leaves, _ = problem(size, (4, 2), 32, 0, torch.float64)
-    qkv = [leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v")]
-    exact = [t.detach().double().requires_grad_() for t in qkv]
-    grad = torch.randn(size, 4, 32, dtype=torch.float64)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](size)))
+    leaves, grads = problem(size, heads, head_size, 0, dtype, device=device)
+    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](size))).to(device)
+    qkv = [leaves[name] for name in "qkv"]
     causal = torch.nn.functional.scaled_dot_product_attention(
         *(t.transpose(0, 1)[None] for t in qkv), is_causal=True, enable_gqa=True
     )[0].transpose(0, 1)
-    truth = tree_attention(*exact, layout, impl="reference")
-    assert isinstance(truth, torch.Tensor)
-    wanted = [truth, *torch.autograd.grad(truth, exact, grad)]
-    yardstick = [causal, *torch.autograd.grad(causal, qkv, grad.to(dtype))]
+    yardstick = [causal.detach(), *torch.autograd.grad(causal, qkv, grads["out"])]
+    truth = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads)
     for return_lse in (False, True):
-        result = tree_attention(*qkv, layout, return_lse=return_lse, impl="sdpa")
-        out = result[0] if isinstance(result, tuple) else result
-        assert out.dtype == dtype
-        actual = [out, *torch.autograd.grad(out, qkv, grad.to(dtype))]
-        for got, plain, true in zip(actual, yardstick, wanted, strict=True):
-            assert (got.double() - true).norm() <= 2 * (plain.double() - true).norm()
+        found = outputs_and_gradients(by(impl, layout, return_lse=return_lse), leaves, grads)
+        assert found["out"].dtype == dtype
+        for name, plain in zip(("out", *"qkv"), yardstick, strict=True):
+            assert (found[name].double() - truth[name]).norm() <= 2 * (plain.double() - truth[name]).norm(), name

@@ -1,13 +1,17 @@
 """Tiny dense models of every family, and some rows of a tree for them."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import moe_models
 import numpy as np
 import torch
+from equal_gradients import gradients
 from hybrid_models import float64_throughout
 from tiny_sizes import ROPE, VOCAB, sizes
 from transformers import (
-    AutoModelForCausalLM,
+    DbrxConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
@@ -18,6 +22,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
 from tree_rl.models import check_model, use_edge_head, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
@@ -26,6 +31,25 @@ from tree_rl.tree.forest import Forest
 
 Rows = Sequence[Sequence[int] | np.ndarray]
 SIZES = sizes(attention_dropout=0.0, initializer_range=0.3)
+
+
+def dbrx(**experts: Any) -> PretrainedConfig:
+    """A config whose settings are nested."""
+    attention = DbrxAttentionConfig(kv_n_heads=2, clip_qkv=0.5, rope_theta=1e4, attn_pdrop=0.0)
+    layers = DbrxFFNConfig(hidden_size=32, ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, **experts)
+    return DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=VOCAB,
+        max_seq_len=256,
+        attn_config=attention,
+        ffn_config=layers,
+        resid_pdrop=0.0,
+        emb_pdrop=0.0,
+    )
+
+
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),
@@ -39,17 +63,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
         **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+    "dbrx": dbrx(),
 }
-
-
-def build(config: PretrainedConfig, attention: str = "eager") -> torch.nn.Module:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation="eager")
-    model = model.double().eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):
-            torch.nn.init.normal_(parameter)
-    return model
+build = partial(moe_models.build, dtype=torch.float64)
 
 
 def some_rows() -> list[np.ndarray]:
@@ -67,17 +83,15 @@ def assert_reads_trees(model: torch.nn.Module, rows: Rows | None = None, *, has_
     with float64_throughout():
         expected = branch_log_probs(model, rows)
         weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))
-        parameters = dict(model.named_parameters())
-        wanted = torch.autograd.grad((expected * weight).sum(), parameters.values(), allow_unused=True)
+        wanted = gradients(model, (expected * weight).sum())
         check_model(model)
         use_tree_attention(model)
         assert not has_head or use_edge_head(model) is None
         got = forest_log_probs(model, Forest.from_rows(rows))
-        gradients = torch.autograd.grad((got * weight).sum(), parameters.values(), allow_unused=True)
+        found = gradients(model, (got * weight).sum())
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-    assert any(gradient is not None for gradient in gradients)
-    for name, gradient, reference in zip(parameters, gradients, wanted, strict=True):
-        if reference is not None and reference.norm() > 1e-9:
-            assert gradient is not None, name
-            assert float((gradient - reference).norm() / reference.norm()) < 1e-10, name
+    compared = {name: reference for name, reference in wanted.items() if reference.norm() > 1e-9}
+    assert compared
+    for name, reference in compared.items():
+        assert float((found[name] - reference).norm() / reference.norm()) < 1e-10, name

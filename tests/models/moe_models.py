@@ -1,14 +1,15 @@
-"""Tiny Mixture-of-Experts models of every family, rows of hostile shapes, and gradients of rows run alone."""
+"""Tiny Mixture-of-Experts models of every family, and routes of rows through them."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from unittest.mock import patch
+from collections.abc import Sequence
+from functools import partial
 
 import equal_gradients
 import numpy as np
+import stock_routers
 import torch
 from latent_models import latent_configs
+from stock_routers import PER_TOKEN
 from tiny_sizes import DELTA_NET, ROPE, sizes
 from transformers import (
     AutoModelForCausalLM,
@@ -23,7 +24,7 @@ from transformers import (
 )
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-LAYERS, EXPERTS, PER_TOKEN = 3, 5, 2
+LAYERS, EXPERTS = 3, 5
 # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
 SIZES = sizes(
     intermediate_size=24,
@@ -69,6 +70,7 @@ LAYERS_WITH_EXPERTS: dict[str, Sequence[int]] = {
     **dict.fromkeys(REPLAYABLE.keys() - FAMILIES, (1, 2)),
     "qwen3_moe_dense_layer": (0, 2),
 }
+random_routes = partial(stock_routers.random_routes, layers=LAYERS, experts=EXPERTS)
 
 
 def build(
@@ -87,49 +89,11 @@ def build(
     return model.to(dtype).eval()
 
 
-def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(parameters, found, strict=True))
-
-
 def assert_equal_gradients(
     got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5
 ) -> None:
     assert any(gradient.any() for gradient in expected.values())
     equal_gradients.assert_equal_gradients(got, expected, tolerance, slack=4)
-
-
-def random_routes(rows: Sequence[Sequence[int]], *, seed: int, choices: int = 3) -> list[np.ndarray]:
-    """Routes [T, LAYERS, PER_TOKEN] of each row that agree with other rows' often, but not always."""
-    draw = np.random.default_rng(seed)
-    table = np.stack([draw.permutation(EXPERTS)[:PER_TOKEN] for _ in range(choices)]).astype(np.int16)
-    shared = draw.integers(0, choices, (max(map(len, rows)), LAYERS))
-    routes = []
-    for row in rows:
-        index = shared[: len(row)].copy()
-        changed = draw.random(len(row)) < 0.15
-        index[changed] = draw.integers(0, choices, (int(changed.sum()), LAYERS))
-        routes.append(table[index])
-    return routes
-
-
-@contextmanager
-def stock_routers_forced(routes_TLK: np.ndarray, layers: Sequence[int]) -> Iterator[None]:
-    """One row through stock model code whose top-k answers with the given experts (NATIVE: its own), layer by layer."""
-    stock = torch.topk
-    calls = iter(layers)
-
-    def forced(values: torch.Tensor, k: int, dim: int = -1, **how: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        native = stock(values, k, dim=dim, **how).indices
-        if values.shape[-1] < EXPERTS:
-            return values.gather(-1, native), native  # A choice of groups of experts.
-        wanted = torch.from_numpy(routes_TLK[:, next(calls)]).long()
-        index = torch.where((wanted < 0).any(-1, keepdim=True), native, wanted)
-        return values.gather(-1, index), index
-
-    with patch.object(torch, "topk", forced):
-        yield
 
 
 def weighted(log_probs_F: torch.Tensor, seed: int = 0) -> torch.Tensor:

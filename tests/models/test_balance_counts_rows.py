@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from equal_gradients import gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build, gradients
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build
 from partitioned_steps import partitioned_gradients
+from stock_routers import auxiliary_loss
 from tiny_sizes import BRANCHING
 from transformers import MellumConfig, PretrainedConfig
 
@@ -21,14 +23,6 @@ from tree_rl.training.routers.forest_routing import ForestRouting
 from tree_rl.tree.forest import Forest
 
 ROWS = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"] + BRANCHING["single_tokens"]
-
-
-def stock_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
-    """Transformers' own loss of one padded batch of the rows."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
 
 
 def tree_forward(model: torch.nn.Module, rows: list[list[int]]) -> tuple[ForestRouting, RouterTrace]:
@@ -63,7 +57,7 @@ def prepared(family: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
 def test_auxiliary_loss_is_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
-    expected = stock_auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
+    expected = auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
     model = prepared(family)
     if checkpointing:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -92,7 +86,7 @@ def test_shares_of_forests_add_up_to_the_global_loss() -> None:
     weight_LE = balance_weight(load_LE, sum(map(len, ROWS)))
     got = torch.stack([tree_auxiliary_loss(model, share, weight_LE) for share in shares]).sum()
     stock = build(FAMILIES["qwen3_moe"])
-    expected = stock_auxiliary_loss(stock, ROWS)
+    expected = auxiliary_loss(stock, ROWS)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     assert_equal_gradients(gradients(model, got), gradients(stock, expected))
 
@@ -115,7 +109,7 @@ def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
         routing=routing,
     )
     stock = build(FAMILIES[family])
-    assert_equal_gradients(got, gradients(stock, stock_auxiliary_loss(stock, ROWS)))
+    assert_equal_gradients(got, gradients(stock, auxiliary_loss(stock, ROWS)))
 
 
 @pytest.mark.parametrize("config", [*FAMILIES.values(), BIASED], ids=[*FAMILIES, "glm4_moe"])

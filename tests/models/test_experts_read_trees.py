@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from dense_models import assert_reads_trees
+from equal_gradients import gradients
 from moe_models import (
     BIASED,
     EXPERTS,
@@ -18,12 +19,11 @@ from moe_models import (
     SPARSE,
     assert_equal_gradients,
     build,
-    gradients,
     random_routes,
-    stock_routers_forced,
     weighted,
 )
 from partitioned_steps import partitioned_gradients
+from stock_routers import stock_routers_told
 from tiny_sizes import BRANCHING
 from transformers import Dots1Config, LlamaConfig, OlmoeConfig, PhimoeConfig, PretrainedConfig, Qwen2MoeConfig
 
@@ -62,7 +62,7 @@ def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[to
     model = build(REPLAYABLE[family])
     pieces = []
     for row, routes_TLK in zip(rows, routes, strict=True):
-        with stock_routers_forced(routes_TLK, LAYERS_WITH_EXPERTS[family]):
+        with stock_routers_told([routes_TLK[:, list(LAYERS_WITH_EXPERTS[family])]], EXPERTS):
             pieces.append(branch_log_probs(model, [row]))
     return model, torch.cat(pieces)
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from dense_models import SIZES
-from equal_gradients import assert_equal_gradients
-from fused_models import ALL, DENSE, SPARSE, smaller
+from equal_gradients import assert_equal_gradients, gradients
+from fused_models import ALL, DENSE, SPARSE
+from tiny_sizes import changed
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, OlmoeConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
@@ -44,14 +45,12 @@ def names_of_layers(model: Any) -> dict[str, str]:
     return {name: module._get_name() for name, module in model.named_modules()}
 
 
-def with_gradients(model: Any, log_probs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+Run = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def with_gradients(model: Any, log_probs: torch.Tensor) -> Run:
     draw = torch.Generator().manual_seed(1)
-    loss = (log_probs * torch.randn(log_probs.shape, generator=draw)).sum()
-    parameters = list(model.parameters())
-    return log_probs.detach(), list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
-
-
-Run = tuple[torch.Tensor, list[torch.Tensor]]
+    return log_probs.detach(), gradients(model, (log_probs * torch.randn(log_probs.shape, generator=draw)).sum())
 
 
 def assert_same(got: Run, expected: Run) -> None:
@@ -136,7 +135,7 @@ def test_other_models_of_the_process_run_as_before(liger: None) -> None:
         branch_log_probs(other, ROWS[:1])
         assert len(calls) == 1
     assert torch.equal(after[0], expected[0])
-    assert all(torch.equal(a, b) for a, b in zip(after[1], expected[1], strict=True))
+    assert all(torch.equal(after[1][name], gradient) for name, gradient in expected[1].items())
 
 
 def _counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
@@ -177,7 +176,7 @@ def test_recomputed_layers_rotate_as_in_the_forward(liger: None) -> None:
         (OlmoeConfig(**SIZES, num_experts=4), False, "no layers for model_type=olmoe"),
         (Olmo2Config(), False, "not tested with liger-kernel's layers for model_type=olmo2"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), False, "computes silu or swish, the model hidden_act=gelu"),
-        (smaller(SPARSE["qwen3_moe"], num_hidden_layers=2, mlp_only_layers=[1]), False, "experts in every layer"),
+        (changed(SPARSE["qwen3_moe"], num_hidden_layers=2, mlp_only_layers=[1]), False, "experts in every layer"),
         (SPARSE["mixtral"], True, "breaks fsdp_config.full_determinism"),
     ),
 )

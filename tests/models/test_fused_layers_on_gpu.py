@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fused_models import ALL, smaller
-from tiny_sizes import DELTA_NET, sizes
+from equal_gradients import gradients
+from fused_models import ALL
+from tiny_sizes import DELTA_NET, changed, sizes
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tree_rl.models import use_tree_attention
@@ -39,7 +40,7 @@ def larger(config: PretrainedConfig) -> PretrainedConfig:
     known, changes = config.to_dict(), {**SIZES, **LINEAR, "moe_intermediate_size": 128, "sliding_window": 64}
     changes["num_experts_per_tok"] = known.get("num_experts") or known.get("num_local_experts")
     changes["shared_expert_intermediate_size"] = 128
-    return smaller(config, **{key: value for key, value in changes.items() if known.get(key) is not None})
+    return changed(config, **{key: value for key, value in changes.items() if known.get(key) is not None})
 
 
 def rows_of(seed: int) -> list[list[int]]:
@@ -53,7 +54,7 @@ def rows_of(seed: int) -> list[list[int]]:
 def build(config: PretrainedConfig, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
-        smaller(config), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+        changed(config), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     )
     return model.to(device=CUDA, dtype=dtype).train()
 
@@ -61,10 +62,7 @@ def build(config: PretrainedConfig, dtype: torch.dtype) -> Any:
 def gradient(model: Any, log_probs: torch.Tensor, seed: int) -> torch.Tensor:
     """All gradients in one vector, float32."""
     weights = torch.from_numpy(np.random.default_rng(seed).normal(size=len(log_probs))).to(log_probs)
-    found = torch.autograd.grad(
-        (log_probs * weights).sum(), model.parameters(), allow_unused=True, materialize_grads=True
-    )
-    return torch.cat([one.float().flatten() for one in found])
+    return torch.cat([one.float().flatten() for one in gradients(model, (log_probs * weights).sum()).values()])
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -92,7 +90,7 @@ def test_routers_are_traced_through_fused_experts() -> None:
     forest = Forest.from_rows(rows_of(0))
     chosen = []
     for fused in (False, True):
-        model = build(smaller(larger(ALL["qwen3_moe"]), num_experts_per_tok=1), torch.float32)
+        model = build(changed(larger(ALL["qwen3_moe"]), num_experts_per_tok=1), torch.float32)
         if fused:
             use_liger_layers(model, device=CUDA)
         use_tree_attention(model)

@@ -14,6 +14,7 @@ import torch
 from moe_models import REPLAYABLE, build, random_routes
 from rank_processes import run_ranks
 from recurrent_models import RECURRENT
+from tiny_sizes import changed
 
 from tree_rl.models.routers.merge_routes import NATIVE
 from tree_rl.models.routers.trace import RouterHooks
@@ -108,8 +109,7 @@ def model_of(case: Case) -> Any:
     if case.has_routers:
         return prepare(build(REPLAYABLE[case.model]).train())
     family, changes = MODELS[case.model]
-    stock = CONFIGS[family]
-    model = hybrid_models.build(type(stock)(**{**stock.to_dict(), "num_hidden_layers": 2, **changes}), torch.float32)
+    model = hybrid_models.build(changed(CONFIGS[family], **{"num_hidden_layers": 2} | changes), torch.float32)
     draw = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         # Equal weights of all heads would hide that a rank takes others' heads.

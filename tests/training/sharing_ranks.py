@@ -149,9 +149,7 @@ def alone(model: Any, shapes: Sequence[str], *, is_coupled: bool) -> tuple[dict[
                 entropy_t = -(log_probs_tV.exp() * log_probs_tV).sum(-1)
                 found.append(torch.nn.functional.pad(values_t.detach(), (0, 1)))
             total = total + row_loss(values_t, entropy_t, 100 * group + index, is_coupled=is_coupled)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(trained, gradients, strict=True)), found
+    return equal_gradients.gradients(model, total), found
 
 
 def step(

@@ -5,16 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from partitioned_steps import in_partitions
+from partitioned_steps import partitioned_gradients
 from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tree_rl.models import use_tree_attention
-from tree_rl.training.context import StepContext
-from tree_rl.training.loss.edges import plan_edges, wanted_everywhere
-from tree_rl.training.loss.outputs import EdgeOutputs
-from tree_rl.training.loss.readout import EdgeReadout
-from tree_rl.training.partitioned import PartitionedRun, training_ops
 from tree_rl.tree.forest import Forest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -42,22 +37,14 @@ def bushy_rows(branches: int) -> list[np.ndarray]:
 
 def step(model: Any, forest: Forest, capacity: int, *, offload: bool = False) -> tuple[dict[str, torch.Tensor], int]:
     """Gradients of the mean negative log-prob, and the peak of allocated memory above the start."""
-    batch = in_partitions(forest, capacity, relays_on_host=offload)
-    edges = plan_edges(forest, wanted_everywhere(forest), np.ones(forest.num_rows, dtype=np.float32), CUDA)
-    readout = EdgeReadout(batch.plan, edges, device=CUDA)
-    weight_E = torch.bincount(edges.reads.edge_W, minlength=len(edges.target_E))
-
-    def gradients(values: EdgeOutputs) -> EdgeOutputs:
-        return EdgeOutputs(log_probs=-weight_E.to(values["log_probs"]) / forest.num_flat)
-
     model.zero_grad()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    run = PartitionedRun(context=StepContext(module=model, device=CUDA), batch=batch, readout=readout)
-    assert "".join(run.train(gradients)) == training_ops(run.plan)
-    peak = torch.cuda.max_memory_allocated() - before
-    return {name: p.grad.clone() for name, p in model.named_parameters()}, peak
+    gradients = partitioned_gradients(
+        model, forest, capacity, lambda log_probs_F: -log_probs_F.mean(), relays_on_host=offload, device=CUDA
+    )
+    return gradients, torch.cuda.max_memory_allocated() - before
 
 
 def error(got: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> float:

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from equal_gradients import assert_equal_gradients
+from equal_gradients import assert_equal_gradients, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_decoder import PlainDecoder
@@ -19,10 +19,6 @@ from tree_rl.tree.weights import tree_mean_weights
 
 VOCAB = 7
 ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=7)
-
-
-def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True))
 
 
 assert_exact = partial(assert_equal_gradients, tolerance=1e-10)

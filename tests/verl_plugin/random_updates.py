@@ -28,7 +28,8 @@ from engine_harness import ALONE, LORA, Row, build_engine, nested, ppo_batch, sa
 from equivalence import LOSS_TOLERANCE, assert_equal_gradients, run
 from rank_engines import empty_batch
 from rank_processes import run_ranks
-from routed_rows import Routes, recorded_routes, stock_routers_told
+from routed_rows import Routes, recorded_routes
+from stock_routers import stock_routers_told
 from tensordict import TensorDict
 from tiny_families import GATED_DELTA_NET, RECURRENT, SHARED, save_hybrid
 from tiny_sizes import ROPE, sizes
@@ -105,7 +106,7 @@ class Update:
         data = self.batch(**ALONE)
         if self.routes is None:
             return self.on(stock, data)
-        with stock_routers_told(self.routes):
+        with stock_routers_told(self.routes, EXPERTS["num_local_experts"]):
             return self.on(stock, data.exclude("routed_experts"))
 
 

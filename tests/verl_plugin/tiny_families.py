@@ -6,10 +6,12 @@ from typing import Any
 import torch
 import torch.distributed
 from engine_harness import VOCAB, Row, build_engine
+from equal_gradients import gradients
 from equivalence import alone, assert_trains_as
 from hostile_rows import SHAPES
 from latent_models import latent_configs
 from recurrent_models import recurrent_configs
+from stock_routers import auxiliary_loss
 from tiny_sizes import DELTA_NET, sizes
 from transformers import (
     AutoConfig,
@@ -36,13 +38,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
 def auxiliary_gradients(path: Path, batch: list[Row]) -> tuple[float, dict[str, torch.Tensor]]:
     """Transformers' own auxiliary loss of all rows in one padded batch, and its gradients."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
-    rows = [row.tokens for row in batch]
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    loss = model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False).aux_loss
-    loss.backward()
-    return loss.item(), {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    loss = auxiliary_loss(model, [row.tokens for row in batch])
+    return loss.item(), gradients(model, loss)
 
 
 WIDE = {"intermediate_size": 48, "initializer_range": 0.06, "pad_token_id": None}

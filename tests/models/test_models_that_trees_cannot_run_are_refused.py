@@ -1,4 +1,6 @@
-"""A layer that restricts attention by more than the causal or sliding mask is refused: at start, else when called.
+"""A model that a tree cannot run exactly is refused by name: what depends on a row's length, on places or on chance,
+recurrences that do not branch, and a layer that restricts attention by more than the causal or sliding mask, at start
+or else when called.
 
 So is dropout, however it is spelled, with the key that sets it to 0; a model without any passes.
 """
@@ -7,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from dense_models import dbrx
+from hybrid_models import HYBRIDS
 from peft import LoHaConfig, LoraConfig, get_peft_model
-from tiny_sizes import sizes
+from recurrent_models import RECURRENT
+from tiny_sizes import changed, sizes
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -18,12 +23,18 @@ from transformers import (
     Gemma3TextConfig,
     GlmMoeDsaConfig,
     GPT2Config,
+    Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
+    MiniMaxConfig,
+    MixtralConfig,
     OPTConfig,
     PhiConfig,
+    PhimoeConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     Starcoder2Config,
 )
 
@@ -33,16 +44,52 @@ from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.tree.forest import Forest
 
 SIZES = sizes(num_key_value_heads=None, head_dim=None)
+GROUPED = sizes()
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+BY_PLACE = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0], "attn_temperature_tuning": True}
+AUXILIARY = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "output_router_logits": True}
+LIGHTNING = {"num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
+BRANCHING_STATE = r"layers\.0\.\S+ is a %s.* that are: BambaMixer, .*Lfm2"
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1}
 INDEXER = {"index_topk": 2048, "index_n_heads": 2, "index_head_dim": 16, "num_key_value_heads": 4}
 KEEPS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TOLD: dict[str, tuple[PretrainedConfig, str]] = {
+    "llama": (LlamaConfig(**GROUPED, rope_parameters=DYNAMIC), "rope_type=dynamic"),
+    "llama4": (
+        Llama4TextConfig(**GROUPED, **BY_PLACE, num_local_experts=2, intermediate_size_mlp=40),
+        r"model_type=llama4_text.*attn_temperature_tuning=True scales",
+    ),
+    "qwen3_moe": (
+        Qwen3MoeConfig(**GROUPED, **AUXILIARY),
+        r"output_router_logits=False, and tree\.router_aux_loss_coef",
+    ),
+    "mixtral": (
+        MixtralConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.1),
+        r"router_jitter_noise=0\.1: branches would share .*set model\.override_config\.router_jitter_noise=0",
+    ),
+    "dbrx": (
+        dbrx(moe_jitter_eps=0.2),
+        r"ffn_config\.moe_jitter_eps=0\.2: .*set model\.override_config\.ffn_config\.moe_jitter_eps=0",
+    ),
+    "phimoe": (
+        PhimoeConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.01),
+        r"router_jitter_noise=0\.01: its routers choose at random .* weight 1; train on rows",
+    ),
+    "mamba2": (
+        Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=8, n_groups=1),
+        BRANCHING_STATE % "Mamba2Mixer",
+    ),
+    "minimax": (MiniMaxConfig(**GROUPED, **LIGHTNING), BRANCHING_STATE % "MiniMaxLightningAttention"),
+    **{
+        f"{family}_gelu": (changed(config, hidden_act="gelu"), r"layers\.0\.\S+ applies gelu to its convolution")
+        for family, config in (("qwen3_next", HYBRIDS["qwen3_next"]), ("bamba", RECURRENT["bamba"]))
+    },
     "glm_5": (GlmMoeDsaConfig(**SIZES, **LATENT, **EXPERTS, **INDEXER), "index_topk=2048 is a sparse indexer"),
     "doge": (DogeConfig(**SIZES, num_key_value_heads=2), "keep_window_size=2048 is a dynamic mask"),
     "bert": (BertConfig(**SIZES, **KEEPS), "it attends in both directions"),
     "gemma_3_encoder": (
-        Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, use_bidirectional_attention=True),
+        Gemma3TextConfig(**GROUPED, use_bidirectional_attention=True),
         "it attends in both directions",
     ),
     "qwen_2_encoder": (
@@ -159,6 +206,13 @@ def test_dropout_that_no_key_tells_is_named_by_its_module(module: nn.Module, nam
     layer = model.model.layers[0]
     layer.mlp = nn.Sequential(layer.mlp, module)
     with pytest.raises(UnsupportedModelError, match=rf"{named} drops out with probability 0\.25"):
+        check_model(model)
+
+
+def test_router_noise_that_no_key_tells_is_named_by_its_module() -> None:
+    model = build(MixtralConfig(**GROUPED, num_local_experts=4))
+    model.model.layers[1].mlp.gate.jitter = 0.3
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.gate\.jitter=0\.3: branches would share"):
         check_model(model)
 
 
