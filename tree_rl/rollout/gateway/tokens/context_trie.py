@@ -86,9 +86,8 @@ class _Step:
     node: Node
     end: int
     """Number of characters of the text up to the node's end."""
-    num_turns: int
-    """Number of the model's turns up to the node, including it."""
-    before: "_Step | None"
+    turns: tuple[tuple[Node, str], ...] = ()
+    """Generated turns up to the node, as in `Match`."""
     is_opening: bool = False
     """True for a prompt's end without the reasoning with which the template starts answers: only a turn may follow."""
 
@@ -114,27 +113,25 @@ class ContextTrie:
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues: with the most turns, then the longest, then the latest."""
-        best = _Step(self._root, 0, 0, None)
+        best = _Step(self._root, 0)
         stack = [best]
         while stack:
             step = stack.pop()
             # On a tie the first match wins, which is the latest child, because the stack reverses their order.
-            is_longer = step.num_turns == best.num_turns and step.end > best.end
-            if not step.is_opening and (step.num_turns > best.num_turns or is_longer):
+            if not step.is_opening and (len(step.turns), step.end) > (len(best.turns), best.end):
                 best = step
             for child in step.node.children:
                 if step.is_opening and child.turn is None:
                     continue
                 end = self._end_of_match(child, text, step)
                 if end is not None:
-                    stack.append(_Step(child, end, step.num_turns + (child.turn is not None), step))
+                    own = () if child.turn is None else ((child, text[step.end : end]),)
+                    stack.append(_Step(child, end, step.turns + own))
                 elif (end := self._end_of_opening(child, text, step.end)) is not None:
-                    stack.append(_Step(child, end, step.num_turns, step, is_opening=True))
+                    stack.append(_Step(child, end, step.turns, is_opening=True))
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
-        return Match(
-            node=best.node, turns=_turns_up_to(best, text), cut=cut, rest=rest if cut is None else rest[len(cut[0]) :]
-        )
+        return Match(node=best.node, turns=best.turns, cut=cut, rest=rest if cut is None else rest[len(cut[0]) :])
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
         """Add the pieces of a match's `rest` with their ids, and return the node at the prompt's end."""
@@ -223,13 +220,3 @@ class ContextTrie:
         node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
         parent.children.append(node)
         return node
-
-
-def _turns_up_to(last: _Step, text: str) -> tuple[tuple[Node, str], ...]:
-    turns = []
-    step = last
-    while step.before is not None:
-        if step.node.turn is not None:
-            turns.append((step.node, text[step.before.end : step.end]))
-        step = step.before
-    return tuple(reversed(turns))
