@@ -89,7 +89,7 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
         created=int(time.time()),
         one_call=not fields.flag("parallel_tool_calls", default=True),
         json=read_json_format(fields.part("text"), "format"),
-        max_tokens=fields.integer("max_output_tokens", None, low=1),
+        max_tokens=fields.number("max_output_tokens", low=1),
         sampling=fields.numbers(SAMPLING),
         is_stream=is_stream,
         with_log_probs="message.output_text.logprobs" in include,
@@ -112,7 +112,7 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     unknown = check_fields(fields, KNOWN)
     if fields.text("truncation", "disabled") != "disabled":
         raise RequestError("expected disabled: the gateway drops no items", field="truncation")
-    fields.integer("top_logprobs", 0, low=0, high=0)
+    fields.number("top_logprobs", low=0, high=0)
     previous = fields.text("previous_response_id", "")
     history, images = remembered.conversation(previous) if previous else ((), {})
     media = Media()
