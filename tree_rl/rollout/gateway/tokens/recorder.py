@@ -200,7 +200,7 @@ class Recorder:
         text, tools = prompt.opening + text, prompt.request.tools
         turn = self._renderer.dialect.read(text, tools=tools, is_reasoning_open=self._opens_reasoning(prompt))
         fault, other_format = turn.fault, self._renderer.other_format
-        if other_format and not turn.calls and fault is None and other_format.is_in(text, tools):
+        if other_format and not turn.calls and fault is None and other_format(text, tools):
             fault = "other_format"
         calls = tuple(
             CalledTool(id=f"call_{self._session}_{call}_{n}", name=one.name, arguments=one.arguments, written_id=one.id)
