@@ -11,7 +11,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.processes.processes import children_of, first_of_namespace, kill_and_wait
@@ -25,15 +24,6 @@ LOOK_SECONDS = 0.1
 """Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000
 """Longest command passed as an argument; a longer one becomes a file, as the kernel refuses arguments of 128 KiB."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """What a command printed, and how it ended."""
-
-    kept: bytes
-    is_truncated: bool
-    timed_out: bool
 
 
 def script_argv(command: str) -> tuple[list[str], int | None]:
@@ -137,14 +127,19 @@ class RunningCommand:
         except (ValueError, KeyError, TypeError):
             return set()
 
-    def read_until_exit(self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]) -> Output:
+    def read_until_exit(
+        self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]
+    ) -> tuple[str, bool, bool]:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
         `look` returns the reason if the command must end, else None.
+
+        Returns:
+            What the command printed, up to `output_bytes`; True if it printed more; and True if its time was up.
         """
         started = time.monotonic()
-        kept = bytearray()
-        total = 0
+        kept, total, note = bytearray(), 0, ""
+        exited = timed_out = False
         next_look = started + LOOK_SECONDS
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
@@ -154,15 +149,15 @@ class RunningCommand:
             with selectors.DefaultSelector() as selector:
                 selector.register(pipe, selectors.EVENT_READ)
                 selector.register(exit_notice, selectors.EVENT_READ)
-                exited = False
                 while not exited:
                     left = timeout_seconds - (time.monotonic() - started)
-                    if left <= 0 or total > DRAIN_BYTES:
-                        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=left <= 0)
+                    timed_out = left <= 0
+                    if timed_out or total > DRAIN_BYTES:
+                        break
                     if time.monotonic() >= next_look:
                         if reason := look():
-                            noted = bytes(kept) + f"\n[{reason}]".encode()
-                            return Output(kept=noted, is_truncated=total > len(kept), timed_out=False)
+                            note = f"\n[{reason}]"
+                            break
                         next_look = time.monotonic() + LOOK_SECONDS
                     ready = {key.fd for key, _ in selector.select(min(left, LOOK_SECONDS))}
                     exited = exit_notice in ready
@@ -174,7 +169,7 @@ class RunningCommand:
                             selector.unregister(pipe)
         finally:
             os.close(exit_notice)
-        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=False)
+        return kept.decode("utf-8", errors="replace") + note, total > len(kept), timed_out
 
 
 def _read_available(pipe: int, most: int) -> bytes:
