@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ class EngineDialect(Dialect):
             return replace(plain, fault="refused")
         return replace(plain, content=around.strip(), calls=calls) if calls else plain
 
-    def _calls(self, text: str, tools: Tools) -> tuple[str, tuple[WrittenCall, ...]]:
+    def _calls(self, text: str, tools: Tools) -> tuple[str, tuple[CalledTool, ...]]:
         around, found = self._extract(text, tools)
-        return around, tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
+        return around, tuple(CalledTool(name=name, arguments=_object(written)) for name, written in found)
 
 
 _FAILURES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError, ValueError)

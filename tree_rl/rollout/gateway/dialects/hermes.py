@@ -3,9 +3,10 @@
 import re
 from collections.abc import Sequence
 
-from tree_rl.rollout.gateway.dialects.dialect import Tools, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Tools
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 
@@ -18,7 +19,7 @@ class Hermes(CallsBetweenTags):
     end = CALL_END
     ends_reasoning = CALL_START
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         value, end = read_json(text, found.end())
         end = self.after(text, end, CALL_END)
         return [read_named(value, tools)], end

@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 _DECODER = json.JSONDecoder()
@@ -49,7 +50,7 @@ def read_object(arguments: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> WrittenCall:
+def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> CalledTool:
     """Read a call that is a JSON object with a name and arguments.
 
     Models also write the arguments under another key, or directly next to the name. We read those too or refuse the
@@ -76,7 +77,7 @@ def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",
         others = {key: other for key, other in call.items() if key not in kept}
         arguments = read_object(_arguments_among(others, declared) if others else value)
     id_ = call.get("id")
-    return WrittenCall(name=name, arguments=arguments, id=id_ if isinstance(id_, str) else None)
+    return CalledTool(name=name, arguments=arguments, written_id=id_ if isinstance(id_, str) else None)
 
 
 def unwrapped(call: Any) -> Any:

@@ -97,7 +97,7 @@ def _reads(dialect: Dialect, turn: str, specials: Sequence[str], *, is_open: boo
     ends = {at for token in specials for at in range(argument, len(turn)) if turn.startswith(token, at)}
     for end in sorted({*ends, len(turn)}):
         calls = dialect.read(turn[:end], tools=[TOOL], is_reasoning_open=is_open).calls
-        if [(call.name, dict(call.arguments)) for call in calls] == [(NAME, {KEY: VALUE})]:
+        if [(call.name, call.arguments) for call in calls] == [(NAME, {KEY: VALUE})]:
             return True
     return False
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from tree_rl.rollout.gateway.backend import Answer
@@ -12,7 +12,7 @@ from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import BranchCause, DriftKind, DriftReport, find_drifted_siblings
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
@@ -202,10 +202,7 @@ class Recorder:
         fault, other_format = turn.fault, self._renderer.other_format
         if other_format and not turn.calls and fault is None and other_format(text, tools):
             fault = "other_format"
-        calls = tuple(
-            CalledTool(id=f"call_{self._session}_{call}_{n}", name=one.name, arguments=one.arguments, written_id=one.id)
-            for n, one in enumerate(turn.calls)
-        )
+        calls = tuple(replace(one, id=f"call_{self._session}_{call}_{n}") for n, one in enumerate(turn.calls))
         thought, content = turn.reasoning, turn.content
         if self._options.reasoning == "inline":
             thought, content = None, turn.marked_reasoning + content
