@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,13 @@ def user(text: str) -> ChatMessage:
 
 def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+def answered(answer: Any) -> Any:
+    """What a task with this answer tells of it, without an event loop."""
+    task: Future[Any] = Future()
+    task.set_result(answer)
+    return task
 
 
 @cache
