@@ -22,8 +22,7 @@ class SideCall:
 
     All given patterns must match.
 
-    Raises:
-        ValueError: a bad name, a pattern that is no regular expression, or a weight outside 0 to `MOST_WEIGHT`.
+    Raises `ValueError` for a bad name, a pattern that is no regular expression, or a weight outside 0 to `MOST_WEIGHT`.
     """
 
     name: str

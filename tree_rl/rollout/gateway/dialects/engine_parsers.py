@@ -24,8 +24,7 @@ Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
 class EngineDialect(Dialect):
     """A dialect whose calls an engine's parser reads, and whose reasoning the template's dialect reads.
 
-    Raises:
-        ValueError: the engine is not installed, or has no parser of this name.
+    Raises `ValueError` if the engine is not installed, or has no parser of this name.
     """
 
     def __init__(self, engine: str, parser: str, *, tokenizer: "PreTrainedTokenizerFast", reasoning: Dialect) -> None:

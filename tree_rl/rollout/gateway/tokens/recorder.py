@@ -77,8 +77,7 @@ class Recorder:
     async def make_prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
         """Make the prompt of a request, and note the generated turns that came back in it.
 
-        Raises:
-            RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
+        Raises `RequestError` if the template refuses the messages, or the prompt leaves no room for an answer.
         """
         prompt, match = await self._prompt(request, agent)
         for turn, written in match.turns:

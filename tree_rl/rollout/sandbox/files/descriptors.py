@@ -107,8 +107,7 @@ def hand_over(descriptor: int, owner: int | None) -> None:
 def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> None:
     """Write a file of an open folder. An existing file keeps its permissions.
 
-    Raises:
-        ValueError: the name is taken by a link, a folder or a special file.
+    Raises `ValueError` if the name is taken by a link, a folder or a special file.
     """
     try:
         there = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
