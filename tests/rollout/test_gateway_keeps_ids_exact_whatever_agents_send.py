@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateError
 
 from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.json_arguments import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols import openai_chat
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json

@@ -1,4 +1,4 @@
-"""Kimi K2, DeepSeek V3, Mistral and Llama 3: each call is a name and JSON arguments."""
+"""Hermes, Kimi K2, DeepSeek V3, Mistral and Llama 3: each call is a name and JSON arguments."""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +10,21 @@ from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, re
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, ThinkingDialect
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
 from tree_rl.rollout.gateway.protocols.messages import CalledTool
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+
+
+class Hermes(CallsBetweenTags):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, also of Qwen 2.5 and 3."""
+
+    name = "hermes"
+    start = re.compile(CALL_START)
+    end = CALL_END
+    ends_reasoning = CALL_START
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
+        value, position = read_json(text, found.end())
+        return [read_named(value, tools)], self.after(text, position, CALL_END)
 
 
 class KimiK2(CallsBetweenTags):

@@ -27,7 +27,9 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         _, end = _DECODER.raw_decode(text, start)
         return decode_json(text[start:end]), end
     except (ValueError, RecursionError) as error:
-        is_cut = isinstance(error, json.JSONDecodeError) and _ends_inside(text, error)
+        is_cut = isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(text) or error.msg.startswith("Unterminated string")
+        )
         raise UnreadableCallError("unclosed" if is_cut else "no_json") from error
 
 
@@ -94,7 +96,3 @@ def _arguments_among(others: Mapping[str, Any], declared: Mapping[str, Any]) -> 
     if more or key not in _ARGUMENTS:
         raise UnreadableCallError("malformed")
     return value
-
-
-def _ends_inside(text: str, error: json.JSONDecodeError) -> bool:
-    return error.pos >= len(text) or error.msg.startswith("Unterminated string")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError
-from tree_rl.rollout.gateway.dialects.hermes import CALL_END, CALL_START
+from tree_rl.rollout.gateway.dialects.json_arguments import CALL_END, CALL_START
 from tree_rl.rollout.gateway.dialects.json_text import skip_space
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
