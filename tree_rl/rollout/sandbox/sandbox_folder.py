@@ -175,10 +175,8 @@ class SandboxFolder:
             output, is_truncated, timed_out = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds, output_bytes=limits.output_bytes, look=self._exceeded
             )
-        except BaseException:
-            self._end(running)
-            raise
-        status = self._end(running)
+        finally:
+            status = self._end(running)
         return CommandResult(output=output, exit_code=status, timed_out=timed_out, truncated=is_truncated)
 
     def _begin(
