@@ -7,6 +7,7 @@ turn of the model they are the generated ids, however the template renders it.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain
 
 from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, TOKENIZE
 from tree_rl.rollout.gateway.tokens.call_format import shared_length
@@ -51,18 +52,14 @@ class Node:
     turn: GeneratedTurn | None = None
     """The model's turn; None for other context."""
     children: list["Node"] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] | None = None
-    """Cached result of `path_ids` of a node at which a prompt ended."""
 
     def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        after_known: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.prompt_ids is None:
-            after_known.append(node)
+        path, node = [self.ids], self.parent
+        while node is not None:
+            path.append(node.ids)
             node = node.parent
-        known = () if node is None or node.prompt_ids is None else node.prompt_ids
-        return known + tuple(token for one in reversed(after_known) for token in one.ids)
+        return tuple(chain.from_iterable(reversed(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,9 +100,7 @@ class Recorder:
         restored, (text, opening), match = matched
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
-        if node.prompt_ids is None:
-            node.prompt_ids = node.path_ids()
-        ids = node.prompt_ids
+        ids = node.path_ids()
         if self._options.on_drift == "branch":
             ids = await off_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
         self._check_length(len(ids))

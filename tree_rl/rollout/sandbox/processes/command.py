@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 DRAIN_BYTES = 64 << 20
 """Total output after which we kill a command. Up to here we drop what exceeds the kept part."""
-READ_BYTES = 1 << 20
+LARGEST_PIPE_BYTES = 1 << 20
+"""Most bytes that the kernel keeps in a pipe; 64 KiB unless a process asks for more."""
 LOOK_SECONDS = 0.1
 """Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000
@@ -162,7 +163,7 @@ class RunningCommand:
                     ready = {key.fd for key, _ in selector.select(min(left, LOOK_SECONDS))}
                     exited = exit_notice in ready
                     if pipe in ready or exited:
-                        chunk = _read_available(pipe, READ_BYTES)
+                        chunk = _read_available(pipe)
                         kept += chunk[: output_bytes - len(kept)]
                         total += len(chunk)
                         if not chunk and not exited:
@@ -172,14 +173,9 @@ class RunningCommand:
         return kept.decode("utf-8", errors="replace") + note, total > len(kept), timed_out
 
 
-def _read_available(pipe: int, most: int) -> bytes:
-    chunks = bytearray()
-    while len(chunks) <= most:
-        try:
-            chunk = os.read(pipe, 1 << 16)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks += chunk
-    return bytes(chunks)
+def _read_available(pipe: int) -> bytes:
+    """What the pipe holds; empty at its end, or if it holds nothing yet."""
+    try:
+        return os.read(pipe, LARGEST_PIPE_BYTES)
+    except BlockingIOError:
+        return b""
