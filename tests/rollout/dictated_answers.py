@@ -53,8 +53,8 @@ class Scene:
         self.recorder = Recorder("s", renderer=self.renderer, options=settings)
 
     def prompt(self, *messages: ChatMessage, agent: str = "main") -> Any:
-        request = ChatRequest(model="m", messages=messages, tools=self.tools)
-        return asyncio.run(self.recorder.make_prompt(request, agent=agent))
+        request = ChatRequest(model="m", messages=messages, tools=self.tools, agent=agent)
+        return asyncio.run(self.recorder.make_prompt(request))
 
     def answer(
         self,
@@ -86,8 +86,6 @@ class Scene:
                 min_version=None,
                 max_version=None,
             ),
-            agent=agent,
-            side=None,
             seconds=(0.0, 0.0),
         )
         return asyncio.run(recorded)

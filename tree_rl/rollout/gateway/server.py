@@ -89,15 +89,13 @@ class HttpApplication:
     ) -> Response:
         session = self._session(request)
         asked = await _read(request, read)
-        return await _respond_when_done(
-            protocol, asked, request, session, session.start_answer(asked, agent=_agent(request))
-        )
+        return await _respond_when_done(protocol, asked, request, session, session.start_answer(asked))
 
     async def _respond(self, request: Request) -> Response:
         session = self._session(request)
         stored = session.responses
         asked = await _read(request, partial(openai_responses.read_request, remembered=stored))
-        task = session.start_answer(asked, agent=_agent(request))
+        task = session.start_answer(asked)
         stored.expect(asked, task)
         if asked.is_background:
             return JSONResponse(stored.body(asked.response_id))
@@ -194,7 +192,8 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
 
     def parse() -> AnyRequest | RequestError:
         try:
-            return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
+            asked = read(read_json(body))
+            return replace(asked, num_bytes=len(body), agent=_agent(request), headers=request.headers)
         except RequestError as error:
             # The traceback references the decoded body, and the event loop would take long to free a large one.
             error.__cause__ = error.__context__ = None
