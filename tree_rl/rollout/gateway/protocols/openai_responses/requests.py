@@ -10,7 +10,7 @@ from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_fo
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage, Media
-from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
+from tree_rl.rollout.gateway.protocols.openai_responses.items import Conversation, Remembered
 from tree_rl.rollout.gateway.protocols.openai_responses.tools import OfferedTool, read_tools
 from tree_rl.rollout.gateway.protocols.request_fields import (
     NO_EFFECT,
@@ -123,8 +123,10 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         items = [Fields(sent[0], "input")]
     else:
         items = fields.objects("input", required=True)
-    conversation = read_items(items, history, remembered, media)
-    if not conversation:
+    conversation = Conversation(history, remembered, media)
+    for item in items:
+        conversation.add(item)
+    if not conversation.messages:
         raise wrong("input", "at least one item", sent)
     instructions = fields.text("instructions", "")
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
@@ -132,12 +134,12 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
     tools, must_call = chosen_tools(fields, functions)
     return {
         "model": fields.text("model", "default"),
-        "messages": (*system, *conversation),
+        "messages": (*system, *conversation.messages),
         "tools": tools,
         "must_call": must_call,
         "left_out": tuple(dict.fromkeys(media.left_out)),
         "images": media.images,
-        "conversation": tuple(conversation),
+        "conversation": tuple(conversation.messages),
         "input_items": tuple(sent),
         "offered": offered,
     }
