@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,13 @@ def user(text: str) -> ChatMessage:
 
 def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+def answered(answer: Any) -> Any:
+    """What a task with this answer tells of it, without an event loop."""
+    task: Future[Any] = Future()
+    task.set_result(answer)
+    return task
 
 
 @cache
@@ -45,8 +53,8 @@ class Scene:
         self.recorder = Recorder("s", renderer=self.renderer, options=settings)
 
     def prompt(self, *messages: ChatMessage, agent: str = "main") -> Any:
-        request = ChatRequest(model="m", messages=messages, tools=self.tools)
-        return asyncio.run(self.recorder.make_prompt(request, agent=agent))
+        request = ChatRequest(model="m", messages=messages, tools=self.tools, agent=agent)
+        return asyncio.run(self.recorder.make_prompt(request))
 
     def answer(
         self,
@@ -78,8 +86,6 @@ class Scene:
                 min_version=None,
                 max_version=None,
             ),
-            agent=agent,
-            side=None,
             seconds=(0.0, 0.0),
         )
         return asyncio.run(recorded)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tree_rl.rollout.gateway.dialects.dialect import THINK_START
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.json_arguments import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.recorder import Recorder

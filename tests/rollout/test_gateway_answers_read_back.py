@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from dictated_answers import answered
 from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,7 +125,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def test_output_items_read_back_as_the_message(message: ChatMessage, is_stream: bool, form: str) -> None:
     request = asked(include=["reasoning.encrypted_content"] if form == "token alone" else [])
     stored = openai_responses.StoredResponses()
-    stored.remember(request, completed(message))
+    stored.remember(request, answered(completed(message)))
     if is_stream:
         events = events_of(b"".join(openai_responses.stream(request, completed(message))))
         items = [event["item"] for event in events if event["type"] == "response.output_item.done"]

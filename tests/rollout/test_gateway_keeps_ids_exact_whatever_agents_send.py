@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateError
 
 from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.json_arguments import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols import openai_chat
 from tree_rl.rollout.gateway.protocols.fields import RequestError, read_json
@@ -118,8 +118,8 @@ def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> 
     recorder = session._recorder
     make = recorder.make_prompt
 
-    async def prompt(asked: Any, *, agent: str) -> Any:
-        made = await make(asked, agent=agent)
+    async def prompt(asked: Any) -> Any:
+        made = await make(asked)
         if scene.options.on_drift == "reuse":
             assert made.ids == ids_on_the_way(made.node)
         else:
@@ -156,7 +156,7 @@ async def play(steps: list[tuple[Any, ...]], session: Session) -> None:
         body = json.dumps({"model": "m", "messages": conversation, "tools": tools}).encode()
         request = openai_chat.read_request(read_json(body))
         try:
-            answer = openai_chat.answer(request, await session.start_answer(request, agent="main"))
+            answer = openai_chat.answer(request, await session.start_answer(request))
         except RequestError:
             continue
         message = answer["choices"][0]["message"]

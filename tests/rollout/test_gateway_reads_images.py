@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from dictated_answers import answered
 from embedded_server import Client, build_server, describe
 from gateway_harness import build_tokenizer
 from PIL import Image
@@ -234,7 +235,7 @@ def test_images_of_a_stored_response_are_kept() -> None:
     first, stored = as_responses(noise()), openai_responses.StoredResponses()
     message = ChatMessage(role="assistant", content="so")
     said = Choice(message=message, stop_cause="stop", stop_sequence=None, num_tokens=1, tokens=None)
-    stored.remember(first, Completion(id="x", created=1, prompt_tokens=3, choices=(said,)))
+    stored.remember(first, answered(Completion(id="x", created=1, prompt_tokens=3, choices=(said,))))
     body = {"model": "m", "input": "on", "previous_response_id": first.response_id}
     later = openai_responses.read_request(body, stored)
     assert later.images == first.images

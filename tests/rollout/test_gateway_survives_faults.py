@@ -38,22 +38,27 @@ class HangingModel(TinyModel):
         return await super().generate(prompt_ids, **asked)
 
 
-async def test_a_client_that_leaves_takes_its_generation_with_it(tiny: SimpleNamespace) -> None:
+async def test_a_client_that_leaves_takes_its_generation_with_it(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = tiny.backend()
     async with asyncio.timeout(20), talking(backend, max_turn_tokens=5000) as talk:
         address = urlsplit(talk.endpoint.openai_url)
-        for is_stream in (False, True):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
+        for is_stream, has_pings in ((False, False), (True, False), (True, True)):
+            monkeypatch.setattr("tree_rl.rollout.gateway.server.STREAM_PING_S", 0.01 if has_pings else 10.0)
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
             body = json.dumps({"messages": [user("a")], "stream": is_stream}).encode()
             head = f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {talk.endpoint.token}\r\n"
             writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
             while not backend.running:
                 await asyncio.sleep(0.001)
+            if has_pings:
+                await reader.readuntil(b": ping")
             writer.close()
             while backend.running:
                 await asyncio.sleep(0.001)
         record = await talk.close()
-    assert backend.cancelled == 2 and record.cancelled == 2 and record.calls == ()
+    assert backend.cancelled == 3 and record.cancelled == 3 and record.calls == ()
 
 
 async def test_closing_a_session_cancels_what_runs_and_keeps_what_ended(tiny: SimpleNamespace) -> None:

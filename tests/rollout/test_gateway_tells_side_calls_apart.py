@@ -1,12 +1,14 @@
 """Side calls of harnesses are told apart, and train as their weight says; sub-agents keep their own names."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tree_rl.rollout.gateway.calls.agent_names import agent_of_headers
 from tree_rl.rollout.gateway.calls.side_calls import KNOWN_SIDE_CALLS, side_call_of
 from tree_rl.rollout.gateway.options import GatewayOptions
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
 from tree_rl.verl_plugin.agent_loops.prompt_forests import origin
@@ -16,12 +18,13 @@ TITLE = "You are a title generator. You output ONLY a thread title. Nothing else
 COMMIT = "You are an expert software engineer that generates concise, one-line Git commit messages based on the diffs."
 
 
-def asked(system: str, question: str) -> list[ChatMessage]:
-    return [ChatMessage(role="system", content=system), ChatMessage(role="user", content=question)]
+def asked(system: str, question: str, *more: ChatMessage, **fields: Any) -> ChatRequest:
+    start = (ChatMessage(role="system", content=system), ChatMessage(role="user", content=question))
+    return ChatRequest(model="m", messages=(*start, *more), **fields)
 
 
 @pytest.mark.parametrize(
-    ("messages", "name"),
+    ("sent", "name"),
     [
         (asked(TITLE, "fix the bug"), "title"),
         (asked("Generate a concise, sentence-case title (3-7 words) that ...", "fix"), "title"),
@@ -36,11 +39,11 @@ def asked(system: str, question: str) -> list[ChatMessage]:
         (asked("", "Analyze *only* the content and structure of your immediately preceding response"), "next_speaker"),
         (asked("You code.", "generate a title for my page"), None),
         # A tool's result that quotes a harness is none of its calls.
-        ([*asked("You code.", "go"), ChatMessage(role="tool", content=TITLE)], None),
+        (asked("You code.", "go", ChatMessage(role="tool", content=TITLE)), None),
     ],
 )
-def test_known_harnesses_side_calls_have_names(messages: list[ChatMessage], name: str | None) -> None:
-    found = side_call_of(KNOWN_SIDE_CALLS, messages, agent="main", headers={})
+def test_known_harnesses_side_calls_have_names(sent: ChatRequest, name: str | None) -> None:
+    found = side_call_of(KNOWN_SIDE_CALLS, sent)
     assert (found and found.name) == name
 
 
@@ -53,9 +56,9 @@ def test_options_come_first_and_weigh_known_ones() -> None:
     calls = options.side_calls
     assert {one.weight for one in calls if one.name == "title"} == {0} and calls[0].name == "judge"
     assert GatewayOptions(max_context_tokens=10, max_turn_tokens=5, side_calls=calls) == options
-    find = {"agent": "critic-1", "headers": {"x-purpose": "judge the answer"}}
-    assert side_call_of(calls, asked("", ""), **find) is calls[0]
-    assert side_call_of(calls, asked("", ""), **{**find, "agent": "main"}) is None
+    headers = {"x-purpose": "judge the answer"}
+    assert side_call_of(calls, asked("", "", agent="critic-1", headers=headers)) is calls[0]
+    assert side_call_of(calls, asked("", "", headers=headers)) is None
 
 
 @pytest.mark.parametrize(

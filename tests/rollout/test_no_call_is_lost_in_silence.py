@@ -13,7 +13,7 @@ from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.dialects.dialect import Reading
 from tree_rl.rollout.gateway.dialects.engine_parsers import EngineDialect
 from tree_rl.rollout.gateway.dialects.families import DIALECTS
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
+from tree_rl.rollout.gateway.dialects.json_arguments import Hermes
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import rows_of_calls

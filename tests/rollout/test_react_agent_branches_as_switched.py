@@ -31,9 +31,9 @@ async def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNam
 async def test_its_client_waits_longer_than_the_gateway(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     start, patience = Session.start_answer, []
 
-    def noting(self: Session, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
+    def noting(self: Session, request: ChatRequest) -> asyncio.Task[Completion]:
         patience.append(float(request.headers["x-stainless-read-timeout"]))
-        return start(self, request, agent=agent)
+        return start(self, request)
 
     monkeypatch.setattr(Session, "start_answer", noting)
     await play(tiny, by_turn(COPY, DONE))

@@ -154,13 +154,13 @@ def test_results_are_paired_with_calls(messages: list[ChatMessage], answered: li
 def test_an_id_in_another_spelling_is_no_tools_name(written: str, name: str) -> None:
     text = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     (call,) = KimiK2().read(text, tools=TOOLS, is_reasoning_open=False).calls
-    assert (call.name, call.id) == (name, written)
+    assert (call.name, call.written_id) == (name, written)
 
 
 def test_an_id_that_mistrals_templates_refuse_is_not_kept() -> None:
     text = "[TOOL_CALLS]" + json.dumps([{"name": "look", "arguments": {}, "id": id_} for id_ in ("short", "abc123XYZ")])
     calls = Mistral().read(text, tools=TOOLS, is_reasoning_open=False).calls
-    assert [call.id for call in calls] == [None, "abc123XYZ"]
+    assert [call.written_id for call in calls] == [None, "abc123XYZ"]
 
 
 async def test_with_a_seed_a_sessions_ids_repeat(tiny: SimpleNamespace) -> None:

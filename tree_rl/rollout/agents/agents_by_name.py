@@ -148,11 +148,10 @@ def _class_and_options(
             raise ValueError(f"{key}: {found.__name__} takes no options, received {sorted(given)}")
         return found, None
     fields = taken[0].__dataclass_fields__
-    refuse_unknown(key, given, list(fields))
+    check_options(key, options or {}, taken[0])
     needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
     if missing := [one for one in needed if one not in given]:
         raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")
-    check_options(key, options or {}, taken[0])
     for option, value in (options or {}).items():
         if hasattr(fields[option].type, "__dataclass_fields__"):
             check_options(f"{key}.{option}", value, fields[option].type)

@@ -26,8 +26,7 @@ def function_of(body: str) -> Callable[[], object]:
 def plain(value: object) -> object:
     """A copy made of None and exact bool, int, float, str, list and dict; a tuple becomes a list.
 
-    Raises:
-        TypeError: any other type, such as a subclass. `is` cannot be deceived by the class under test.
+    Raises `TypeError` for any other type, such as a subclass. `is` cannot be deceived by the class under test.
     """
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is float or kind is str:

@@ -19,11 +19,7 @@ DRAW = random.SystemRandom()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A program and what it must return or raise.
-
-    Raises:
-        ValueError: `expected` is not JSON of the described shape.
-    """
+    """A program and what it must return or raise. Raises `ValueError` if `expected` is not JSON of this shape."""
 
     name: str
     program: str

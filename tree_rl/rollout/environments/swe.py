@@ -28,19 +28,15 @@ class SweEnvironment:
         self._task: SweTask | None = None
         self._sandbox: Sandbox | None = None
 
-    async def reset(self, task: Mapping[str, Any]) -> None:
-        """Start the sandbox and write the repository.
-
-        Args:
-            task: mapping whose key `swe` holds the fields of `SweTask`.
-
-        Raises:
-            ValueError: the task is incomplete.
-            SandboxError: the sandbox does not start.
-        """
+    def task_of(self, task: Mapping[str, Any]) -> SweTask:
+        """Read a row's task, whose key `swe` holds the fields of `SweTask`. Raises `ValueError` if it is incomplete."""
         if task.get("swe") is None:
             raise ValueError(f"extra_info: expected the key 'swe' with a software task, received {sorted(task)}")
-        self._task = SweTask.from_row(task["swe"])
+        return SweTask.from_row(task["swe"])
+
+    async def reset(self, task: Mapping[str, Any]) -> None:
+        """Start the sandbox and write the repository. Raises as `task_of`, and `SandboxError` if it does not start."""
+        self._task = self.task_of(task)
         self._sandbox = open_sandbox(self.options, image=self._task.image, directory=self._task.directory)
         # Raises before the session if there could be no separate sandbox for judging.
         self._sandbox.fresh()
@@ -52,7 +48,7 @@ class SweEnvironment:
         return isinstance(sandbox, LocalSandbox) and is_unchanged(self, SweEnvironment) and await sandbox.save(folder)
 
     async def restore(self, task: Mapping[str, Any], folder: Path) -> None:
-        self._task = SweTask.from_row(task["swe"])
+        self._task = self.task_of(task)
         self._sandbox = LocalSandbox(self.options)
         await self._sandbox.restore(folder)
 

@@ -17,8 +17,7 @@ NAMES = ("test_targets", "fail_to_pass", "pass_to_pass", "must_fail", "reward_fi
 class SweTask:
     """One task. The agent does not see what is written only at scoring.
 
-    Raises:
-        ValueError: no repository, no deciding test, or fields that do not fit `log_format`.
+    Raises `ValueError` without a repository or a deciding test, and for fields that do not fit `log_format`.
     """
 
     instance_id: str

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import socket
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tree_rl.extras import require_modules
@@ -62,7 +61,7 @@ class Gateway:
         self._renderer = Renderer(tokenizer, options.template_options, dialect=options.dialect, images=places)
         self._backend = backend
         self._model = model
-        self._http = HttpApplication(model=model)
+        self._sessions: dict[str, Session] = {}
         self._socket: socket.socket | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -74,7 +73,7 @@ class Gateway:
         # Otherwise every answer waits 40 ms for an ACK. asyncio sets it only for sockets created with a protocol.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
-            self._http.app(),
+            HttpApplication(self._sessions, model=self._model).app(),
             http=HeadTimeoutProtocol,
             lifespan="off",
             ws="none",
@@ -94,7 +93,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Close every session and stop listening."""
-        for session in self._http.sessions():
+        for session in tuple(self._sessions.values()):
             await self.close_session(session)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -119,7 +118,7 @@ class Gateway:
             group=group,
             resumption=resumption,
         )
-        self._http.add(session)
+        self._sessions[session.id] = session
         return session
 
     def endpoint(self, session: Session) -> Endpoint:
@@ -139,16 +138,14 @@ class Gateway:
     async def close_session(self, session: Session) -> RecordedSession:
         """Close a session, cancel its calls and return its record; closing it again returns the same record."""
         record = await session.close()
-        self._http.remove(session)
+        self._sessions.pop(session.id, None)
         return record
 
     async def __aenter__(self) -> "Gateway":
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 

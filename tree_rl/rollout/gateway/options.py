@@ -15,11 +15,7 @@ SamplingFrom = Literal["trainer", "agent"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayOptions:
-    """Options of a gateway.
-
-    Raises:
-        ValueError: a value is out of range; the message names it.
-    """
+    """Options of a gateway. Raises `ValueError` if a value is out of range; the message names it."""
 
     max_context_tokens: int
     """Limit of one call's prompt and response together. A longer prompt is refused with status 400."""

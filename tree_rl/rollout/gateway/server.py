@@ -47,20 +47,11 @@ STREAM_PING_S = 10.0
 
 
 class HttpApplication:
-    """Serves open sessions over HTTP."""
+    """Serves open sessions, given by their ids, over HTTP."""
 
-    def __init__(self, *, model: str) -> None:
-        self._by_id: dict[str, Session] = {}
+    def __init__(self, sessions: Mapping[str, Session], *, model: str) -> None:
+        self._by_id = sessions
         self._model = model
-
-    def add(self, session: Session) -> None:
-        self._by_id[session.id] = session
-
-    def remove(self, session: Session) -> None:
-        self._by_id.pop(session.id, None)
-
-    def sessions(self) -> list[Session]:
-        return list(self._by_id.values())
 
     def app(self) -> Starlette:
         messages, responses = anthropic_messages, openai_responses
@@ -98,15 +89,13 @@ class HttpApplication:
     ) -> Response:
         session = self._session(request)
         asked = await _read(request, read)
-        return await _respond_when_done(
-            protocol, asked, request, session, session.start_answer(asked, agent=_agent(request))
-        )
+        return await _respond_when_done(protocol, asked, request, session, session.start_answer(asked))
 
     async def _respond(self, request: Request) -> Response:
         session = self._session(request)
         stored = session.responses
         asked = await _read(request, partial(openai_responses.read_request, remembered=stored))
-        task = session.start_answer(asked, agent=_agent(request))
+        task = session.start_answer(asked)
         stored.expect(asked, task)
         if asked.is_background:
             return JSONResponse(stored.body(asked.response_id))
@@ -152,7 +141,7 @@ class HttpApplication:
         name = request.path_params.get("session")
         if name is not None and name not in self._by_id:
             raise RequestError("no such session: it is over, or never was", status=404, code="session_not_found")
-        named = self.sessions() if name is None else [self._by_id[name]]
+        named = self._by_id.values() if name is None else [self._by_id[name]]
         session = next((one for one in named if one.accepts(token)), None)
         if session is None:
             raise RequestError(
@@ -177,7 +166,7 @@ async def _respond_when_done(
         raise ClientDisconnect
     if not task.done():
         events = partial(_events, protocol, asked, session)
-        stream = patient_events(task, request.receive, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
+        stream = patient_events(task, events=events, ping=protocol.PING, every_s=STREAM_PING_S)
         return StreamingResponse(stream, media_type=asked.stream_type, headers=STREAM_HEADERS)
     completion = _result(task)
     # A token with its log-prob takes as long as twenty tokens without.
@@ -203,7 +192,8 @@ async def _read(request: Request, read: Callable[[Any], AnyRequest]) -> AnyReque
 
     def parse() -> AnyRequest | RequestError:
         try:
-            return replace(read(read_json(body)), num_bytes=len(body), headers=request.headers)
+            asked = read(read_json(body))
+            return replace(asked, num_bytes=len(body), agent=_agent(request), headers=request.headers)
         except RequestError as error:
             # The traceback references the decoded body, and the event loop would take long to free a large one.
             error.__cause__ = error.__context__ = None

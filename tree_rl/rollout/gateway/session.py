@@ -13,7 +13,6 @@ from typing import Any
 from tree_rl.derived_seed import derived_seed
 from tree_rl.rollout.gateway.backend import Answer, Backend, BackendError
 from tree_rl.rollout.gateway.calls.json_output import with_json
-from tree_rl.rollout.gateway.calls.side_calls import side_call_of
 from tree_rl.rollout.gateway.endpoint import CALL_TIMEOUT_S
 from tree_rl.rollout.gateway.generation import cut_after_first_call, generate_answer
 from tree_rl.rollout.gateway.long_work import SEARCH, off_the_loop
@@ -107,7 +106,7 @@ class Session:
         """True if a token is this session's. The comparison takes constant time."""
         return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self.token.encode())
 
-    def start_answer(self, request: ChatRequest, *, agent: str) -> asyncio.Task[Completion]:
+    def start_answer(self, request: ChatRequest) -> asyncio.Task[Completion]:
         """Answer a request in a task. Cancelling the task cancels the generation.
 
         Raises `RequestError` if the session is over, has made `max_calls` calls, or refuses requests for JSON.
@@ -122,7 +121,7 @@ class Session:
                 code="session_exhausted",
             )
         self._admitted += request.count
-        task = asyncio.create_task(self._complete(request, agent))
+        task = asyncio.create_task(self._complete(request))
         self._running.add(task)
         task.add_done_callback(self._finished)
         return task
@@ -171,12 +170,12 @@ class Session:
             return without_images(request)
         return await asyncio.to_thread(self._renderer.images.place, request)
 
-    async def _complete(self, request: ChatRequest, agent: str) -> Completion:
+    async def _complete(self, request: ChatRequest) -> Completion:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                prompt, answers = await self._drawn(request, agent)
+                prompt, answers = await self._drawn(request)
                 # Recorded when all are there: without one of them the agent gets none.
-                choices = [await self._choice(prompt, answer, seconds, agent=agent) for answer, seconds in answers]
+                choices = [await self._choice(prompt, answer, seconds) for answer, seconds in answers]
         except TimeoutError as error:
             raise BackendError(f"the model took longer than {CALL_TIMEOUT_S:g} s", status=504) from error
         return Completion(
@@ -186,12 +185,12 @@ class Session:
             choices=tuple(choices),
         )
 
-    async def _drawn(self, request: ChatRequest, agent: str) -> tuple[Prompt, list[tuple[Answer, tuple[float, float]]]]:
+    async def _drawn(self, request: ChatRequest) -> tuple[Prompt, list[tuple[Answer, tuple[float, float]]]]:
         """The prompt of a request, and its answers with their times. Calls that fail do not count in `max_calls`."""
         try:
             request = await self._readable(request)
             self._left_out.update(request.left_out)
-            prompt = await self._recorder.make_prompt(request, agent=agent)
+            prompt = await self._recorder.make_prompt(request)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._draw(prompt, number)) for number in range(request.count)]
         except (RequestError, BackendError, ExceptionGroup) as error:
@@ -230,7 +229,7 @@ class Session:
             raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         return answer, (started, ended)
 
-    async def _choice(self, prompt: Prompt, answer: Answer, seconds: tuple[float, float], *, agent: str) -> Choice:
+    async def _choice(self, prompt: Prompt, answer: Answer, seconds: tuple[float, float]) -> Choice:
         request = prompt.request
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
@@ -238,8 +237,7 @@ class Session:
         self._constrained += request.json is not None
         if request.one_call and request.tools:
             answer = await self._up_to_one_call(prompt, answer)
-        side = side_call_of(self._options.side_calls, request.messages, agent=agent, headers=request.headers)
-        message = await self._recorder.record(prompt, answer, agent=agent, side=side, seconds=seconds)
+        message = await self._recorder.record(prompt, answer, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"

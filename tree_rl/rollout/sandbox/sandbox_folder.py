@@ -86,13 +86,14 @@ class SandboxFolder:
         self._readable = tuple(readable)
         with contextlib.ExitStack() as if_it_fails:
             # A separate user gives each sandbox a process limit and no access to anybody else's files.
-            self._user = own_user()
-            if self._user is not None:
-                if_it_fails.callback(self._user.close)
+            user = own_user()
+            if user is not None:
+                if_it_fails.callback(user.close)
+            self._user_id = None if user is None else user.user_id
             _remove_left_over_once()
-            self._owned = OwnedFolder("sandbox")
-            if_it_fails.callback(self._owned.close)
-            self._parent = self._owned.path
+            owned = OwnedFolder("sandbox")
+            if_it_fails.callback(owned.close)
+            self._parent = owned.path
             self._parent.chmod(0o711)
             self.directory = self._parent / "files"
             self.directory.mkdir(mode=0o700)
@@ -109,11 +110,7 @@ class SandboxFolder:
             self.place = str(self.directory) if unconfined else PLACE
             for name, content in (files or {}).items():
                 self.write(name, content)
-            if_it_fails.pop_all()
-
-    @property
-    def _user_id(self) -> int | None:
-        return None if self._user is None else self._user.user_id
+            self._closing = if_it_fails.pop_all()
 
     def stop(self) -> None:
         """As `Sandbox.stop`; safe from any thread."""
@@ -130,12 +127,8 @@ class SandboxFolder:
         """Stop, and delete the folder. Idempotent; logs what cannot be deleted."""
         self.stop()
         with self._changed:
-            if self._top >= 0:
-                os.close(self._top)
-                self._top = -1
-        self._owned.close()
-        if self._user is not None:
-            self._user.close()
+            self._top = -1
+        self._closing.close()
 
     def copy_to(self, other: "SandboxFolder", *, leave_out: Callable[[str], bool]) -> None:
         """As `Sandbox.copy_to`; raises `ValueError` also for files that cannot be read."""
@@ -179,19 +172,12 @@ class SandboxFolder:
             if script is not None:
                 os.close(script)
         try:
-            read = running.read_until_exit(
+            output, is_truncated, timed_out = running.read_until_exit(
                 timeout_seconds=limits.timeout_seconds, output_bytes=limits.output_bytes, look=self._exceeded
             )
-        except BaseException:
-            self._end(running)
-            raise
-        status = self._end(running)
-        return CommandResult(
-            output=read.kept.decode("utf-8", errors="replace"),
-            exit_code=status,
-            timed_out=read.timed_out,
-            truncated=read.is_truncated,
-        )
+        finally:
+            status = self._end(running)
+        return CommandResult(output=output, exit_code=status, timed_out=timed_out, truncated=is_truncated)
 
     def _begin(
         self, command: Sequence[str], script: Sequence[int], environment: Mapping[str, str], limits: Limits

@@ -174,23 +174,17 @@ class SweRexSandbox:
             )
             return CommandResult(output=reason, exit_code=126, timed_out=False, truncated=False)
         command = command.encode("utf-8", "replace").decode()
-        numbers = (
+        argv = _argv(
+            SCRIPT,
+            self._directory,
             limits.timeout_seconds,
             limits.output_bytes + 1,
             limits.file_bytes // 512,
             limits.cpu_limit_seconds,
             limits.memory_bytes // 1024,
-        )
-        argv = [
-            "/bin/sh",
-            "-c",
-            SCRIPT,
-            "sh",
-            self._directory,
-            *(f"{number}" for number in numbers),
             command,
             f"{MARK}={self._mark}",
-        ]
+        )
         started = time.monotonic()
         if limits.timeout_seconds <= REQUEST_SECONDS:
             whole = Command(command=argv, timeout=limits.timeout_seconds + ANSWER_SECONDS)
@@ -210,10 +204,9 @@ class SweRexSandbox:
     async def _run_asking(self, argv: Sequence[str], seconds: float) -> CommandResponse:
         """Start a long command, then poll until it has ended."""
         deadline = time.monotonic() + seconds
-        start = Command(command=["/bin/sh", "-c", START, "sh", *argv], timeout=ANSWER_SECONDS)
+        start = Command(command=_argv(START, *argv), timeout=ANSWER_SECONDS)
         folder = (await self._answer(self._execute(start))).stdout.strip()
-        tries = f"{POLL_SECONDS / 0.2:.0f}"
-        ask = ["/bin/sh", "-c", ASK, "sh", folder, tries, STILL_RUNNING]
+        ask = _argv(ASK, folder, f"{POLL_SECONDS / 0.2:.0f}", STILL_RUNNING)
         while time.monotonic() < deadline:
             self._check_not_stopped()
             # Twice the time, because a shell's sleeps take a little longer than requested.
@@ -288,8 +281,7 @@ class SweRexSandbox:
 
     async def _script(self, script: str, *arguments: str) -> CommandResponse:
         """Run one of this module's scripts, without the session's limits."""
-        argv = ["/bin/sh", "-c", script, "sh", *arguments]
-        return await self._execute(Command(command=argv, timeout=REQUEST_SECONDS))
+        return await self._execute(Command(command=_argv(script, *arguments), timeout=REQUEST_SECONDS))
 
     def _check_not_stopped(self) -> None:
         if self._is_stopped:
@@ -319,6 +311,10 @@ class SweRexSandbox:
             raise SandboxDied(
                 f"{KEY}.backend={self._options.backend} stopped answering: {type(error).__name__}: {error}"
             ) from error
+
+
+def _argv(script: str, *arguments: object) -> list[str]:
+    return ["/bin/sh", "-c", script, "sh", *map(str, arguments)]
 
 
 async def _nothing_to_stop(*args: Any, **kwargs: Any) -> None:

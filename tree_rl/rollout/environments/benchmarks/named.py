@@ -27,14 +27,14 @@ class PublishedEnvironment(SweEnvironment):
         """Make a task of a published row. Raises `ValueError` if it cannot be judged."""
         raise NotImplementedError
 
-    async def reset(self, task: Mapping[str, Any]) -> None:
-        """Start the sandbox of a published task. Raises as `SweEnvironment.reset`."""
+    def task_of(self, task: Mapping[str, Any]) -> SweTask:
+        """Read a row's published task. Raises `ValueError` if there is none, or it cannot be judged."""
         if not isinstance(task.get("row"), str):
             raise ValueError(
                 f"extra_info.row: {self.name} expects a published row in JSON, received {sorted(task)}; make the data "
                 f"set with python -m tree_rl.rollout.environments.benchmarks.published_files {self.name} FILE OUT"
             )
-        await super().reset({"swe": type(self).read(json.loads(task["row"])).to_row()})
+        return type(self).read(json.loads(task["row"]))
 
 
 class SweBenchVerified(PublishedEnvironment):

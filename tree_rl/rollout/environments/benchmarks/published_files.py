@@ -21,8 +21,7 @@ TASK_FILES = ("task.toml", "task.yaml")
 def published_rows(name: str, path: Path) -> list[Mapping[str, Any]]:
     """The rows of a published file, or the folders of tasks below a path.
 
-    Raises:
-        ValueError: an unknown benchmark, a file that is missing or of another kind, or a column that is missing.
+    Raises `ValueError` for an unknown benchmark, a missing file or column, or a file of another kind.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"environment={name!r}: expected one of {', '.join(BENCHMARKS)}")

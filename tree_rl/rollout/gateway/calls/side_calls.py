@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tree_rl.option_types import check_options
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 
 READ_CHARACTERS = 20_000
 """Number of characters that we search from the start of a text: side calls start with a fixed text."""
@@ -22,8 +22,7 @@ class SideCall:
 
     All given patterns must match.
 
-    Raises:
-        ValueError: a bad name, a pattern that is no regular expression, or a weight outside 0 to `MOST_WEIGHT`.
+    Raises `ValueError` for a bad name, a pattern that is no regular expression, or a weight outside 0 to `MOST_WEIGHT`.
     """
 
     name: str
@@ -51,9 +50,10 @@ class SideCall:
             except re.error as error:
                 raise ValueError(f"side_calls.{self.name}: {pattern!r} is no regular expression: {error}") from error
 
-    def matches(self, messages: Sequence[ChatMessage], *, agent: str, headers: Mapping[str, str]) -> bool:
+    def matches(self, request: ChatRequest) -> bool:
         """True if a request is a call of this kind."""
-        if self.agent and not re.fullmatch(self.agent, agent):
+        messages, headers = request.messages, request.headers
+        if self.agent and not re.fullmatch(self.agent, request.agent):
             return False
         if not all(_found(pattern, headers.get(name.lower(), "")) for name, pattern in self.headers.items()):
             return False
@@ -105,11 +105,9 @@ def read_side_calls(given: Sequence[SideCall | Mapping[str, Any]]) -> tuple[Side
     return (*own, *(replace(one, weight=weights.get(one.name, one.weight)) for one in KNOWN_SIDE_CALLS))
 
 
-def side_call_of(
-    known: Sequence[SideCall], messages: Sequence[ChatMessage], *, agent: str, headers: Mapping[str, str]
-) -> SideCall | None:
+def side_call_of(known: Sequence[SideCall], request: ChatRequest) -> SideCall | None:
     """The first kind that matches a request; None for a call of the task itself."""
-    return next((one for one in known if one.matches(messages, agent=agent, headers=headers)), None)
+    return next((one for one in known if one.matches(request)), None)
 
 
 def _found(pattern: str, text: str) -> bool:

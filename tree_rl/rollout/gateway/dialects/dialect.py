@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
+
 CallFault = Literal[
     "unclosed", "malformed", "no_json", "no_name", "no_object", "in_reasoning", "other_format", "refused"
 ]
@@ -28,17 +30,6 @@ class UnreadableCallError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenCall:
-    """A tool call that the model wrote."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    """Arguments in the model's order."""
-    id: str | None = None
-    """The id that the model wrote; None in families whose calls have no id."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """The parts of a turn."""
 
@@ -48,7 +39,8 @@ class Reading:
     """The reasoning without its marks; None without marks, empty if there is nothing between them."""
     marked_reasoning: str = ""
     """The text before the visible text: the reasoning with its marks."""
-    calls: tuple[WrittenCall, ...] = ()
+    calls: tuple[CalledTool, ...] = ()
+    """The calls, without ids of ours; arguments are objects in the model's order."""
     fault: CallFault | None = None
     """Why a call stays in the text; `in_reasoning` also if the call was read."""
 

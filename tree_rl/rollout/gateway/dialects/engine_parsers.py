@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Dialect, Reading, Tools
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ Extract = Callable[[str, Tools], tuple[str, list[tuple[str, str]]]]
 class EngineDialect(Dialect):
     """A dialect whose calls an engine's parser reads, and whose reasoning the template's dialect reads.
 
-    Raises:
-        ValueError: the engine is not installed, or has no parser of this name.
+    Raises `ValueError` if the engine is not installed, or has no parser of this name.
     """
 
     def __init__(self, engine: str, parser: str, *, tokenizer: "PreTrainedTokenizerFast", reasoning: Dialect) -> None:
@@ -55,9 +55,9 @@ class EngineDialect(Dialect):
             return replace(plain, fault="refused")
         return replace(plain, content=around.strip(), calls=calls) if calls else plain
 
-    def _calls(self, text: str, tools: Tools) -> tuple[str, tuple[WrittenCall, ...]]:
+    def _calls(self, text: str, tools: Tools) -> tuple[str, tuple[CalledTool, ...]]:
         around, found = self._extract(text, tools)
-        return around, tuple(WrittenCall(name=name, arguments=_object(written)) for name, written in found)
+        return around, tuple(CalledTool(name=name, arguments=_object(written)) for name, written in found)
 
 
 _FAILURES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError, ValueError)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from tree_rl.rollout.gateway.dialects.dialect import Dialect
 from tree_rl.rollout.gateway.dialects.engine_parsers import ENGINES, EngineDialect
 from tree_rl.rollout.gateway.dialects.harmony import Harmony
-from tree_rl.rollout.gateway.dialects.hermes import Hermes
-from tree_rl.rollout.gateway.dialects.json_arguments import DeepSeekV3, KimiK2, Llama3, Mistral
+from tree_rl.rollout.gateway.dialects.json_arguments import DeepSeekV3, Hermes, KimiK2, Llama3, Mistral
 from tree_rl.rollout.gateway.dialects.markup import Glm4, Qwen3Coder
 
 if TYPE_CHECKING:

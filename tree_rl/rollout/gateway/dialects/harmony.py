@@ -8,15 +8,9 @@ parser reads text.
 import re
 from dataclasses import dataclass, replace
 
-from tree_rl.rollout.gateway.dialects.dialect import (
-    CallFault,
-    Dialect,
-    Reading,
-    Tools,
-    UnreadableCallError,
-    WrittenCall,
-)
+from tree_rl.rollout.gateway.dialects.dialect import CallFault, Dialect, Reading, Tools, UnreadableCallError
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_object, skip_space
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 
 _MESSAGE = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -32,7 +26,7 @@ _FUNCTIONS = "functions."
 class _Turn:
     reasoning: list[str]
     content: list[str]
-    calls: list[WrittenCall]
+    calls: list[CalledTool]
     fault: CallFault | None = None
 
 
@@ -93,7 +87,7 @@ class Harmony(Dialect):
         name = recipient.removeprefix(_FUNCTIONS)
         if not name:
             raise UnreadableCallError("no_name")
-        read.calls.append(WrittenCall(name=name, arguments=read_object(value)))
+        read.calls.append(CalledTool(name=name, arguments=read_object(value)))
         return self._next(turn, end)
 
     def _next(self, turn: str, end: int) -> int:

@@ -1,14 +1,30 @@
-"""Kimi K2, DeepSeek V3, Mistral and Llama 3: each call is a name and JSON arguments."""
+"""Hermes, Kimi K2, DeepSeek V3, Mistral and Llama 3: each call is a name and JSON arguments."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from tree_rl.rollout.gateway.dialects.dialect import Reading, Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Reading, Tools, UnreadableCallError
 from tree_rl.rollout.gateway.dialects.json_text import read_json, read_named, read_object, skip_space, unwrapped
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags, ThinkingDialect
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
+
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+
+
+class Hermes(CallsBetweenTags):
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, also of Qwen 2.5 and 3."""
+
+    name = "hermes"
+    start = re.compile(CALL_START)
+    end = CALL_END
+    ends_reasoning = CALL_START
+
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
+        value, position = read_json(text, found.end())
+        return [read_named(value, tools)], self.after(text, position, CALL_END)
 
 
 class KimiK2(CallsBetweenTags):
@@ -23,7 +39,7 @@ class KimiK2(CallsBetweenTags):
     _other_id = re.compile(r"functions[._:-]?(.+?)[._:-]?\d+")
     """Ids as clients and servers rewrite them, which the model then imitates: `functions_NAME_INDEX`."""
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         written = found[1].strip()
         named = self._id.fullmatch(written)
         position = self.after(text, found.end(), "<|tool_call_argument_begin|>")
@@ -34,7 +50,7 @@ class KimiK2(CallsBetweenTags):
         respelt = self._other_id.fullmatch(written)
         is_respelt = respelt and not is_offered(named[1], tools) and is_offered(respelt[1], tools)
         name = respelt[1] if respelt and is_respelt else named[1]
-        return [WrittenCall(name=name, arguments=read_object(value), id=written)], position
+        return [CalledTool(name=name, arguments=read_object(value), written_id=written)], position
 
     def call_id(self, sent: str, *, name: str, index: int) -> str:
         """Templates write the id instead of the name."""
@@ -53,7 +69,7 @@ class DeepSeekV3(CallsBetweenTags):
     wrappers = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     _in_markdown = re.compile(r"([^\n{]+)\n```(?:json)?\n")
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         if found[1] is None:
             raise UnreadableCallError("malformed")
         block = self._in_markdown.match(text, found.end())
@@ -64,7 +80,7 @@ class DeepSeekV3(CallsBetweenTags):
         position = self.after(text, position, self.end)
         if not name:
             raise UnreadableCallError("no_name")
-        return [WrittenCall(name=name, arguments=read_object(value))], position
+        return [CalledTool(name=name, arguments=read_object(value))], position
 
 
 class Mistral(CallsBetweenTags):
@@ -79,10 +95,10 @@ class Mistral(CallsBetweenTags):
     start = re.compile(r"\[TOOL_CALLS\]\s*(?:(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\]|(?=\{)))?")
     ends_reasoning = "[TOOL_CALLS]"
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         value, position = read_json(text, found.end())
         if found["name"]:
-            written = WrittenCall(name=found["name"], arguments=read_object(value), id=found["id"])
+            written = CalledTool(name=found["name"], arguments=read_object(value), written_id=found["id"])
             return [_with_fit_id(written)], position
         calls = value if isinstance(value, list) else [value]
         if not calls:
@@ -100,9 +116,9 @@ def _is_fit(call_id: str) -> bool:
     return len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
 
 
-def _with_fit_id(call: WrittenCall) -> WrittenCall:
+def _with_fit_id(call: CalledTool) -> CalledTool:
     """Drop the id that the model wrote if Mistral's templates would refuse it."""
-    return call if call.id is None or _is_fit(call.id) else replace(call, id=None)
+    return call if call.written_id is None or _is_fit(call.written_id) else replace(call, written_id=None)
 
 
 class Llama3(ThinkingDialect):
@@ -130,7 +146,7 @@ class Llama3(ThinkingDialect):
         if self.marks[0] in around or (not tag and self._call.match(written.lstrip()) is None):
             is_call = any(is_offered(found[1], tools) for found in self._named.finditer(text))
             return Reading(content=text, fault="malformed" if is_call else None)
-        calls: list[WrittenCall] = []
+        calls: list[CalledTool] = []
         position = 0
         while True:
             value, position = read_json(written, position)

@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
+from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.plain_json import JsonError, decode_json
 
 _DECODER = json.JSONDecoder()
@@ -26,7 +27,9 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         _, end = _DECODER.raw_decode(text, start)
         return decode_json(text[start:end]), end
     except (ValueError, RecursionError) as error:
-        is_cut = isinstance(error, json.JSONDecodeError) and _ends_inside(text, error)
+        is_cut = isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(text) or error.msg.startswith("Unterminated string")
+        )
         raise UnreadableCallError("unclosed" if is_cut else "no_json") from error
 
 
@@ -49,7 +52,7 @@ def read_object(arguments: Any) -> Mapping[str, Any]:
     return arguments
 
 
-def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> WrittenCall:
+def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",)) -> CalledTool:
     """Read a call that is a JSON object with a name and arguments.
 
     Models also write the arguments under another key, or directly next to the name. We read those too or refuse the
@@ -76,7 +79,7 @@ def read_named(call: Any, tools: Tools, *, keys: tuple[str, ...] = ("arguments",
         others = {key: other for key, other in call.items() if key not in kept}
         arguments = read_object(_arguments_among(others, declared) if others else value)
     id_ = call.get("id")
-    return WrittenCall(name=name, arguments=arguments, id=id_ if isinstance(id_, str) else None)
+    return CalledTool(name=name, arguments=arguments, written_id=id_ if isinstance(id_, str) else None)
 
 
 def unwrapped(call: Any) -> Any:
@@ -93,7 +96,3 @@ def _arguments_among(others: Mapping[str, Any], declared: Mapping[str, Any]) -> 
     if more or key not in _ARGUMENTS:
         raise UnreadableCallError("malformed")
     return value
-
-
-def _ends_inside(text: str, error: json.JSONDecodeError) -> bool:
-    return error.pos >= len(text) or error.msg.startswith("Unterminated string")

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError, WrittenCall
-from tree_rl.rollout.gateway.dialects.hermes import CALL_END, CALL_START
+from tree_rl.rollout.gateway.dialects.dialect import Tools, UnreadableCallError
+from tree_rl.rollout.gateway.dialects.json_arguments import CALL_END, CALL_START
 from tree_rl.rollout.gateway.dialects.json_text import skip_space
 from tree_rl.rollout.gateway.dialects.thinking import CallsBetweenTags
 from tree_rl.rollout.gateway.dialects.typed_text import parameters_of, typed
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 
 
 def _beginnings(mark: str) -> str:
@@ -49,7 +50,7 @@ class Qwen3Coder(CallsBetweenTags):
     _value_end = re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>{_call_end.pattern}))")
     _bare_value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         name = found["name"] or found["bare"]
         if name is None:
             raise UnreadableCallError("malformed")
@@ -61,7 +62,7 @@ class Qwen3Coder(CallsBetweenTags):
             if closed is None:
                 raise UnreadableCallError("malformed")
             position = closed.end()
-        return [WrittenCall(name=name, arguments=arguments)], position
+        return [CalledTool(name=name, arguments=arguments)], position
 
 
 class Glm4(CallsBetweenTags):
@@ -74,9 +75,9 @@ class Glm4(CallsBetweenTags):
     _key = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>")
     _value_end = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{CALL_END}))")
 
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         name = found[1].strip()
         if not name:
             raise UnreadableCallError("no_name")
         arguments, position = _arguments(text, found.end(), self._key, self._value_end, parameters_of(name, tools))
-        return [WrittenCall(name=name, arguments=arguments)], self.after(text, position, CALL_END)
+        return [CalledTool(name=name, arguments=arguments)], self.after(text, position, CALL_END)

@@ -5,16 +5,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tree_rl.rollout.gateway.dialects.dialect import (
-    CallFault,
-    Dialect,
-    Reading,
-    Tools,
-    UnreadableCallError,
-    WrittenCall,
-)
+from tree_rl.rollout.gateway.dialects.dialect import CallFault, Dialect, Reading, Tools, UnreadableCallError
 from tree_rl.rollout.gateway.dialects.json_text import skip_space
 from tree_rl.rollout.gateway.dialects.typed_text import is_offered
+from tree_rl.rollout.gateway.protocols.messages import CalledTool
 
 _NO_NAME = re.compile(r"""[\s(){}\[\]<>"'=]""")
 """Characters that no tool's name has: a call in another family's format may have its arguments in its name."""
@@ -116,7 +110,7 @@ class CallsBetweenTags(ThinkingDialect):
     def read_calls(self, text: str, tools: Tools) -> Reading:
         """Read the calls of a text. A last call that the turn's end cuts off stays text."""
         around: list[str] = []
-        calls: list[WrittenCall] = []
+        calls: list[CalledTool] = []
         fault: CallFault | None = None
         done = reasoning = 0
         while (found := self.start.search(text, done)) is not None:
@@ -169,7 +163,7 @@ class CallsBetweenTags(ThinkingDialect):
         return len(text) if found is None else found.start()
 
     @abstractmethod
-    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[WrittenCall], int]:
+    def read_call(self, text: str, found: re.Match[str], tools: Tools) -> tuple[Sequence[CalledTool], int]:
         """Read the calls after a start mark; return them and their end. Raises `UnreadableCallError`."""
 
     def after(self, text: str, position: int, mark: str) -> int:

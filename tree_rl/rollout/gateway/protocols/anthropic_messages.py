@@ -31,7 +31,7 @@ ERROR_TYPES = {
 def read_request(body: Any) -> ChatRequest:
     """Read the body of `POST /v1/messages`."""
     fields = Fields(body)
-    max_tokens = fields.integer("max_tokens", None, low=1)
+    max_tokens = fields.number("max_tokens", low=1)
     if max_tokens is None:
         raise wrong("max_tokens", "a whole number of at least 1", None)
     return _request(fields, max_tokens=max_tokens)

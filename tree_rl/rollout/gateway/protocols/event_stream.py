@@ -48,7 +48,6 @@ async def wait_unless_client_leaves(
 
 async def patient_events(
     task: asyncio.Task[Completion],
-    receive: Receive,
     *,
     events: Callable[[asyncio.Task[Completion]], Iterator[bytes]],
     ping: bytes,
@@ -57,13 +56,15 @@ async def patient_events(
     """An event stream that starts before the answer is ready.
 
     Sends `ping` every `every_s` seconds until then. `events` makes the other events from the finished task, errors
-    included.
+    included. starlette cancels this if the client disconnects, which cancels the task.
     """
-    while not task.done():
-        yield ping
-        if not await wait_unless_client_leaves(task, receive, timeout_s=every_s):
-            return
-    yield await asyncio.to_thread(lambda: b"".join(events(task)))
+    try:
+        while not task.done():
+            yield ping
+            await asyncio.wait({task}, timeout=every_s)
+        yield await asyncio.to_thread(lambda: b"".join(events(task)))
+    finally:
+        task.cancel()
 
 
 async def _client_gone(receive: Callable[[], Awaitable[object]]) -> None:

@@ -48,6 +48,8 @@ class ChatRequest:
     """Names of ignored parts of the request: unknown fields, media, and tools that only the provider could run."""
     images: Mapping[str, SentImage] = field(default_factory=dict)
     """Images by their marks in the messages."""
+    agent: str = "main"
+    """Name of the calling agent."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of the HTTP request by lower-case name. Side calls are recognised by them."""
     num_bytes: int = 0

@@ -69,33 +69,21 @@ class Fields:
             raise wrong(self.name(key), "true or false", value)
         return value
 
-    def integer(self, key: str, default: int | None, *, low: int, high: int | None = None) -> int | None:
-        """A whole number within bounds."""
-        value = self._value.get(key)
-        if value is None:
-            return default
-        expected = f"a whole number of at least {low}" + ("" if high is None else f" and at most {high}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            raise wrong(self.name(key), expected, value)
-        return value
-
-    def number(self, key: str, *, low: float, high: float) -> float | None:
-        """A number within bounds, None if it is absent."""
+    def number(self, key: str, *, low: float, high: float | None = None) -> Any:
+        """A number within bounds, None if it is absent; a whole one if `low` is an integer."""
         value = self._value.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise wrong(self.name(key), f"a number from {low} to {high}", value)
-        return float(value)
+        is_whole = isinstance(low, int)
+        is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not is_number or value < low or (high is not None and value > high):
+            whole = f"a whole number of at least {low}" + ("" if high is None else f" and at most {high}")
+            raise wrong(self.name(key), whole if is_whole else f"a number from {low} to {high}", value)
+        return value if is_whole else float(value)
 
     def numbers(self, bounds: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-        """The numbers that are given, each within its bounds: a whole number if these are whole."""
-        read = {
-            key: self.integer(key, None, low=low, high=high)
-            if isinstance(low, int) and isinstance(high, int)
-            else self.number(key, low=low, high=high)
-            for key, (low, high) in bounds.items()
-        }
+        """The numbers that are given, each within its bounds."""
+        read = {key: self.number(key, low=low, high=high) for key, (low, high) in bounds.items()}
         return {key: value for key, value in read.items() if value is not None}
 
     def stop_texts(self, key: str) -> tuple[str, ...]:

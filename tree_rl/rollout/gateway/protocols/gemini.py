@@ -88,16 +88,15 @@ def read_request(body: Any, *, model: str, is_stream: bool, as_events: bool) -> 
     """Read the body of `generateContent` or `streamGenerateContent`."""
     fields = ProtoFields(body)
     config = fields.part("generationConfig")
-    unknown = [*check_fields(fields, KNOWN), *check_fields(config, KNOWN_CONFIG)]
+    media = Media([*check_fields(fields, KNOWN), *check_fields(config, KNOWN_CONFIG)])
     if [kind for kind in config.items("responseModalities") if str(kind).upper() != "TEXT"]:
         raise RequestError("expected TEXT", field=config.name("responseModalities"))
-    read = _content(fields)
     return GeminiRequest(
-        **{**read, "left_out": tuple(dict.fromkeys([*unknown, *read["left_out"]]))},
+        **_content(fields, media),
         model=model,
         json=_json(config),
-        count=config.integer("candidateCount", 1, low=1, high=MAX_CANDIDATES) or 1,
-        max_tokens=config.integer("maxOutputTokens", None, low=1),
+        count=config.number("candidateCount", low=1, high=MAX_CANDIDATES) or 1,
+        max_tokens=config.number("maxOutputTokens", low=1),
         stop=config.stop_texts("stopSequences"),
         sampling=_sampling(config),
         is_stream=is_stream,
@@ -113,7 +112,7 @@ def read_count_request(body: Any, *, model: str) -> ChatRequest:
     fields: Fields = ProtoFields(body)
     if fields.raw("generateContentRequest") is not None:
         fields = fields.child("generateContentRequest")
-    return ChatRequest(model=model, **_content(fields))
+    return ChatRequest(model=model, **_content(fields, Media()))
 
 
 def speaks_gemini(request: Request) -> bool:
@@ -136,8 +135,7 @@ def _sampling(config: Fields) -> dict[str, Any]:
     return {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): value for name, value in numbers.items()}
 
 
-def _content(fields: Fields) -> dict[str, Any]:
-    media = Media()
+def _content(fields: Fields, media: Media) -> dict[str, Any]:
     messages = read_contents(fields.objects("contents", required=True), media)
     if not messages:
         raise wrong("contents", "at least one content", [])
@@ -145,7 +143,7 @@ def _content(fields: Fields) -> dict[str, Any]:
         system = text_of_parts(fields.child("systemInstruction").objects("parts", required=True), media)
         messages = [ChatMessage(role="system", content=system)] * bool(system) + messages
     tools, must_call = _tools(fields)
-    seen = {"left_out": tuple(media.left_out), "images": media.images}
+    seen = {"left_out": tuple(dict.fromkeys(media.left_out)), "images": media.images}
     return {"messages": tuple(messages), "tools": tools, "must_call": must_call, **seen}
 
 

@@ -17,7 +17,8 @@ IMAGE_MARK = re.compile("\ue000image [0-9a-f]{32}\ue001")
 class CalledTool:
     """One tool call in an assistant message."""
 
-    id: str
+    id: str = ""
+    """Empty until the gateway gives one, and where a client sends none."""
     name: str
     arguments: Mapping[str, Any] | str
     """Decoded arguments; text as sent if it is not a JSON object."""

@@ -44,7 +44,7 @@ def read_request(body: Any) -> ChatRequest:
     fields = Fields(body)
     media = Media(check_fields(fields, CHAT_FIELDS))
     tools, must_call = chosen_tools(fields, tuple(_tool(tool) for tool in fields.objects("tools")))
-    limit = fields.integer("max_completion_tokens", None, low=1) or fields.integer("max_tokens", None, low=1)
+    limit = fields.number("max_completion_tokens", low=1) or fields.number("max_tokens", low=1)
     messages = tuple(_message(message, media) for message in fields.objects("messages", required=True))
     if not messages:
         raise wrong("messages", "at least one message", [])
@@ -59,7 +59,7 @@ def read_request(body: Any) -> ChatRequest:
         one_call=not fields.flag("parallel_tool_calls", default=True),
         json=read_json_format(fields, "response_format"),
         continues_last=continues,
-        count=fields.integer("n", 1, low=1, high=MAX_CHOICES) or 1,
+        count=fields.number("n", low=1, high=MAX_CHOICES) or 1,
         max_tokens=limit,
         stop=fields.stop_texts("stop"),
         sampling=fields.numbers(SAMPLING),

@@ -19,11 +19,7 @@ EITHER_HEADER = zlib.MAX_WBITS | 32
 
 
 async def read_body(request: Request) -> bytes:
-    """Read and decompress the body.
-
-    Raises:
-        RequestError: too large, too slow, or in an unknown encoding.
-    """
+    """Read and decompress the body. Raises `RequestError` if it is too large, too slow, or in an unknown encoding."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     body = await _received(request)
     if encoding in ("identity", ""):

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import pairwise
 
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 
@@ -17,16 +18,27 @@ def answered_calls(messages: Sequence[ChatMessage]) -> list[CallPlace | None]:
     id decides, in any order. The remaining results, those with a tool's name first, take the remaining calls: by name,
     else in order.
     """
-    pairing = _Pairing(answered=[None] * len(messages))
-    turn, results = 0, list[int]()
-    for place, message in enumerate(messages):
-        if message.tool_calls:
-            pairing.pair(messages, turn, results)
-            turn, results = place, []
-        elif message.role == "tool":
-            results.append(place)
-    pairing.pair(messages, turn, results)
-    return pairing.answered
+    answered: list[CallPlace | None] = [None] * len(messages)
+    by_id: dict[str, CallPlace] = {}  # the latest call with each id
+    unanswered: dict[str, CallPlace] = {}  # those without a result
+    turns = {place for place, message in enumerate(messages) if message.tool_calls}
+    for turn, end in pairwise(sorted({0, *turns, len(messages)})):
+        calls = _Waiting(messages[turn].tool_calls)
+        late = []
+        for place in range(turn, end):
+            message, sent = messages[place], messages[place].tool_call_id
+            if message.role == "tool" and sent:
+                index = calls.take((sent, message.name), (sent, None))
+                answered[place] = unanswered.pop(sent, None) if index is None else (turn, index)
+            if message.role == "tool" and answered[place] is None:
+                late.append(place)
+        by_id.update((call.id, (turn, index)) for index, call in enumerate(calls.called) if call.id)
+        for place in sorted(late, key=lambda place: not messages[place].name):
+            index = calls.take((None, messages[place].name), (None, None))
+            known = by_id.get(messages[place].tool_call_id or "")
+            answered[place] = known if index is None else (turn, index)
+        unanswered.update((calls.called[index].id, (turn, index)) for index in calls.waiting)
+    return answered
 
 
 def with_ids_of_calls(messages: Sequence[ChatMessage], answered: Sequence[CallPlace | None]) -> list[ChatMessage]:
@@ -38,35 +50,6 @@ def with_ids_of_calls(messages: Sequence[ChatMessage], answered: Sequence[CallPl
             if called != named[place].tool_call_id:
                 named[place] = replace(named[place], tool_call_id=called)
     return named
-
-
-@dataclass(kw_only=True, slots=True)
-class _Pairing:
-    """The calls and results of a conversation up to a turn."""
-
-    answered: list[CallPlace | None]
-    by_id: dict[str, CallPlace] = field(default_factory=dict)
-    """Latest call with each id."""
-    unanswered: dict[str, CallPlace] = field(default_factory=dict)
-    """Calls of `by_id` without a result."""
-
-    def pair(self, messages: Sequence[ChatMessage], turn: int, results: Sequence[int]) -> None:
-        """Pair the calls of a turn with the results after it."""
-        calls = _Waiting(messages[turn].tool_calls if messages else ())
-        late = [place for place in results if not self._pair_by_id(messages[place], place, turn, calls)]
-        self.by_id.update((call.id, (turn, index)) for index, call in enumerate(calls.called) if call.id)
-        for place in sorted(late, key=lambda place: not messages[place].name):
-            index = calls.take((None, messages[place].name), (None, None))
-            known = self.by_id.get(messages[place].tool_call_id or "")
-            self.answered[place] = known if index is None else (turn, index)
-        self.unanswered.update((calls.called[index].id, (turn, index)) for index in calls.waiting)
-
-    def _pair_by_id(self, message: ChatMessage, place: int, turn: int, calls: "_Waiting") -> bool:
-        sent = message.tool_call_id
-        if sent:
-            index = calls.take((sent, message.name), (sent, None))
-            self.answered[place] = self.unanswered.pop(sent, None) if index is None else (turn, index)
-        return self.answered[place] is not None
 
 
 class _Waiting:

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tree_rl.rollout.gateway.dialects.dialect import Dialect, Tools
@@ -36,24 +36,11 @@ Render = Callable[..., str]
 """`Renderer.render`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OtherFormat:
-    """A template's format of calls, which the dialect does not read."""
+def other_format(dialect: Dialect, render: Render, *, specials: Sequence[str]) -> Callable[[str, Tools], bool] | None:
+    """If the dialect does not read the template's calls, a function that finds them in a turn, given its tools.
 
-    marks: Sequence[str]
-    """Texts that occur only in calls."""
-    before_name: str | None = None
-    """Text that precedes a tool's name only in calls; None if the marks suffice."""
-
-    def is_in(self, turn: str, tools: Tools) -> bool:
-        """True if a turn holds a call in this format."""
-        before = self.before_name
-        is_named = before is not None and any(before + name_of(tool) in turn for tool in tools)
-        return bool(tools) and (is_named or any(mark in turn for mark in self.marks))
-
-
-def other_format(dialect: Dialect, render: Render, *, specials: Sequence[str]) -> OtherFormat | None:
-    """The template's format of calls if the dialect does not read it. Templates without tools are not checked."""
+    Templates without tools are not checked.
+    """
     opened = _rendered(render, [ASKED], tools=[TOOL], is_prompt=True)
     turn, is_open = _written_call(dialect, render, opened)
     if turn is not None and _reads(dialect, turn, specials, is_open=is_open):
@@ -70,13 +57,19 @@ def other_format(dialect: Dialect, render: Render, *, specials: Sequence[str]) -
     )
     marks = [token for token in specials if _TOOL_TOKEN.search(token)]
     if turn is None:
-        return OtherFormat(marks=marks)
+        return partial(_has_call, marks, None)
     before_name = turn[: turn.rfind(NAME, 0, turn.index(VALUE))]
     tag = (_TAG.findall(before_name) or [""])[-1]
     answer = _rendered(render, [ASKED, ChatMessage(role="assistant", content="y")], tools=[TOOL], is_prompt=False) or ""
     if tag and tag not in answer.removeprefix(opened or ""):
-        return OtherFormat(marks=[*marks, tag])
-    return OtherFormat(marks=marks, before_name=before_name.rpartition("\n")[2].lstrip() or None)
+        return partial(_has_call, [*marks, tag], None)
+    return partial(_has_call, marks, before_name.rpartition("\n")[2].lstrip() or None)
+
+
+def _has_call(marks: Sequence[str], before: str | None, turn: str, tools: Tools) -> bool:
+    """True if a turn has a mark, which occurs only in calls, or a tool's name after `before` (None: marks suffice)."""
+    is_named = before is not None and any(before + name_of(tool) in turn for tool in tools)
+    return bool(tools) and (is_named or any(mark in turn for mark in marks))
 
 
 def _written_call(dialect: Dialect, render: Render, opened: str | None) -> tuple[str | None, bool]:
@@ -104,7 +97,7 @@ def _reads(dialect: Dialect, turn: str, specials: Sequence[str], *, is_open: boo
     ends = {at for token in specials for at in range(argument, len(turn)) if turn.startswith(token, at)}
     for end in sorted({*ends, len(turn)}):
         calls = dialect.read(turn[:end], tools=[TOOL], is_reasoning_open=is_open).calls
-        if [(call.name, dict(call.arguments)) for call in calls] == [(NAME, {KEY: VALUE})]:
+        if [(call.name, call.arguments) for call in calls] == [(NAME, {KEY: VALUE})]:
             return True
     return False
 

@@ -7,6 +7,7 @@ turn of the model they are the generated ids, however the template renders it.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain
 
 from tree_rl.rollout.gateway.long_work import CHARACTERS_PER_TOKEN, TOKENIZE
 from tree_rl.rollout.gateway.tokens.call_format import shared_length
@@ -51,18 +52,14 @@ class Node:
     turn: GeneratedTurn | None = None
     """The model's turn; None for other context."""
     children: list["Node"] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] | None = None
-    """Cached result of `path_ids` of a node at which a prompt ended."""
 
     def path_ids(self) -> tuple[int, ...]:
         """Token ids from the start to the node's end."""
-        after_known: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.prompt_ids is None:
-            after_known.append(node)
+        path, node = [self.ids], self.parent
+        while node is not None:
+            path.append(node.ids)
             node = node.parent
-        known = () if node is None or node.prompt_ids is None else node.prompt_ids
-        return known + tuple(token for one in reversed(after_known) for token in one.ids)
+        return tuple(chain.from_iterable(reversed(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +83,8 @@ class _Step:
     node: Node
     end: int
     """Number of characters of the text up to the node's end."""
-    num_turns: int
-    """Number of the model's turns up to the node, including it."""
-    before: "_Step | None"
+    turns: tuple[tuple[Node, str], ...] = ()
+    """Generated turns up to the node, as in `Match`."""
     is_opening: bool = False
     """True for a prompt's end without the reasoning with which the template starts answers: only a turn may follow."""
 
@@ -114,27 +110,25 @@ class ContextTrie:
 
     def match(self, text: str) -> Match:
         """Find the recorded path that a rendering continues: with the most turns, then the longest, then the latest."""
-        best = _Step(self._root, 0, 0, None)
+        best = _Step(self._root, 0)
         stack = [best]
         while stack:
             step = stack.pop()
             # On a tie the first match wins, which is the latest child, because the stack reverses their order.
-            is_longer = step.num_turns == best.num_turns and step.end > best.end
-            if not step.is_opening and (step.num_turns > best.num_turns or is_longer):
+            if not step.is_opening and (len(step.turns), step.end) > (len(best.turns), best.end):
                 best = step
             for child in step.node.children:
                 if step.is_opening and child.turn is None:
                     continue
                 end = self._end_of_match(child, text, step)
                 if end is not None:
-                    stack.append(_Step(child, end, step.num_turns + (child.turn is not None), step))
+                    own = () if child.turn is None else ((child, text[step.end : end]),)
+                    stack.append(_Step(child, end, step.turns + own))
                 elif (end := self._end_of_opening(child, text, step.end)) is not None:
-                    stack.append(_Step(child, end, step.num_turns, step, is_opening=True))
+                    stack.append(_Step(child, end, step.turns, is_opening=True))
         rest = text[best.end :]
         cut = self._cut_turn(best.node, rest)
-        return Match(
-            node=best.node, turns=_turns_up_to(best, text), cut=cut, rest=rest if cut is None else rest[len(cut[0]) :]
-        )
+        return Match(node=best.node, turns=best.turns, cut=cut, rest=rest if cut is None else rest[len(cut[0]) :])
 
     def extend(self, match: Match, pieces: Sequence[str], encoded: Sequence[tuple[int, ...]]) -> Node:
         """Add the pieces of a match's `rest` with their ids, and return the node at the prompt's end."""
@@ -223,13 +217,3 @@ class ContextTrie:
         node = Node(parent=parent, text=text, ids=ids, depth=parent.depth + len(ids))
         parent.children.append(node)
         return node
-
-
-def _turns_up_to(last: _Step, text: str) -> tuple[tuple[Node, str], ...]:
-    turns = []
-    step = last
-    while step.before is not None:
-        if step.node.turn is not None:
-            turns.append((step.node, text[step.before.end : step.end]))
-        step = step.before
-    return tuple(reversed(turns))

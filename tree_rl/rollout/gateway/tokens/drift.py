@@ -7,6 +7,7 @@ different context.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal, get_args
 
 import numpy as np
@@ -67,55 +68,20 @@ def find_drifted_siblings(
         return ()
     forest = Forest.from_rows(sequences)
     segments = forest.segments
-    found = []
+    found: set[tuple[int, int]] = set()
     for parent in np.unique(segments.parent).tolist():
         children = np.flatnonzero(segments.parent == parent)
         position = int(segments.depth[children[0]])
         owners = [int(forest.rows_through(int(segments.start[child]))[0]) for child in children]
-        windows = [sequences[owner][position : position + WINDOW_TOKENS].tolist() for owner in owners]
-        for left, right in _pairs_to_compare(windows, decode):
-            if _meet(windows[left], windows[right], decode):
-                found.append((min(owners[left], owners[right]), max(owners[left], owners[right])))
-    return tuple(found)
+        owners_of_text: dict[str, list[int]] = defaultdict(list)
+        for owner in owners:
+            for text in _whole_texts(sequences[owner][position : position + WINDOW_TOKENS].tolist(), decode):
+                owners_of_text[text].append(owner)
+        found |= {pair for same in owners_of_text.values() for pair in combinations(sorted(same), 2)}
+    return tuple(sorted(found))
 
 
-def _pairs_to_compare(
-    windows: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
-) -> list[tuple[int, int]]:
-    """Pairs that may be tokenizations of one text: the first characters of one are a prefix of the other's.
-
-    Comparing all pairs would take minutes for a thousand branches.
-    """
-    beginnings = [_first_characters(window, decode) for window in windows]
-    with_beginning: dict[str, list[int]] = defaultdict(list)
-    for index, beginning in enumerate(beginnings):
-        with_beginning[beginning].append(index)
-    pairs = set()
-    for index, beginning in enumerate(beginnings):
-        for length in range(1, len(beginning) + 1):
-            others = with_beginning.get(beginning[:length], ())
-            pairs |= {(min(other, index), max(other, index)) for other in others if other != index}
-    return sorted(pairs)
-
-
-def _first_characters(window: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """Text of the shortest prefix that ends with a complete character; empty if none does."""
-    texts = (decode(window[:count]) for count in range(1, len(window) + 1))
-    return next((text for text in texts if text and not text.endswith("\ufffd")), "")
-
-
-def _meet(left: Sequence[int], right: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
-    """True if both have the same text up to some token of each."""
-    left_count = right_count = 1
-    while left_count <= min(len(left), WINDOW_TOKENS) and right_count <= min(len(right), WINDOW_TOKENS):
-        left_text, right_text = decode(left[:left_count]), decode(right[:right_count])
-        if left_text == right_text and not left_text.endswith("\ufffd"):
-            return True
-        shorter, longer = sorted((left_text.rstrip("\ufffd"), right_text.rstrip("\ufffd")), key=len)
-        if not longer.startswith(shorter):
-            return False
-        if len(left_text) <= len(right_text):
-            left_count += 1
-        else:
-            right_count += 1
-    return False
+def _whole_texts(window: Sequence[int], decode: Callable[[Sequence[int]], str]) -> set[str]:
+    """The texts of a window's prefixes that end with a complete character."""
+    texts = {decode(window[:count]) for count in range(1, len(window) + 1)}
+    return {text for text in texts if text and not text.endswith("\ufffd")}

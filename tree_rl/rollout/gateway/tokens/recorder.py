@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from tree_rl.rollout.gateway.backend import Answer
-from tree_rl.rollout.gateway.calls.side_calls import SideCall
+from tree_rl.rollout.gateway.calls.side_calls import side_call_of
 from tree_rl.rollout.gateway.dialects.dialect import CallFault
 from tree_rl.rollout.gateway.long_work import READ, TOKENIZE, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
+from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.context_trie import ContextTrie, GeneratedTurn, Match, Node
 from tree_rl.rollout.gateway.tokens.drift import BranchCause, DriftKind, DriftReport, find_drifted_siblings
 from tree_rl.rollout.gateway.tokens.openings import opened_prompt, shown_to_client
@@ -74,13 +74,12 @@ class Recorder:
             unread=self._unread,
         )
 
-    async def make_prompt(self, request: ChatRequest, *, agent: str = "main") -> Prompt:
+    async def make_prompt(self, request: ChatRequest) -> Prompt:
         """Make the prompt of a request, and note the generated turns that came back in it.
 
-        Raises:
-            RequestError: the template refuses the messages, or the prompt leaves no room for an answer.
+        Raises `RequestError` if the template refuses the messages, or the prompt leaves no room for an answer.
         """
-        prompt, match = await self._prompt(request, agent)
+        prompt, match = await self._prompt(request)
         for turn, written in match.turns:
             self._returned.setdefault(turn, written)
         self._note_branching_turns(prompt.restored, prompt.text, match)
@@ -89,32 +88,30 @@ class Recorder:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Number of tokens of a request's prompt, which no call follows. Errors as in `make_prompt`."""
-        prompt, _ = await self._prompt(request, "main")
+        prompt, _ = await self._prompt(request)
         return len(prompt.ids)
 
-    async def _prompt(self, request: ChatRequest, agent: str) -> tuple[Prompt, Match]:
+    async def _prompt(self, request: ChatRequest) -> tuple[Prompt, Match]:
         """The prompt of a request, whose text the trie then contains, and what the trie knew of it before."""
         # The thread only changes state that does not depend on the order of calls.
         rendered = request.num_bytes + CHARACTERS_OF_A_MESSAGE * len(request.messages)
         characters = self._trie.searched_characters(rendered)
-        matched = await off_the_loop(partial(self._matched, request, agent), READ, characters=characters)
+        matched = await off_the_loop(partial(self._matched, request), READ, characters=characters)
         restored, (text, opening), match = matched
         pieces, encoded = await self._tokenized(match)
         node = self._trie.extend(match, pieces, encoded)
-        if node.prompt_ids is None:
-            node.prompt_ids = node.path_ids()
-        ids = node.prompt_ids
+        ids = node.path_ids()
         if self._options.on_drift == "branch":
             ids = await off_the_loop(partial(self._retokenized, text), TOKENIZE, characters=len(text))
         self._check_length(len(ids))
         return Prompt(request=request, restored=restored, text=text, ids=ids, node=node, opening=opening), match
 
-    def _matched(self, request: ChatRequest, agent: str) -> tuple[Restored, tuple[str, str], Match]:
+    def _matched(self, request: ChatRequest) -> tuple[Restored, tuple[str, str], Match]:
         """A request's messages with the reasoning that clients drop, (text, opening) of its prompt, and its match."""
-        restored = self._own.restore(request.messages, agent=agent)
+        restored = self._own.restore(request.messages, agent=request.agent)
         text, opening = opened_prompt(self._renderer, request, restored.messages)
         if request.continues_last:
-            restored = self._own.restore(request.messages[:-1], agent=agent)
+            restored = self._own.restore(request.messages[:-1], agent=request.agent)
         return restored, (text, opening), self._trie.match(text)
 
     def _note_branching_turns(self, restored: Restored, text: str, match: Match) -> None:
@@ -151,11 +148,10 @@ class Recorder:
         closings = {closing for _, closing in turn.forms() if closing}
         return end in (closings or self._renderer.turn_ends[1:])
 
-    async def record(
-        self, prompt: Prompt, answer: Answer, *, agent: str, side: SideCall | None, seconds: tuple[float, float]
-    ) -> ChatMessage:
+    async def record(self, prompt: Prompt, answer: Answer, *, seconds: tuple[float, float]) -> ChatMessage:
         """Record an answer, and return the message for the agent."""
-        index = len(self.calls)
+        index, agent = len(self.calls), prompt.request.agent
+        side = side_call_of(self._options.side_calls, prompt.request)
         self.calls.append(
             ModelCall(
                 prompt_ids=prompt.ids,
@@ -200,12 +196,9 @@ class Recorder:
         text, tools = prompt.opening + text, prompt.request.tools
         turn = self._renderer.dialect.read(text, tools=tools, is_reasoning_open=self._opens_reasoning(prompt))
         fault, other_format = turn.fault, self._renderer.other_format
-        if other_format and not turn.calls and fault is None and other_format.is_in(text, tools):
+        if other_format and not turn.calls and fault is None and other_format(text, tools):
             fault = "other_format"
-        calls = tuple(
-            CalledTool(id=f"call_{self._session}_{call}_{n}", name=one.name, arguments=one.arguments, written_id=one.id)
-            for n, one in enumerate(turn.calls)
-        )
+        calls = tuple(replace(one, id=f"call_{self._session}_{call}_{n}") for n, one in enumerate(turn.calls))
         thought, content = turn.reasoning, turn.content
         if self._options.reasoning == "inline":
             thought, content = None, turn.marked_reasoning + content

@@ -126,13 +126,8 @@ class Renderer:
         # Some tokenizers treat the start of their input differently. A special token before it prevents that.
         leads = [not piece.startswith(self.specials) for piece in pieces]
         texts = [self.end_text + piece if lead else piece for piece, lead in zip(pieces, leads, strict=True)]
-        if not texts:
-            return []
-        try:
-            # One text at a time: a batch runs in threads that all callers share, and waits for the others' texts.
-            encoded = [self._encode(text) for text in texts]
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError("expected Unicode text, received lone surrogates", field="messages") from error
+        # One text at a time: a batch runs in threads that all callers share, and waits for the others' texts.
+        encoded = [self._encode(text) for text in texts]
         return [tuple(ids[1:]) if lead else tuple(ids) for ids, lead in zip(encoded, leads, strict=True)]
 
     def _encode(self, text: str) -> Sequence[int]:

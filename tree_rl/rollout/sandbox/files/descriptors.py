@@ -107,8 +107,7 @@ def hand_over(descriptor: int, owner: int | None) -> None:
 def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> None:
     """Write a file of an open folder. An existing file keeps its permissions.
 
-    Raises:
-        ValueError: the name is taken by a link, a folder or a special file.
+    Raises `ValueError` if the name is taken by a link, a folder or a special file.
     """
     try:
         there = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
@@ -116,8 +115,9 @@ def write_file(folder: int, name: str, content: bytes, *, owner: int | None) -> 
         there = stat.S_IFREG | 0o644
     if not stat.S_ISREG(there):
         raise ValueError(f"sandbox path {name!r} leads through a link, or is no regular file")
-    with new_file(folder, name, mode=stat.S_IMODE(there) & 0o777 | 0o600, owner=owner) as made:
-        _write_all(made, content)
+    mode = stat.S_IMODE(there) & 0o777 | 0o600
+    with new_file(folder, name, mode=mode, owner=owner) as made, open(made, "wb", closefd=False) as stream:
+        stream.write(content)
 
 
 @contextmanager
@@ -135,12 +135,6 @@ def new_file(folder: int, name: str, *, mode: int, owner: int | None) -> Iterato
         os.rename(unknown, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         raise ValueError(f"sandbox path {name!r} was changed while it was written: {error}") from error
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def read_file(folder: int, name: str, *, max_bytes: int) -> bytes | None:

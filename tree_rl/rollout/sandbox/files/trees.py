@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.files.descriptors import READ_FLAGS, folder_below, new_file, open_nofollow
@@ -20,22 +19,16 @@ MAX_DEPTH = 128
 COPY_BYTES = 1 << 20
 
 
+Parts = tuple[str, ...]
+"""A path relative to the top."""
+
+
 class TooLarge(ValueError):  # noqa: N818
     """A tree is too large or too deep."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A file, folder or link in a tree."""
-
-    parts: tuple[str, ...]
-    """Path relative to the top."""
-    status: os.stat_result
-    """Status of the entry itself, not of what a link leads to."""
-
-
-def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
-    """Yield everything below an open folder, a folder before its contents; follows no link.
+def entries_below(top: int, *, at_rest: bool = False) -> Iterator[tuple[Parts, os.stat_result]]:
+    """Yield path and own status of everything below an open folder, a folder before its contents; follows no link.
 
     Args:
         at_rest: True if nothing changes the tree meanwhile, so every error is raised; False skips what disappears.
@@ -44,7 +37,7 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
         TooLarge: deeper than `MAX_DEPTH`.
         OSError: a tree at rest cannot be read.
     """
-    waiting: list[tuple[str, ...]] = [()]
+    waiting: list[Parts] = [()]
     while waiting:
         parts = waiting.pop()
         if len(parts) > MAX_DEPTH:
@@ -57,10 +50,9 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
                         status = found.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
-                    entry = Entry(parts=(*parts, found.name), status=status)
                     if stat.S_ISDIR(status.st_mode):
-                        waiting.append(entry.parts)
-                    yield entry
+                        waiting.append((*parts, found.name))
+                    yield (*parts, found.name), status
         except (ValueError, OSError):
             if at_rest:
                 raise
@@ -69,7 +61,7 @@ def entries_below(top: int, *, at_rest: bool = False) -> Iterator[Entry]:
 def use_of(top: int) -> float:
     """Bytes on disk below an open folder, at least `ENTRY_BYTES` per entry; infinite if deeper than `MAX_DEPTH`."""
     try:
-        return sum(max(ENTRY_BYTES, entry.status.st_blocks * 512) for entry in entries_below(top))
+        return sum(max(ENTRY_BYTES, status.st_blocks * 512) for _, status in entries_below(top))
     except TooLarge:
         return math.inf
 
@@ -91,26 +83,26 @@ def copy_tree(source: int, target: int, *, leave_out: Callable[[str], bool], max
     """
     total = 0
     given = list(entries_below(source, at_rest=True))
-    _delete_others(target, {entry.parts for entry in given if not stat.S_ISDIR(entry.status.st_mode)}, leave_out)
-    for entry in given:
-        is_link = stat.S_ISLNK(entry.status.st_mode)
-        if not (is_link or stat.S_ISREG(entry.status.st_mode)) or leave_out("/".join(entry.parts)):
+    _delete_others(target, {parts for parts, status in given if not stat.S_ISDIR(status.st_mode)}, leave_out)
+    for parts, status in given:
+        is_link = stat.S_ISLNK(status.st_mode)
+        if not (is_link or stat.S_ISREG(status.st_mode)) or leave_out("/".join(parts)):
             continue
-        total += max(ENTRY_BYTES, entry.status.st_size)
+        total += max(ENTRY_BYTES, status.st_size)
         if total > max_bytes:
             raise TooLarge(f"the files to copy exceed {max_bytes} bytes")
-        *folders, name = entry.parts
+        *folders, name = parts
         with folder_below(source, folders) as old, folder_below(target, folders, make=True, make_for=owner) as new:
             if is_link:
                 _copy_link(old, new, name, depth=len(folders), owner=owner)
             else:
-                _copy_file(old, new, name, max_bytes=entry.status.st_size, owner=owner)
+                _copy_file(old, new, name, max_bytes=status.st_size, owner=owner)
 
 
-def _delete_others(target: int, given: Container[tuple[str, ...]], leave_out: Callable[[str], bool]) -> None:
-    for entry in list(entries_below(target, at_rest=True)):
-        *folders, name = entry.parts
-        if not (stat.S_ISDIR(entry.status.st_mode) or entry.parts in given or leave_out("/".join(entry.parts))):
+def _delete_others(target: int, given: Container[Parts], leave_out: Callable[[str], bool]) -> None:
+    for parts, status in list(entries_below(target, at_rest=True)):
+        *folders, name = parts
+        if not (stat.S_ISDIR(status.st_mode) or parts in given or leave_out("/".join(parts))):
             with folder_below(target, folders) as folder:
                 os.unlink(name, dir_fd=folder)
 

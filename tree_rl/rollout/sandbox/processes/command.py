@@ -11,7 +11,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tree_rl.rollout.sandbox.processes.processes import children_of, first_of_namespace, kill_and_wait
@@ -20,20 +19,12 @@ logger = logging.getLogger(__name__)
 
 DRAIN_BYTES = 64 << 20
 """Total output after which we kill a command. Up to here we drop what exceeds the kept part."""
-READ_BYTES = 1 << 20
+LARGEST_PIPE_BYTES = 1 << 20
+"""Most bytes that the kernel keeps in a pipe; 64 KiB unless a process asks for more."""
 LOOK_SECONDS = 0.1
 """Time between two checks of the session's limits."""
 LONGEST_ARGUMENT_BYTES = 120_000
 """Longest command passed as an argument; a longer one becomes a file, as the kernel refuses arguments of 128 KiB."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """What a command printed, and how it ended."""
-
-    kept: bytes
-    is_truncated: bool
-    timed_out: bool
 
 
 def script_argv(command: str) -> tuple[list[str], int | None]:
@@ -137,14 +128,19 @@ class RunningCommand:
         except (ValueError, KeyError, TypeError):
             return set()
 
-    def read_until_exit(self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]) -> Output:
+    def read_until_exit(
+        self, *, timeout_seconds: float, output_bytes: int, look: Callable[[], str | None]
+    ) -> tuple[str, bool, bool]:
         """Collect output until the shell exits, not until its pipe closes: a background process may hold it open.
 
         `look` returns the reason if the command must end, else None.
+
+        Returns:
+            What the command printed, up to `output_bytes`; True if it printed more; and True if its time was up.
         """
         started = time.monotonic()
-        kept = bytearray()
-        total = 0
+        kept, total, note = bytearray(), 0, ""
+        exited = timed_out = False
         next_look = started + LOOK_SECONDS
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
@@ -154,37 +150,32 @@ class RunningCommand:
             with selectors.DefaultSelector() as selector:
                 selector.register(pipe, selectors.EVENT_READ)
                 selector.register(exit_notice, selectors.EVENT_READ)
-                exited = False
                 while not exited:
                     left = timeout_seconds - (time.monotonic() - started)
-                    if left <= 0 or total > DRAIN_BYTES:
-                        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=left <= 0)
+                    timed_out = left <= 0
+                    if timed_out or total > DRAIN_BYTES:
+                        break
                     if time.monotonic() >= next_look:
                         if reason := look():
-                            noted = bytes(kept) + f"\n[{reason}]".encode()
-                            return Output(kept=noted, is_truncated=total > len(kept), timed_out=False)
+                            note = f"\n[{reason}]"
+                            break
                         next_look = time.monotonic() + LOOK_SECONDS
                     ready = {key.fd for key, _ in selector.select(min(left, LOOK_SECONDS))}
                     exited = exit_notice in ready
                     if pipe in ready or exited:
-                        chunk = _read_available(pipe, READ_BYTES)
+                        chunk = _read_available(pipe)
                         kept += chunk[: output_bytes - len(kept)]
                         total += len(chunk)
                         if not chunk and not exited:
                             selector.unregister(pipe)
         finally:
             os.close(exit_notice)
-        return Output(kept=bytes(kept), is_truncated=total > len(kept), timed_out=False)
+        return kept.decode("utf-8", errors="replace") + note, total > len(kept), timed_out
 
 
-def _read_available(pipe: int, most: int) -> bytes:
-    chunks = bytearray()
-    while len(chunks) <= most:
-        try:
-            chunk = os.read(pipe, 1 << 16)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks += chunk
-    return bytes(chunks)
+def _read_available(pipe: int) -> bytes:
+    """What the pipe holds; empty at its end, or if it holds nothing yet."""
+    try:
+        return os.read(pipe, LARGEST_PIPE_BYTES)
+    except BlockingIOError:
+        return b""

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one command may use.
-
-    Raises:
-        ValueError: a limit is not positive.
-    """
+    """What one command may use. Raises `ValueError` if a limit is not positive."""
 
     timeout_seconds: float = 30.0
     """Wall-clock time until a command and everything it started are killed."""

@@ -11,7 +11,7 @@ from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.messages import CalledTool
 from tree_rl.rollout.gateway.protocols.openai_chat import error_body, shown_tokens
 from tree_rl.rollout.gateway.protocols.openai_responses.requests import ResponsesRequest
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import custom_input
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import OfferedTool, custom_input
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal
 
 Event = tuple[str, dict[str, Any]]
@@ -96,7 +96,7 @@ def _items(request: ResponsesRequest, choice: Choice) -> Iterator[dict[str, Any]
 
 
 def _call(request: ResponsesRequest, call: CalledTool, name: str) -> dict[str, Any]:
-    tool = request.toolbox.tool_of(call)
+    tool = request.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
     called = {"type": tool.kind, "call_id": call.id, "name": tool.name}
     if tool.namespace is not None:
         called["namespace"] = tool.namespace
@@ -155,21 +155,13 @@ def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> Iterator[Event]:
-    match item["type"]:
-        case "reasoning":
-            for index, part in enumerate(item["summary"]):
-                yield from _part("reasoning_summary_part", "reasoning_summary_text", {"summary_index": index}, part)
-            for index, part in enumerate(item["content"]):
-                yield from _part("content_part", "reasoning_text", {"content_index": index}, part)
-        case "message":
-            for index, part in enumerate(item["content"]):
-                yield from _part("content_part", "output_text", {"content_index": index}, part)
-        case "function_call":
-            yield "function_call_arguments.delta", {"delta": item["arguments"]}
-            yield "function_call_arguments.done", {"arguments": item["arguments"]}
-        case "custom_tool_call":
-            yield "custom_tool_call_input.delta", {"delta": item["input"]}
-            yield "custom_tool_call_input.done", {"input": item["input"]}
+    for index, part in enumerate(item.get("summary", ())):
+        yield from _part("reasoning_summary_part", "reasoning_summary_text", {"summary_index": index}, part)
+    for index, part in enumerate(item.get("content", ())):
+        yield from _part("content_part", part["type"], {"content_index": index}, part)
+    for key in item.keys() & {"arguments", "input"}:
+        yield f"{item['type']}_{key}.delta", {"delta": item[key]}
+        yield f"{item['type']}_{key}.done", {key: item[key]}
 
 
 def _part(part_kind: str, text_kind: str, place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[Event]:

@@ -1,6 +1,6 @@
 """Converts input items to messages. The items of one turn become one message again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -32,25 +32,15 @@ class Remembered(Protocol):
         """
 
 
-def read_items(
-    items: Iterable[Fields], history: Sequence[ChatMessage], remembered: Remembered, media: Media
-) -> list[ChatMessage]:
-    """Read the field `input`, after the messages of earlier responses."""
-    conversation = _Conversation(history, remembered, media)
-    for item in items:
-        conversation.add(item)
-    return conversation.messages
-
-
-class _Conversation:
-    """Messages, and how far the assistant's last turn is complete: reasoning, text and calls, in this order."""
+class Conversation:
+    """The messages of earlier responses and, with `add`, of the items of the field `input` after them."""
 
     def __init__(self, history: Sequence[ChatMessage], remembered: Remembered, media: Media) -> None:
         self.messages = list(history)
         self._remembered = remembered
         self._media = media
         self._stage = ""
-        """Kind of the last item if it is the assistant's (reasoning, text or calls), else empty."""
+        """Kind of the last item if it is the assistant's, else empty. Each turn: reasoning, text, calls."""
 
     def add(self, item: Fields) -> None:
         kind = item.text("type", "item_reference" if item.raw("role") is None else "message")

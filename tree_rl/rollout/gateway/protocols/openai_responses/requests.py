@@ -10,8 +10,8 @@ from tree_rl.rollout.gateway.protocols.demands import chosen_tools, read_json_fo
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import Fields, RequestError, wrong
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage, Media
-from tree_rl.rollout.gateway.protocols.openai_responses.items import Remembered, read_items
-from tree_rl.rollout.gateway.protocols.openai_responses.tools import Toolbox, read_tools
+from tree_rl.rollout.gateway.protocols.openai_responses.items import Conversation, Remembered
+from tree_rl.rollout.gateway.protocols.openai_responses.tools import OfferedTool, read_tools
 from tree_rl.rollout.gateway.protocols.request_fields import (
     NO_EFFECT,
     NOT_SUPPORTED,
@@ -64,7 +64,8 @@ class ResponsesRequest(ChatRequest):
     conversation: tuple[ChatMessage, ...]
     """The messages without `instructions`, which a later response does not inherit."""
     input_items: tuple[Mapping[str, Any], ...] = ()
-    toolbox: Toolbox
+    offered: Mapping[str, OfferedTool]
+    """The client's tools by the name that the model sees."""
     echo: Mapping[str, Any] = field(default_factory=dict)
     is_stored: bool = True
     is_background: bool = False
@@ -89,7 +90,7 @@ def read_request(body: Any, remembered: Remembered) -> ResponsesRequest:
         created=int(time.time()),
         one_call=not fields.flag("parallel_tool_calls", default=True),
         json=read_json_format(fields.part("text"), "format"),
-        max_tokens=fields.integer("max_output_tokens", None, low=1),
+        max_tokens=fields.number("max_output_tokens", low=1),
         sampling=fields.numbers(SAMPLING),
         is_stream=is_stream,
         with_log_probs="message.output_text.logprobs" in include,
@@ -109,13 +110,12 @@ def read_count_request(body: Any, remembered: Remembered) -> ChatRequest:
 
 
 def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
-    unknown = check_fields(fields, KNOWN)
+    media = Media(check_fields(fields, KNOWN))
     if fields.text("truncation", "disabled") != "disabled":
         raise RequestError("expected disabled: the gateway drops no items", field="truncation")
-    fields.integer("top_logprobs", 0, low=0, high=0)
+    fields.number("top_logprobs", low=0, high=0)
     previous = fields.text("previous_response_id", "")
     history, images = remembered.conversation(previous) if previous else ((), {})
-    media = Media()
     media.images.update(images)
     sent = fields.raw("input")
     if isinstance(sent, str):
@@ -123,23 +123,25 @@ def _content(fields: Fields, remembered: Remembered) -> dict[str, Any]:
         items = [Fields(sent[0], "input")]
     else:
         items = fields.objects("input", required=True)
-    conversation = read_items(items, history, remembered, media)
-    if not conversation:
+    conversation = Conversation(history, remembered, media)
+    for item in items:
+        conversation.add(item)
+    if not conversation.messages:
         raise wrong("input", "at least one item", sent)
     instructions = fields.text("instructions", "")
     system = [ChatMessage(role="system", content=instructions)] if instructions else []
-    toolbox = read_tools(fields.objects("tools"))
-    tools, must_call = chosen_tools(fields, toolbox.functions)
+    functions, offered = read_tools(fields.objects("tools"), media.left_out)
+    tools, must_call = chosen_tools(fields, functions)
     return {
         "model": fields.text("model", "default"),
-        "messages": (*system, *conversation),
+        "messages": (*system, *conversation.messages),
         "tools": tools,
         "must_call": must_call,
-        "left_out": tuple(dict.fromkeys([*unknown, *toolbox.left_out, *media.left_out])),
+        "left_out": tuple(dict.fromkeys(media.left_out)),
         "images": media.images,
-        "conversation": tuple(conversation),
+        "conversation": tuple(conversation.messages),
         "input_items": tuple(sent),
-        "toolbox": toolbox,
+        "offered": offered,
     }
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,50 +19,43 @@ MAX_STORED_BYTES = 32 << 20
 """Limit of the stored responses' requests. Clients that send whole conversations need no stored response."""
 
 
-@dataclass(kw_only=True, slots=True)
-class _Stored:
-    request: ResponsesRequest
-    task: asyncio.Task[Completion] | None = None
-    completion: Completion | None = None
+Stored = tuple[ResponsesRequest, asyncio.Task[Completion]]
+"""A request and the task of its answer."""
 
 
 class StoredResponses:
     """Responses, newest last. Drops the oldest beyond `MAX_STORED_BYTES`."""
 
     def __init__(self) -> None:
-        self._responses: dict[str, _Stored] = {}
+        self._responses: dict[str, Stored] = {}
         self._calls: dict[str, tuple[CalledTool, ...]] = {}
         self._num_bytes = 0
 
     def expect(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
         """Store the answer to a request when it is ready, and a background response immediately."""
         if request.is_background:
-            self._keep(_Stored(request=request, task=task))
+            self._keep(request, task)
         # It is the task's first callback, so nobody reads the answer before it is stored.
-        task.add_done_callback(lambda done: self._finish(request, done))
+        task.add_done_callback(partial(self.remember, request))
 
-    def remember(self, request: ResponsesRequest, completion: Completion) -> None:
-        """Store an answer's tool calls, and all of it if the client wants it stored."""
-        calls = completion.choices[0].message.tool_calls
-        self._calls.update((call.id, calls) for call in calls)
-        if request.is_stored and not request.is_background:
-            self._keep(_Stored(request=request))
-        stored = self._responses.get(request.response_id)
-        if stored is not None:
-            stored.completion = completion
+    def remember(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
+        """Store the tool calls of a task's answer, if it has one, and all of it if the client wants it stored."""
+        if _is_answered(task):
+            calls = task.result().choices[0].message.tool_calls
+            self._calls.update((call.id, calls) for call in calls)
+            if request.is_stored and not request.is_background:
+                self._keep(request, task)
 
     def body(self, response_id: str) -> dict[str, Any]:
         """A response in its current state. Raises `RequestError` for an unknown response."""
-        stored = self._stored(response_id)
-        if stored.completion is not None:
-            return answer(stored.request, stored.completion)
-        if stored.task is None or not stored.task.done():
-            return response(stored.request, "in_progress")
-        if stored.task.cancelled():
-            return response(stored.request, "cancelled")
-        cause = stored.task.exception()
-        error = {"code": error_code(cause), "message": str(cause)}
-        return response(stored.request, "failed", error=error)
+        request, task = self._stored(response_id)
+        if not task.done():
+            return response(request, "in_progress")
+        if task.cancelled():
+            return response(request, "cancelled")
+        if (cause := task.exception()) is not None:
+            return response(request, "failed", error={"code": error_code(cause), "message": str(cause)})
+        return answer(request, task.result())
 
     async def read(self, request: Request) -> dict[str, Any]:
         """`GET /v1/responses/{id}`."""
@@ -72,26 +65,24 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> dict[str, Any]:
         """`POST /v1/responses/{id}/cancel`: stop a background response, unless it is already complete."""
-        stored = self._stored(request.path_params["response"])
-        if stored.task is None:
+        stored, task = self._stored(request.path_params["response"])
+        if not stored.is_background:
             raise RequestError("cannot cancel a response that was not created with background=true")
-        stored.task.cancel()
-        await asyncio.wait({stored.task})
+        task.cancel()
+        await asyncio.wait({task})
         return self.body(request.path_params["response"])
 
     async def delete(self, request: Request) -> dict[str, Any]:
         """`DELETE /v1/responses/{id}`; a background response is stopped."""
         name = request.path_params["response"]
-        stored = self._stored(name)
-        if stored.task is not None:
-            stored.task.cancel()
+        self._stored(name)[1].cancel()
         self._forget(name)
         return {"id": name, "object": "response", "deleted": True}
 
     async def list_input_items(self, request: Request) -> dict[str, Any]:
         """`GET /v1/responses/{id}/input_items`: one page of `limit` items after the item `after`."""
         response_id = request.path_params["response"]
-        sent = self._stored(response_id).request.input_items
+        sent = self._stored(response_id)[0].input_items
         items = [_whole(item, f"in_{response_id.removeprefix('resp_')}_{n}") for n, item in enumerate(sent)]
         if request.query_params.get("order", "desc") == "desc":
             items.reverse()
@@ -118,32 +109,32 @@ class StoredResponses:
 
     def conversation(self, response_id: str) -> tuple[tuple[ChatMessage, ...], Mapping[str, SentImage]]:
         try:
-            stored = self._stored(response_id)
+            request, task = self._stored(response_id)
         except RequestError as error:
             code = "previous_response_not_found"
             raise RequestError(str(error), field="previous_response_id", status=404, code=code) from error
-        if stored.completion is None:
+        if not _is_answered(task):
             raise RequestError("expected an answered response", field="previous_response_id")
-        return (*stored.request.conversation, stored.completion.choices[0].message), stored.request.images
+        return (*request.conversation, task.result().choices[0].message), request.images
 
-    def _stored(self, response_id: str) -> _Stored:
+    def _stored(self, response_id: str) -> Stored:
         stored = self._responses.get(response_id)
         if stored is None:
             raise RequestError(f"response with id {response_id[:80]!r} not found", status=404, code="not_found")
         return stored
 
-    def _finish(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self.remember(request, task.result())
-
-    def _keep(self, stored: _Stored) -> None:
-        self._responses[stored.request.response_id] = stored
-        self._num_bytes += stored.request.num_bytes
+    def _keep(self, request: ResponsesRequest, task: asyncio.Task[Completion]) -> None:
+        self._responses[request.response_id] = request, task
+        self._num_bytes += request.num_bytes
         while self._num_bytes > MAX_STORED_BYTES and len(self._responses) > 1:
             self._forget(next(iter(self._responses)))
 
     def _forget(self, response_id: str) -> None:
-        self._num_bytes -= self._responses.pop(response_id).request.num_bytes
+        self._num_bytes -= self._responses.pop(response_id)[0].num_bytes
+
+
+def _is_answered(task: asyncio.Task[Completion]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _whole(item: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -23,27 +23,13 @@ class OfferedTool:
     namespace: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Toolbox:
-    """The tools of a request."""
+def read_tools(tools: Iterable[Fields], left_out: list[str]) -> tuple[Functions, Mapping[str, OfferedTool]]:
+    """Read the field `tools`: functions for the model, and the client's tools by the name that the model sees.
 
-    functions: Functions = ()
-    """Functions offered to the model, in the format of chat completions."""
-    offered: Mapping[str, OfferedTool]
-    """Tools by the name that the model sees."""
-    left_out: tuple[str, ...] = ()
-    """Types of tools that are not offered."""
-
-    def tool_of(self, call: CalledTool) -> OfferedTool:
-        """The tool that the model called; a function if the name was not offered."""
-        return self.offered.get(call.name) or OfferedTool(kind="function_call", name=call.name)
-
-
-def read_tools(tools: Iterable[Fields]) -> Toolbox:
-    """Read the field `tools`. Refuses built-in tools by name, except those that clients send unasked."""
+    Refuses built-in tools by name, except those that clients send unasked: `left_out` gets their types.
+    """
     functions: list[Mapping[str, Any]] = []
     offered: dict[str, OfferedTool] = {}
-    left_out: list[str] = []
 
     def offer(fields: Fields, kind: CallKind, function: Mapping[str, Any], namespace: str | None) -> None:
         seen = f"{namespace}{NAMESPACE_MARK}{function['name']}" if namespace else function["name"]
@@ -71,7 +57,7 @@ def read_tools(tools: Iterable[Fields]) -> Toolbox:
 
     for tool in tools:
         read(tool, None)
-    return Toolbox(functions=tuple(functions), offered=offered, left_out=tuple(left_out))
+    return tuple(functions), offered
 
 
 def read_call(fields: Fields) -> CalledTool:
