@@ -59,11 +59,3 @@ class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
 
     base_trainer_mode = "separate_async"
     actor_worker = TreeDetachActorWorker
-
-    def _needs_earlier_weights(self) -> bool:
-        return self.local_trigger_step > 0
-
-    def _skip_old_log_prob(self) -> None:
-        """Save the weights, as verl's pass does, because later updates of the step need them for old log-probs."""
-        if self.parameter_sync_step > 1:
-            self.actor_rollout_wg.save_model_to_cpu(0)
