@@ -43,7 +43,7 @@ def checked(arguments: Sequence[str], program: Program = PROGRAM) -> DictConfig:
         refuse_if_unsupported(config, "", Of.FILES)
         refuse_if_unsupported(config.model, "model", Of.MODEL_FILES)
         refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
-        refuse_rows_with_images(config.data, ("train_files", "val_files"))
+        refuse_rows_with_images(config.data)
     return config
 
 

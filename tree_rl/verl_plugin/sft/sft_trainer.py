@@ -20,13 +20,7 @@ from verl.workers.config import TrainingWorkerConfig
 from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.files.terminal import INPUT_ERROR
-from tree_rl.verl_plugin.compat import (
-    SFTTrainer,
-    destroy_global_process_group,
-    get_device_name,
-    initialize_global_process_group,
-    sft_loss,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
@@ -51,7 +45,7 @@ class SFTWorker(TreeTrainingWorker):
         return output
 
 
-class TreeSFTTrainer(SFTTrainer):
+class TreeSFTTrainer(compat.SFTTrainer):
     """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
 
     loss_fn: Callable[..., Any]
@@ -61,7 +55,7 @@ class TreeSFTTrainer(SFTTrainer):
     """verl's dataset, or ours; with `path_weighting: custom` its rows have weights."""
 
     def _build_engine(self) -> None:
-        self.loss_fn = partial(sft_loss, config=None)
+        self.loss_fn = partial(compat.sft_loss, config=None)
         self.training_client = SFTWorker(
             TrainingWorkerConfig(
                 model_type=self.config.model.get("model_type", None) or TREE_LANGUAGE_MODEL,
@@ -205,12 +199,12 @@ def join_as_only_rank() -> None:
 def train(config: DictConfig, trainer_class: type[TreeSFTTrainer] = TreeSFTTrainer) -> None:
     """Run one process of a job; if its data cannot train, print one line and exit with code 2."""
     join_as_only_rank()
-    config.trainer.device = get_device_name()
-    initialize_global_process_group()
+    config.trainer.device = compat.get_device_name()
+    compat.initialize_global_process_group()
     try:
         trainer = trainer_class(config=config)
     except InputError as error:
         print(f"{trainer_class.title}: {escaped(str(error))}", file=sys.stderr)
         sys.exit(INPUT_ERROR)
     trainer.fit()
-    destroy_global_process_group()
+    compat.destroy_global_process_group()
