@@ -24,14 +24,12 @@ from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
-from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.conversations import CONVERSATION, ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_engine_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
-CONVERSATION = "conversation"
-"""Key of a row's conversation, by number."""
 
 
 class SFTWorker(TreeTrainingWorker):
@@ -124,6 +122,7 @@ class TreeSFTTrainer(compat.SFTTrainer):
                 f"data.train_batch_size={rows}: expected at least one for each of {ranks} ranks; raise it"
             )
         super()._build_dataloader()
+        self.collate_fn = self._collator()
         if self.group_of_row is not None:
             self.train_sampler = ConversationSampler(
                 self.group_of_row,
@@ -133,27 +132,23 @@ class TreeSFTTrainer(compat.SFTTrainer):
                 shuffle=True,
                 seed=self.config.trainer.seed,
             )
-        self.train_dataloader = self._loader(self.train_dataset, self.train_sampler)
+            self.train_dataloader = StatefulDataLoader(
+                dataset=self.train_dataset,
+                batch_size=self.train_batch_size_per_dp,
+                sampler=self.train_sampler,
+                num_workers=self.config.data.num_workers,
+                drop_last=True,
+            )
+        self.train_dataloader.collate_fn = self.collate_fn
         if self.val_dataset:
-            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler)
-
-    def _loader(self, dataset: Any, sampler: Any) -> StatefulDataLoader:
-        """verl's loader; its batches also have each row's conversation."""
-        return StatefulDataLoader(
-            dataset=dataset,
-            batch_size=self.train_batch_size_per_dp,
-            sampler=sampler,
-            collate_fn=self._collator(),
-            num_workers=self.config.data.num_workers,
-            drop_last=True,
-        )
+            self.val_dataloader.collate_fn = self.collate_fn
 
     def _collator(self) -> Callable[[list[Any]], Batch]:
         return partial(collate_with_uid, self.collate_fn)
 
 
 class MarkedRows(Dataset):
-    """A dataset whose rows also have the number of their conversation and their weight in the loss, where given."""
+    """A dataset whose rows also have the name of their conversation and their weight in the loss, where given."""
 
     def __init__(
         self, rows: Any, *, group_of_row: np.ndarray | None = None, weight_of_row: np.ndarray | None = None
@@ -169,20 +164,20 @@ class MarkedRows(Dataset):
             length, weight = len(row["input_ids"]), self._weight_of_row[index]
             row[PATH_WEIGHT_COLUMNS["custom"]] = torch.full((length,), weight, dtype=torch.float64)
         if self._group_of_row is not None:
-            row[CONVERSATION] = int(self._group_of_row[index])
+            row[CONVERSATION] = f"conversation {self._group_of_row[index]}"
         return row
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
     """Collate as verl does, and add each row's conversation, by which the engine builds trees.
 
-    Rows without a number of theirs are in one conversation if they share much of their beginning.
+    Rows without a name of theirs are in one conversation if they share much of their beginning.
     """
     batch = collate([{name: value for name, value in row.items() if name != CONVERSATION} for row in rows])
-    conversations = [row.get(CONVERSATION) for row in rows]
-    if None in conversations:
-        conversations = list(conversations_of_rows([row["input_ids"].numpy() for row in rows]))
-    batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
+    names = [row.get(CONVERSATION) for row in rows]
+    if None in names:
+        names = [f"conversation {one}" for one in conversations_of_rows([row["input_ids"].numpy() for row in rows])]
+    batch["uid"] = torch.stack([NonTensorData(name) for name in names], dim=0)
     return batch
 
 
