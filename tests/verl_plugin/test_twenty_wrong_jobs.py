@@ -176,9 +176,9 @@ def words(argument: str, folder: Path) -> list[str]:
 
 def refused_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the driver says in one line before it ends with exit code 2."""
-    job = read_job(arguments, PROGRAM)
+    config, given = read_job(arguments, PROGRAM)
     with pytest.raises(SystemExit, match=r"^2$"):
-        make_ready(job.config, job.given)
+        make_ready(config, given)
     line = capsys.readouterr().err
     assert line.startswith("tree_rl: ") and line.endswith("\n")
     return line.rstrip("\n")

@@ -41,22 +41,13 @@ class Program:
     """Function (overrides, config name) that expands short forms."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A job that a command line describes."""
-
-    config: DictConfig
-    given: tuple[str, ...]
-    """Overrides written by the user."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise CommandLineError(f"{message}; {self.prog} --help lists what there is")
 
 
-def read_job(arguments: Sequence[str], program: Program) -> Job:
-    """Read overrides and Hydra's `--config-path` and `--config-name`, and compose the config.
+def read_job(arguments: Sequence[str], program: Program) -> tuple[DictConfig, list[str]]:
+    """Read overrides and Hydra's `--config-path` and `--config-name`; return the config and the user's overrides.
 
     Raises a CommandLineError for a flag, key, value or config that does not exist.
     """
@@ -72,7 +63,7 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
             config = compose_checked(name, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise CommandLineError(one_line(error)) from error
-    return Job(config=config, given=tuple(line.overrides))
+    return config, line.overrides
 
 
 def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:

@@ -52,9 +52,9 @@ CUSTOM = "actor_rollout_ref.rollout.custom"
 def main(arguments: Sequence[str]) -> None:
     """Run a command line of verl's `main_ppo`; if it cannot run, print one line and exit with code 2."""
     with command_line.refusals_as_one_line():
-        job = command_line.read_job(arguments, PROGRAM)
-    make_ready(job.config, job.given)
-    compat.main_ppo.main(job.config)
+        config, given = command_line.read_job(arguments, PROGRAM)
+    make_ready(config, given)
+    compat.main_ppo.main(config)
 
 
 def make_ready(config: DictConfig, given: Sequence[str]) -> None:

@@ -370,16 +370,6 @@ def _model(module: Any, tied: bool) -> Words | None:
 # A batch.
 
 
-def flag(name: str) -> Condition:
-    """A condition that holds if a batch has this flag."""
-    return lambda _, data: tu.get_non_tensor_data(data=data, key=name, default=False)
-
-
-def column(name: str) -> Condition:
-    """A condition that holds if a batch has this column."""
-    return lambda _, data: name in data
-
-
 def bounds_pixels_on_one_side(given: Any, _: Any) -> Words | None:
     """Smallest or largest number of pixels without the other."""
     bounds = ("min_pixels", "max_pixels")
