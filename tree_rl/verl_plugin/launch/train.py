@@ -195,11 +195,10 @@ def _check_prepared(config: DictConfig) -> None:
     for key in [*roles, *ENGINES[:2], *(ENGINES[2:] if compat.need_critic(config) else [])]:
         refuse_ranks(OmegaConf.select(config, key) or {}, key, ranks)
     _check_agent_loops(config)
-    base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
-    if base is None:
+    if config.trainer.v1.trainer_mode not in TRAINER_MODES:
         refuse_job(config, under_tree_trainer=False)
         return
-    prepare_config(config, base)
+    prepare_config(config)
     LogProbReuse.of(config)
 
 

@@ -50,8 +50,6 @@ ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "o
 class TreeTrainerMixin(ResumableTrainer):
     """Trains on trees; a mix-in that comes before one of verl's V1 trainers among the base classes."""
 
-    base_trainer_mode: str
-    """verl's name of the trainer mode."""
     actor_worker: type = TreeActorRolloutRefWorker
     """Class of the workers for actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
@@ -65,7 +63,7 @@ class TreeTrainerMixin(ResumableTrainer):
     """Cost model fitted by the last update's engines; None means the one of the model's shape."""
 
     def __init__(self, config: DictConfig) -> None:
-        prepare_config(config, self.base_trainer_mode)
+        prepare_config(config)
         self._reuse = LogProbReuse.of(config)
         self._adapter_check = AdapterCheck.of(config)
         self._updates: list[dict[str, Any]] = []
