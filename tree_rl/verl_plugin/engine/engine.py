@@ -27,7 +27,7 @@ from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
-from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin import compat, options
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine import build, verl_loss
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
@@ -37,14 +37,6 @@ from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import read_outputs, read_rows, read_trainer_tokens
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, VerlLossFunction
-from tree_rl.verl_plugin.options import (
-    DISABLED,
-    TREE_LANGUAGE_MODEL,
-    TREE_VALUE_MODEL,
-    TreeConfig,
-    as_tree_config,
-    replay_mode,
-)
 from tree_rl.verl_plugin.refusals.job import refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
@@ -57,7 +49,7 @@ BACKENDS = ["fsdp2", "fsdp"]
 FSDP = "fsdp_config"
 
 
-@compat.EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
+@compat.EngineRegistry.register(model_type=options.TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithLMHead(compat.FSDPEngineWithLMHead):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
@@ -74,7 +66,7 @@ class TreeFSDPEngineWithLMHead(compat.FSDPEngineWithLMHead):
     _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
-        self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
+        self.tree_config: options.TreeConfig = options.as_tree_config(engine_config.get("tree", None))
         refuse_engine(model_config, engine_config, is_critic=self.is_critic)
         size = engine_config.get(SEQUENCE_PARALLEL, 1)
         refuse_if_unsupported({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
@@ -266,10 +258,10 @@ class TreeFSDPEngineWithLMHead(compat.FSDPEngineWithLMHead):
             module, impl=self.tree_config.attention, deterministic=self.engine_config.full_determinism
         )
         logger.info("tree attention over %s on %s", self._flat_attention, type(module).__name__)
-        mode = replay_mode(self.engine_config)
-        if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
+        mode = options.replay_mode(self.engine_config)
+        if self.tree_config.router_aux_loss_coef is not None or mode != options.DISABLED:
             self._router_hooks = RouterHooks(module)
-        if self._router_hooks is not None and mode != DISABLED:
+        if self._router_hooks is not None and mode != options.DISABLED:
             # Raises before sharding if the routers cannot repeat routes.
             self.replay = RouterReplay(self._router_hooks, mode)
         return module
@@ -355,7 +347,7 @@ def _reuses_log_probs(data: TensorDict) -> bool:
     return bool(tu.get_non_tensor_data(data=data, key=REUSE_LOG_PROBS, default=False))
 
 
-@compat.EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
+@compat.EngineRegistry.register(model_type=options.TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
 class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, compat.FSDPEngineWithValueHead):
     """Critic: the value of every unique token, computed once."""
 

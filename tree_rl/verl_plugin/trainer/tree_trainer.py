@@ -25,21 +25,14 @@ from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
-from tree_rl.verl_plugin.trainer import queue_rows, step_metrics
+from tree_rl.verl_plugin.trainer import queue_rows, step_metrics, workers
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
-from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
+from tree_rl.verl_plugin.trainer.estimator_names import LONGEST_PATH, verls_estimator
 from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
-from tree_rl.verl_plugin.trainer.workers import (
-    OF_UPDATE,
-    WITHOUT_ADAPTER,
-    TreeActorRolloutRefWorker,
-    TreeTrainingWorker,
-    ranks_with_rows,
-)
 
 POLL_SECONDS = 0.1
 """Time between two polls for finished groups. verl polls every two seconds, which costs a second per step."""
@@ -50,7 +43,7 @@ ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "o
 class TreeTrainerMixin(ResumableTrainer):
     """Trains on trees; a mix-in that comes before one of verl's V1 trainers among the base classes."""
 
-    actor_worker: type = TreeActorRolloutRefWorker
+    actor_worker: type = workers.TreeActorRolloutRefWorker
     """Class of the workers for actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
     """True if the current update computes the old log-probs itself."""
@@ -75,7 +68,7 @@ class TreeTrainerMixin(ResumableTrainer):
             refuse_cluster(self.config.trainer, ray.nodes())
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            worker = TreeTrainingWorker if role == compat.Role.Critic else self.actor_worker
+            worker = workers.TreeTrainingWorker if role == compat.Role.Critic else self.actor_worker
             self.role_worker_mapping[role] = ray.remote(worker)
 
     def _build_replay_buffer(self) -> compat.ReplayBuffer:
@@ -109,7 +102,7 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> KVBatchMeta:
         """Assign groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
-        num_ranks = ranks_with_rows(self.actor_rollout_wg, "actor")
+        num_ranks = workers.ranks_with_rows(self.actor_rollout_wg, "actor")
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
         self._row_tokens = queue_rows.fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
@@ -139,12 +132,11 @@ class TreeTrainerMixin(ResumableTrainer):
     def _reference_ranks(self) -> int:
         """Number of equal shares of a batch that a separate reference policy needs; 1 without one."""
         has_its_own = self.use_reference_policy and not self.ref_in_actor
-        return ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
+        return workers.ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
 
     def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The rows to train: all, or the longest of each session; removes the others from verl's queue."""
-        _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
-        if paths == "all":
+        if self.config.algorithm.adv_estimator != LONGEST_PATH:
             return batch
         kept = longest_paths(Sessions.from_keys(batch.keys), [tag["seq_len"] for tag in batch.tags])
         dropped = sorted(set(range(len(batch.keys))) - set(kept))
@@ -184,7 +176,7 @@ class TreeTrainerMixin(ResumableTrainer):
         # A copy, because a critic's pass over the same batch must not see `WITHOUT_ADAPTER`.
         asked = queue_rows.log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
-            asked.extra_info[WITHOUT_ADAPTER] = True
+            asked.extra_info[workers.WITHOUT_ADAPTER] = True
             self.actor_rollout_wg.compute_log_prob(asked)
         else:
             self.ref_policy_wg.compute_ref_log_prob(asked)
@@ -201,7 +193,7 @@ class TreeTrainerMixin(ResumableTrainer):
         """Run verl's steps (KL in the reward, rollout correction, estimator) on real rows, each session once."""
         real = queue_rows.real_rows(batch)
         keys = [batch.keys[row] for row in real]
-        estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
+        estimator = verls_estimator(str(self.config.algorithm.adv_estimator))
         credit, custom = estimator_named(estimator), path_weights.custom_weights_name(self.config)
         with_extras = estimator == "gdpo" or credit is not None or custom is not None
         data, nested_mask, extras = self._fetch_for_advantage(
@@ -317,9 +309,9 @@ class TreeTrainerMixin(ResumableTrainer):
         metrics.update(step_metrics.update_metrics(metrics, "actor"))
         if step_metrics.SCORE in metrics:
             metrics.update(step_metrics.reward_rates(metrics))
-        workers = self.actor_rollout_wg
-        ranks = ranks_with_rows(workers, "actor")
-        print(step_metrics.explained_layout(metrics, ranks=ranks, sharing=workers.world_size // ranks), flush=True)
+        group = self.actor_rollout_wg
+        ranks = workers.ranks_with_rows(group, "actor")
+        print(step_metrics.explained_layout(metrics, ranks=ranks, sharing=group.world_size // ranks), flush=True)
         if not self._has_updated and "tree/por" in metrics:
             print(step_metrics.first_batch(metrics), flush=True)
         self._has_updated = True
@@ -333,7 +325,7 @@ class TreeTrainerMixin(ResumableTrainer):
             partition_id=batch.partition_id,
             # The workers already have the rows; fetching them again would be as slow as for a pass.
             fields=["response_mask"],
-            extra_info={OF_UPDATE: True},
+            extra_info={workers.OF_UPDATE: True},
         )
         compat.PPOTrainer._compute_old_log_prob(self, asked, metrics)
         keys = [batch.keys[row] for row in queue_rows.real_rows(batch)]
