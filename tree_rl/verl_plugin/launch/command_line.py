@@ -20,6 +20,7 @@ from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.refusals.refusal import nodes_below
 
 HAS_A_WORD = (
     *("model.use_liger", "trainer.save_freq", "trainer.test_freq"),
@@ -146,13 +147,5 @@ def one_line(error: BaseException) -> str:
 
 def keys_of(config: DictConfig) -> set[str]:
     """Dotted names of all nodes, without resolving values."""
-    found: set[str] = set()
-
-    def walk(node: Any, before: str) -> None:
-        for name, value in node.items():
-            found.add(f"{before}{name}")
-            if isinstance(value, dict):
-                walk(value, f"{before}{name}.")
-
-    walk(OmegaConf.to_container(config, resolve=False), "")
-    return found
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return {name for name, _ in nodes_below(plain)}
