@@ -13,7 +13,7 @@ from toy_qwen import under
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 

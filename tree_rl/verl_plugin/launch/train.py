@@ -32,7 +32,7 @@ from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
 from tree_rl.verl_plugin.refusals.refusal import Of, option
 from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse_if_unsupported
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 _VERL = find_spec("verl")

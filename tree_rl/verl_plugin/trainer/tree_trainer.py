@@ -29,7 +29,7 @@ from tree_rl.verl_plugin.trainer import queue_rows, step_metrics, workers
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import LONGEST_PATH, verls_estimator
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
