@@ -87,11 +87,11 @@ def check_recipe(command: Command, folder: Path) -> None:
 
 def check_train(arguments: Sequence[str]) -> None:
     """Raises a ValueError as a job's driver would."""
-    job = read_job(arguments, PROGRAM)
+    config, given = read_job(arguments, PROGRAM)
     recipes = patch.object(sys, "path", [str(ROOT / "recipes"), *sys.path])
     # The reader's machine has the GPUs, packages and weights that the page asks for.
     with recipes, patch.dict(TABLE, {Of.MACHINE: (), Of.MODEL_FILES: ()}):
-        assert checked(job.config, job.given), "the job trains on trees"
+        assert checked(config, given), "the job trains on trees"
 
 
 def compose_recipe(recipe: str, config: str, overrides: list[str]) -> None:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from tree_rl.credit import estimator_named
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import read_branching
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
-from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
+from tree_rl.verl_plugin.trainer.estimator_names import verls_estimator
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import learning_seeds
@@ -43,7 +43,7 @@ def composed(recipe: str, config: str, overrides: Sequence[str]) -> DictConfig:
 
 def check_credit(config: DictConfig, arm: str) -> None:
     """The estimator knows its options, and the policy its own; only arms that branch have one."""
-    estimator = estimator_named(resolve_estimator(config.algorithm.adv_estimator)[0])
+    estimator = estimator_named(verls_estimator(config.algorithm.adv_estimator))
     if estimator is not None:
         estimator.check_options(config.algorithm.get("credit") or {})
     options = read_branching(config.actor_rollout_ref.rollout.custom.gateway_agent.get("branching"))

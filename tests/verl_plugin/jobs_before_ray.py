@@ -33,9 +33,8 @@ def write_job(folder: Path) -> list[str]:
 
 def checked(*arguments: str) -> tuple[Any, str]:
     """The config of a command line, completed, and the banner."""
-    job = read_job(arguments, PROGRAM)
-    banner = checked_job(job.config, job.given)
-    return job.config, banner
+    config, given = read_job(arguments, PROGRAM)
+    return config, checked_job(config, given)
 
 
 def assert_names(line: str, overrides: Sequence[str], *said: str) -> None:

@@ -128,7 +128,7 @@ def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = Fals
     trainer.model_shape = SHAPE
     trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False
-    trainer.global_steps, trainer.parameter_sync_step = 5, 1
+    trainer.global_steps, trainer.parameter_sync_step, trainer.local_trigger_step = 5, 1, 0
     trainer.tokenizer = SimpleNamespace(eos_token_id=2)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     trainer.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda current_kl, n_steps: seen.append(n_steps))

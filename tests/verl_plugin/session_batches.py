@@ -12,8 +12,7 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
 WIDTH = 9
 PROMPT = 3
-OF_TOKENS = ("response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "kl")
-TENSORS = (*OF_TOKENS, "reward_baselines")
+TENSORS = ("response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "kl")
 
 
 def make_batch(copies: Sequence[int], seed: int = 0) -> tuple[DataProto, list[str], list[np.ndarray], np.ndarray]:
@@ -35,7 +34,6 @@ def make_batch(copies: Sequence[int], seed: int = 0) -> tuple[DataProto, list[st
             "old_log_probs": -torch.rand(WIDTH, generator=generator) * inside,
             "sum_pi_squared": torch.rand(WIDTH, generator=generator) * inside,
             "kl": torch.rand(WIDTH, generator=generator) * mask,
-            "reward_baselines": torch.randn((), generator=generator),
             "correct": reward.sum(),
             "format": torch.randn((), generator=generator),
             "ids": torch.randint(1, 50, (PROMPT + length,), generator=generator),
@@ -63,8 +61,6 @@ def estimate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     data, keys, ids, lengths = batch
     sessions = Sessions.from_keys(keys)
-    if name != "remax":
-        data.batch.pop("reward_baselines")
 
     def weights() -> torch.Tensor:
         return trained_token_weights(sessions, ids, data.batch["response_mask"], lengths)

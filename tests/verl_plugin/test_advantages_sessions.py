@@ -9,7 +9,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
-ESTIMATORS = [member.value for member in AdvantageEstimator]
+# The trainers refuse remax (test_async_trainers_build.py).
+ESTIMATORS = [member.value for member in AdvantageEstimator if member != AdvantageEstimator.REMAX]
 COPIES = [3, 1, 2, 1, 1, 4]
 
 
@@ -17,8 +18,6 @@ COPIES = [3, 1, 2, 1, 1, 4]
 def test_one_row_per_session_is_verl_bit_for_bit(name: str) -> None:
     ours, our_returns = estimate(name, make_batch([1] * 6))
     data, keys, *_ = make_batch([1] * 6)
-    if name != "remax":
-        data.batch.pop("reward_baselines")
     if name == "gdpo":
         data.batch["prompts"] = torch.zeros(6, 0, dtype=torch.int64)
         data.batch["attention_mask"] = torch.ones(6, WIDTH, dtype=torch.int64)

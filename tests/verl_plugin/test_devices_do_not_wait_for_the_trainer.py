@@ -91,6 +91,6 @@ def test_log_probs_of_an_update_are_reported_where_verl_reads_metrics(
     reports: list[Any] = []
     monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
     monkeypatch.setattr(TreeTrainerMixin, "_report_log_probs_of_update", lambda self, *given: reports.append(given))
-    monkeypatch.setattr("tree_rl.verl_plugin.trainer.tree_trainer.explained_layout", lambda *_, **__: "")
+    monkeypatch.setattr("tree_rl.verl_plugin.trainer.step_metrics.explained_layout", lambda *_, **__: "")
     trainer._update_actor(put_rows(queue, [[1]]), {})
     assert (trainer._reports_later, len(reports)) == (later, int(not later))

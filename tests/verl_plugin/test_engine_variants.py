@@ -99,7 +99,7 @@ def test_updates_teach_what_work_costs_and_checkpoints_keep_it(model_path: Path,
     assert {f"{COST}{field.name}" for field in dataclasses.fields(CostModel)} <= set(last)
     assert last["tree/cost_error"].aggregate() >= 0
     reported = {f"actor/{name}": value.aggregate() for name, value in last.items() if name.startswith(COST)}
-    assert fitted_cost(reported, "actor") == engine.step.learner.calls.fitted and fitted_cost({}, "actor") is None
+    assert fitted_cost(reported) == engine.step.learner.calls.fitted and fitted_cost({}) is None
     engine.save_checkpoint(str(tmp_path))
     other = build_engine(model_path, tree=tree)
     other.load_checkpoint(str(tmp_path), del_local_after_load=False)

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.adapter_check import SHARE, AdapterCheck, AdapterMissingError, Effect
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.queue_rows import log_probs_of_pass
 from tree_rl.verl_plugin.trainer.workers import WITHOUT_ADAPTER
 

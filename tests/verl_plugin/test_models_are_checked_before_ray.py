@@ -207,9 +207,9 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
     pq.write_table(pa.table({"prompt": ["a", "b", "c"], column: [[], None, ["x.png"]]}), file)
     data = OmegaConf.create({"train_files": [str(file)], "image_key": "pictures" if column == "pictures" else "images"})
     with pytest.raises(ValueError, match=rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; trees run rows of"):
-        refuse_rows_with_images(data, ("train_files", "val_files"))
+        refuse_rows_with_images(data)
     pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
-    refuse_rows_with_images(data, ("train_files", "val_files"))
+    refuse_rows_with_images(data)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_files_with_images_pass_where_all_parts_read_them(
     assert found == why
     data = OmegaConf.create({"train_files": str(file)})
     if why is None:
-        refuse_rows_with_images(data, ["train_files"], why=None)
+        refuse_rows_with_images(data, why=None)
         pq.write_table(pa.table({"prompt": ["a"], "videos": [["x.mp4"]]}), file)
     with pytest.raises(ValueError, match=r"has videos; trees run" if why is None else f"row 1 has images; {why}: drop"):
-        refuse_rows_with_images(data, ["train_files"], why=found)
+        refuse_rows_with_images(data, why=found)

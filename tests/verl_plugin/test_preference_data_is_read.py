@@ -32,7 +32,7 @@ def read(tokenizer: Any, tmp_path: Path) -> Read:
 
 
 def rows_of(found: PreferenceRows) -> list[list[tuple[list[int], list[int]]]]:
-    return [[(row.token_ids.tolist(), row.trained.astype(int).tolist()) for row in pair] for pair in found.pairs]
+    return [[(ids.tolist(), mask.tolist()) for ids, mask in pair] for pair in found.pairs]
 
 
 def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer: Any) -> None:

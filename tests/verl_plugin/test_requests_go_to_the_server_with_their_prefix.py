@@ -130,7 +130,7 @@ def test_servers_that_leave_and_routes_that_are_cleared_are_forgotten() -> None:
 
 def test_verl_loads_the_router_that_the_trainers_set() -> None:
     config = config_of_mode("tree_sync").copy()
-    prepare_config(config, "sync")
+    prepare_config(config)
     path = config.actor_rollout_ref.rollout.router_config_path
     assert path == str(TREE_ROUTER)
     settings = verls_router._load_router_yaml(path)
@@ -145,5 +145,5 @@ def test_verl_loads_the_router_that_the_trainers_set() -> None:
 def test_a_router_of_the_user_and_deterministic_routing_stay(key: str, value: Any, expected: str | None) -> None:
     config = config_of_mode("tree_sync").copy()
     config.actor_rollout_ref.rollout[key] = value
-    prepare_config(config, "sync")
+    prepare_config(config)
     assert config.actor_rollout_ref.rollout.router_config_path == expected

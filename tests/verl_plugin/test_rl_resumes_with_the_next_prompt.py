@@ -97,5 +97,5 @@ def test_a_path_may_end_with_the_slash_of_a_shell_or_begin_at_home(path: str, mo
     """verl reads the step behind `global_step_`."""
     monkeypatch.setenv("HOME", "/runs")
     config = config_of_mode("tree_sync", f"trainer.resume_from_path={path}")
-    prepare_config(config, "sync")
+    prepare_config(config)
     assert config.trainer.resume_from_path == "/runs/global_step_4"

@@ -13,7 +13,7 @@ from toy_qwen import under
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 
@@ -31,7 +31,7 @@ def choice(setting: Any, *overrides: str, mode: str = "tree_sync", coef: float |
     limit = "algorithm.rollout_correction.rollout_rs_threshold=2.0"
     made = config_of_mode(mode, *(ONE_STEP if mode == "tree_sync" else []), limit, *overrides)
     made.actor_rollout_ref.actor.fsdp_config.tree = {"reuse_log_probs": setting, "router_aux_loss_coef": coef}
-    prepare_config(made, mode.removeprefix("tree_"))
+    prepare_config(made)
     return LogProbReuse.of(made)
 
 

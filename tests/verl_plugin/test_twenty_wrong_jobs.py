@@ -11,9 +11,9 @@ import torch
 from jobs_before_ray import assert_names, checked, write_job
 from omegaconf import OmegaConf
 
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.train import PROGRAM, make_ready
-from tree_rl.verl_plugin.refusals import this_machine
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
@@ -176,9 +176,9 @@ def words(argument: str, folder: Path) -> list[str]:
 
 def refused_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the driver says in one line before it ends with exit code 2."""
-    job = read_job(arguments, PROGRAM)
+    config, given = read_job(arguments, PROGRAM)
     with pytest.raises(SystemExit, match=r"^2$"):
-        make_ready(job.config, job.given)
+        make_ready(config, given)
     line = capsys.readouterr().err
     assert line.startswith("tree_rl: ") and line.endswith("\n")
     return line.rstrip("\n")
@@ -197,7 +197,7 @@ def test_a_wrong_job_ends_in_one_line(
 def test_a_job_on_the_cpu_is_refused_where_a_cuda_build_of_torch_makes_verl_look_for_gpus(
     good: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(this_machine, "get_device_name", lambda: "cuda")
+    monkeypatch.setattr(compat, "get_device_name", lambda: "cuda")
     line = refused_line(capsys, *good, "machine=cpu")
     assert "trainer.device=cpu, but verl runs on cuda" in line and "VERL_PLATFORM=cpu" in line
 

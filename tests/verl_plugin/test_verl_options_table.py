@@ -142,7 +142,7 @@ def test_a_refusal_is_what_the_trainer_raises(message: str) -> None:
     place, _, option = named[1].partition(".")
     more = [one for start, given in MORE.items() if message.startswith(start) for one in given]
     with pytest.raises(UnsupportedFeatureError, match=re.escape(message)):
-        prepare_config(config_with(f"{PLACES.get(place, place)}.{option}={named[2]}", *more), "sync")
+        prepare_config(config_with(f"{PLACES.get(place, place)}.{option}={named[2]}", *more))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_refusal_is_what_the_trainer_raises(message: str) -> None:
     ),
 )
 def test_what_does_as_it_says_passes(overrides: str) -> None:
-    prepare_config(config_with(*overrides.split()), "sync")
+    prepare_config(config_with(*overrides.split()))
 
 
 @pytest.mark.parametrize("role", (ACTOR, REF))
@@ -182,7 +182,7 @@ def test_a_tree_critic_gets_the_budget_that_its_options_name(model_path: Path) -
     sizes = ("ppo_max_token_len_per_gpu=777", "ppo_micro_batch_size_per_gpu=3", "ppo_infer_micro_batch_size_per_gpu=5")
     given = (f"model.path={model_path}", "model.load_tokenizer=false", "use_dynamic_bsz=false", *sizes)
     config = config_with(*(f"critic.{one}" for one in given))
-    prepare_config(config, "sync")
+    prepare_config(config)
     critic = omega_conf_to_dataclass(config.critic)
     # verl's trainer copies it to the engine's max_token_len_per_gpu and infer_max_token_len_per_gpu.
     assert critic.ppo_infer_max_token_len_per_gpu == 777

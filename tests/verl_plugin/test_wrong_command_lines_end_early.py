@@ -182,9 +182,9 @@ def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
 
 @pytest.mark.parametrize("stock", ([], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"]))
 def test_a_job_without_trees_is_left_to_verl(stock: list[str]) -> None:
-    job = read_job(stock, PROGRAM)
-    before = copy.deepcopy(job.config)
-    assert checked_job(job.config, job.given) == "" and job.config == before
+    config, given = read_job(stock, PROGRAM)
+    before = copy.deepcopy(config)
+    assert checked_job(config, given) == "" and config == before
 
 
 def test_a_stock_job_on_a_cpu_stays_a_stock_job(good: list[str]) -> None:
@@ -201,7 +201,7 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
     values += [f"++{MODEL}.override_config.x=null", "data.train_files=[a,b]", "trainer.project_name='a b'"]
     values.append("~critic.optim")
     others = [argument for argument in good if "data.train_files" not in argument]
-    found = read_job([*others, *values], PROGRAM).config
+    found, _ = read_job([*others, *values], PROGRAM)
     with command_line.initialize_config_dir(str(PROGRAM.folder / "config"), version_base=None):
         assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
 
@@ -247,7 +247,7 @@ def test_verls_own_driver_is_checked_before_ray(good: list[str], tmp_path: Path)
 
 
 def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
-    config = read_job(good, PROGRAM).config
+    config, _ = read_job(good, PROGRAM)
     OmegaConf.update(config, "tree.max_tokens", 64, force_add=True)
     with pytest.raises(ValueError, match=rf"^tree\.max_tokens: .*write it as \+\+{ENGINE}\.tree\.max_tokens$"):
         checked_job(config, ["+tree.max_tokens=64"])

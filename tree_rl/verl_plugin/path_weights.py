@@ -14,9 +14,9 @@ from tree_rl.credit import CreditTree
 from tree_rl.credit.named import imported
 from tree_rl.tree.forest import Forest
 from tree_rl.tree.weights import once_per_token_weights, session_weights, tree_mean_weights
-from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
+from tree_rl.verl_plugin.options import ENGINES, PATH_WEIGHT_COLUMNS
 
-ENGINE_CONFIGS = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
+ENGINE_CONFIGS = ENGINES[0], ENGINES[2]
 """Keys of the options of engines that train."""
 
 PromptTree = tuple[list[int], CreditTree]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from tensordict.tensorclass import NonTensorData
 
 from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.dpo.preference_rows import PreferencePair, PreferenceRows, read_preferences
+from tree_rl.verl_plugin.dpo.preference_rows import PreferenceRows, read_preferences
 from tree_rl.verl_plugin.engine.pair_loss import PLACE, REFERENCE, PairLoss, log_probs_of_rows
-from tree_rl.verl_plugin.sft.sft_trainer import Batch, TreeSFTTrainer
+from tree_rl.verl_plugin.sft.checked_data import refuse_less_than_a_batch
+from tree_rl.verl_plugin.sft.sft_trainer import Batch, TreeSFTTrainer, collate_with_uid
 
 
 class TreeDPOTrainer(TreeSFTTrainer):
@@ -36,11 +36,8 @@ class TreeDPOTrainer(TreeSFTTrainer):
         self.train_dataset, self.val_dataset = self._read("train"), self._read("val") if data.val_files else None
         self.group_of_row = self.train_dataset.group_of_pair
         for key, dataset in (("train_files", self.train_dataset), ("val_files", self.val_dataset)):
-            if dataset is not None and len(dataset) < data.train_batch_size:
-                raise RowFileError(
-                    f"data.{key}: expected at least the {data.train_batch_size} pairs of a batch, received "
-                    f"{len(dataset)}; lower data.train_batch_size or add pairs"
-                )
+            if dataset is not None:
+                refuse_less_than_a_batch(dataset, data, key=key, what="pairs")
 
     def _read(self, name: str) -> PreferenceRows:
         data = self.config.data
@@ -92,9 +89,10 @@ class TreeDPOTrainer(TreeSFTTrainer):
             "compute_loss": False,
             "no_lora_adapter": self._get_lora_train_meta() is not None,
         }
-        collate = self._collator()
         for pairs in order[:, rank]:
-            batch = tu.get_tensordict(collate([dataset[pair] for pair in pairs.tolist()]), non_tensor_dict=flags)
+            batch = tu.get_tensordict(
+                self.collate_fn([dataset[pair] for pair in pairs.tolist()]), non_tensor_dict=flags
+            )
             output = self.training_client.infer_batch(batch)
             # Of ranks that share rows, one has the outputs.
             if self.engine.is_mp_src_rank_with_outputs():
@@ -108,20 +106,10 @@ class TreeDPOTrainer(TreeSFTTrainer):
         return reference
 
 
-def collate_pairs(collate: Callable[[list[Batch]], Batch], pairs: list[PreferencePair]) -> Batch:
+def collate_pairs(collate: Callable[[list[Batch]], Batch], pairs: list[list[Batch]]) -> Batch:
     """Rows of the pairs, chosen before rejected, in verl's form; a group's rows are one `uid`."""
-    rows = [row for pair in pairs for row in (pair.chosen, pair.rejected)]
-    batch = collate(
-        [
-            {
-                "input_ids": torch.from_numpy(row.token_ids),
-                "position_ids": torch.arange(len(row.token_ids)),
-                "loss_mask": torch.tensor(row.trained, dtype=torch.int64),
-            }
-            for row in rows
-        ]
-    )
-    batch["uid"] = torch.stack([NonTensorData(f"prompt {pair.group}") for pair in pairs for _ in range(2)], dim=0)
+    rows = [row for pair in pairs for row in pair]
+    known = [row.pop(REFERENCE) for row in rows if REFERENCE in row]
+    batch = collate_with_uid(collate, rows)
     batch[PLACE] = torch.arange(len(rows))
-    known = [pair.reference for pair in pairs if pair.reference is not None]
-    return {**batch, REFERENCE: torch.cat(known)} if known else batch
+    return {**batch, REFERENCE: torch.stack(known)} if known else batch

@@ -23,11 +23,11 @@ from tree_rl.inspection.messages.conversation import Chat, holds_messages, read_
 from tree_rl.inspection.messages.json_cells import without_padding
 from tree_rl.inspection.messages.roles import ASSISTANT
 from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
-from tree_rl.inspection.row import Row
+from tree_rl.verl_plugin.engine.pair_loss import REFERENCE
 from tree_rl.verl_plugin.sft.checked_data import group_rows
-from tree_rl.verl_plugin.sft.conversations import conversations_of_rows
+from tree_rl.verl_plugin.sft.conversations import CONVERSATION, conversations_of_rows
 from tree_rl.verl_plugin.sft.decoded_messages import form_of
-from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER
+from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, IdsAndMask, row_for_collator
 
 PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
 SIDES = (CHOSEN, REJECTED)
@@ -36,40 +36,33 @@ MASKS = {side: f"{side}_mask" for side in SIDES}
 """Column with a 1 for each token id of a side that is trained; without it all of them are."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PreferencePair:
-    """Two rows with one prompt; a row trains the tokens behind it."""
-
-    chosen: Row
-    rejected: Row
-    group: int
-    """Number of the group whose rows form a tree."""
-    reference: torch.Tensor | None
-    """float64 [2], log-probs of the rows under the reference; None if the loss has none, or before they are known."""
+Pair = tuple[IdsAndMask, IdsAndMask]
+"""Chosen and rejected row with one prompt; a row trains tokens behind it."""
 
 
 @dataclass(kw_only=True, eq=False)
 class PreferenceRows(Dataset):
     """Pairs of rows."""
 
-    pairs: list[tuple[Row, Row]]
-    """Chosen and rejected row of each pair."""
+    pairs: list[Pair]
     group_of_pair: np.ndarray
     """int64 [pairs]; equal for pairs with equal prompts, or prompts that begin with another one."""
     dataframe: pd.DataFrame
     """The column `data.group_key`, if there is one."""
     reference: torch.Tensor | None = None
-    """float64 [pairs, 2], log-probs of the rows under the reference."""
+    """float64 [pairs, 2], log-probs of the rows under the reference; None if the loss has none, or before they are
+    known."""
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> PreferencePair:
-        chosen, rejected = self.pairs[index]
-        reference = None if self.reference is None else self.reference[index]
-        return PreferencePair(
-            chosen=chosen, rejected=rejected, group=int(self.group_of_pair[index]), reference=reference
-        )
+    def __getitem__(self, index: int) -> list[dict[str, Any]]:
+        """Both rows for verl's collator, with the name of their group and, if known, the reference's log-prob."""
+        group = f"prompt {self.group_of_pair[index]}"
+        rows = [{**row_for_collator(*row), CONVERSATION: group} for row in self.pairs[index]]
+        if self.reference is None:
+            return rows
+        return [{**row, REFERENCE: one} for row, one in zip(rows, self.reference[index], strict=True)]
 
 
 def read_preferences(
@@ -95,7 +88,7 @@ def read_preferences(
         InputError: a file cannot be read or lacks a column, or a pair cannot be trained; names file and pair.
     """
     read = _Reader(tokenizer, config, vocab_size, max_positions)
-    pairs, prompts, others = list[tuple[Row, Row]](), list[np.ndarray](), []
+    pairs, prompts, others = list[Pair](), list[np.ndarray](), []
     columns_read, group_key = (PROMPT, *SIDES, TOOLS, *MASKS.values()), config.get("group_key", None)
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
     for path in paths:
@@ -153,7 +146,7 @@ class _Reader:
         self._template_options = dict(config.get("apply_chat_template_kwargs", None) or {})
         self._form: TemplateForm | None = None
 
-    def pair(self, cells: Mapping[str, Any]) -> tuple[tuple[Row, Row], np.ndarray]:
+    def pair(self, cells: Mapping[str, Any]) -> tuple[Pair, np.ndarray]:
         """Both rows, and the prompt, int64 [tokens]."""
         for side in SIDES:
             if cells[side] is None or (isinstance(cells[side], Sized) and len(cells[side]) == 0):
@@ -175,7 +168,7 @@ class _Reader:
         chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
 
-    def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> Row:
+    def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> IdsAndMask:
         ids, mask = np.asarray(token_ids, dtype=np.int64), np.asarray(loss_mask, dtype=np.int64)
         outside = (ids < 0) | (ids >= self._vocab_size)
         if outside.any():
@@ -195,7 +188,7 @@ class _Reader:
             )
         if not mask.any() or mask[0]:
             raise RowFileError(f"{side}: expected a prompt and a trained token behind it; drop the row")
-        return Row(name=side, group="", token_ids=ids, trained=mask.astype(bool))
+        return ids, mask
 
     def _from_token_ids(self, cells: Mapping[str, Any]) -> Any:
         prompt, sides = _prompt_and_sides(*(cells.get(name) for name in (PROMPT, *SIDES)))

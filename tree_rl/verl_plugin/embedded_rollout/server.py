@@ -17,11 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 from tree_rl.models.flat_attention import needs_eager
 from tree_rl.models.images import IMAGE_READERS, reads_images
 from tree_rl.models.text_forward import use_language_model
-from tree_rl.verl_plugin.compat import (
-    build_multimodal_processor_inputs,
-    get_hf_auto_model_class,
-    omega_conf_to_dataclass,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.embedded_rollout.decode import MAX_SLOTS, DecodeEngine, Request
 from tree_rl.verl_plugin.embedded_rollout.grouped_attention import GROUPED_SDPA
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
@@ -49,7 +45,7 @@ class HFServer:
         weights_follow: bool,
     ) -> None:
         torch.set_num_threads(num_threads)
-        config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
+        config, model_config = compat.omega_conf_to_dataclass(config), compat.omega_conf_to_dataclass(model_config)
         self.config = config
         self.global_steps: int | None = None
         options = HFRolloutOptions.from_rollout(config)
@@ -129,7 +125,7 @@ class HFServer:
         """Patches as verl's agent loop computes them for the trainer."""
         if not reads_images(self.engine.model):
             raise NotImplementedError("rollout.name=hf: the model reads text alone, received images")
-        found = build_multimodal_processor_inputs(
+        found = compat.build_multimodal_processor_inputs(
             self.processor, text=[self.processor.image_token * len(images)], images=images, mm_processor_kwargs=options
         )
         return PromptImages.of(self.engine.model, prompt_ids, found["pixel_values"], found["image_grid_thw"])
@@ -218,7 +214,7 @@ def build_model(config: RolloutConfig, model_config: HFModelConfig, *, weights_f
         "trust_remote_code": model_config.trust_remote_code,
     }
     # The trainer's model class, so that weights have the same names.
-    auto_class = get_hf_auto_model_class(hf_config)
+    auto_class = compat.get_hf_auto_model_class(hf_config)
     model: PreTrainedModel
     if weights_follow:
         model = auto_class.from_config(hf_config, **options)

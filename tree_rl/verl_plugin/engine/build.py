@@ -25,12 +25,7 @@ from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.memory_budget import device_bytes_of
 from tree_rl.training.ranks.recovery import has_run
 from tree_rl.training.tree_options import AUTO, TreeOptions
-from tree_rl.verl_plugin.compat import (
-    FSDPEngineWithLMHead,
-    PrecisionType,
-    get_device_name,
-    get_init_weight_context_manager,
-)
+from tree_rl.verl_plugin import compat
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +59,7 @@ def chosen_attention(
 ) -> str:
     """The implementation of tree attention. Raises `ValueError` if `tree.attention` names one that cannot run here."""
     wanted: dict[str, Any] = {
-        "device": torch.device(get_device_name()),
+        "device": torch.device(compat.get_device_name()),
         "dtype": dtype,
         "head_size": shape.head_dim,
         "value_size": shape.value_size,
@@ -86,7 +81,7 @@ def shape_of(module: Any, *, is_critic: bool) -> ModelShape:
 
 def memory_model(module: Any, shape: ModelShape, *, dtype: torch.dtype) -> MemoryModel | None:
     """Model of the GPU memory of a built model's forward and backward; None on a CPU."""
-    device = torch.device(get_device_name())
+    device = torch.device(compat.get_device_name())
     return read_memory_model(module, shape, dtype=dtype, device=device) if device.type == "cuda" else None
 
 
@@ -100,9 +95,9 @@ def build_value_module(model_config: Any, engine_config: Any, device_mesh: Any) 
     """verl's value model without its hard-coded flash attention, also for families for which verl needs TRL."""
     config = model_config.hf_config
     prepare_value_config(config)
-    dtype = PrecisionType.to_dtype(engine_config.model_dtype or "fp32")
+    dtype = compat.PrecisionType.to_dtype(engine_config.model_dtype or "fp32")
     on_meta = not config.tie_word_embeddings
-    with get_init_weight_context_manager(use_meta_tensor=on_meta, mesh=device_mesh)():
+    with compat.get_init_weight_context_manager(use_meta_tensor=on_meta, mesh=device_mesh)():
         module: Any = AutoModelForTokenClassification.from_pretrained(
             model_config.local_path,
             dtype=dtype,
@@ -133,7 +128,7 @@ def uses_liger(model_config: Any, *, device: torch.device, deterministic: bool) 
 
 
 @contextmanager
-def replaced(engine: FSDPEngineWithLMHead, **attributes: Any) -> Iterator[None]:
+def replaced(engine: compat.FSDPEngineWithLMHead, **attributes: Any) -> Iterator[None]:
     """Give an engine other attributes while one of verl's builders runs."""
     before = {name: getattr(engine, name) for name in attributes}
     vars(engine).update(attributes)
@@ -153,7 +148,7 @@ def without_liger(model_config: Any) -> Any:
 
 def without_pinned_offload(engine_config: Any) -> Any:
     """On a CPU, a config without verl's offload of a forward-only model to pinned host memory, which needs CUDA."""
-    if get_device_name() != "cpu" or not (engine_config.forward_only or engine_config.offload_policy):
+    if compat.get_device_name() != "cpu" or not (engine_config.forward_only or engine_config.offload_policy):
         return engine_config
     return dataclasses.replace(engine_config, forward_only=False, offload_policy=False)
 

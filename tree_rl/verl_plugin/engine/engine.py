@@ -27,38 +27,16 @@ from tree_rl.training.ranks.recovery import CountedCollectives
 from tree_rl.training.step import TreeStep
 from tree_rl.training.tree_options import GIVEN_WEIGHTINGS
 from tree_rl.tree.forest import RowError
-from tree_rl.verl_plugin.compat import (
-    EngineRegistry,
-    FSDPEngineWithLMHead,
-    FSDPEngineWithValueHead,
-    get_device_id,
-    get_device_name,
-)
+from tree_rl.verl_plugin import compat, options
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
-from tree_rl.verl_plugin.engine import build
+from tree_rl.verl_plugin.engine import build, verl_loss
 from tree_rl.verl_plugin.engine.flat_entropy import entropy_of_rows
 from tree_rl.verl_plugin.engine.outputs_back import as_verl_result
 from tree_rl.verl_plugin.engine.pair_loss import PairLoss
 from tree_rl.verl_plugin.engine.router_replay import RouterReplay
 from tree_rl.verl_plugin.engine.rows_in import read_outputs, read_rows, read_trainer_tokens
 from tree_rl.verl_plugin.engine.state import load_engine_state, save_engine_state
-from tree_rl.verl_plugin.engine.verl_loss import (
-    REUSE_LOG_PROBS,
-    OnPolicyLoss,
-    VerlCall,
-    VerlLossFunction,
-    couples_log_probs_alone,
-    is_token_separable,
-    with_normalisers,
-)
-from tree_rl.verl_plugin.options import (
-    DISABLED,
-    TREE_LANGUAGE_MODEL,
-    TREE_VALUE_MODEL,
-    TreeConfig,
-    as_tree_config,
-    replay_mode,
-)
+from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS, VerlLossFunction
 from tree_rl.verl_plugin.refusals.job import refuse_engine, refuse_ranks
 from tree_rl.verl_plugin.refusals.refusal import Of
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
@@ -71,8 +49,8 @@ BACKENDS = ["fsdp2", "fsdp"]
 FSDP = "fsdp_config"
 
 
-@EngineRegistry.register(model_type=TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
-class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
+@compat.EngineRegistry.register(model_type=options.TREE_LANGUAGE_MODEL, backend=BACKENDS, device=DEVICES)
+class TreeFSDPEngineWithLMHead(compat.FSDPEngineWithLMHead):
     """Actor, reference policy and SFT: log-probs and entropies of trained edges, each computed once."""
 
     stock_model_type = "language_model"
@@ -88,7 +66,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
     _flat_attention: str
 
     def __init__(self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any) -> None:
-        self.tree_config: TreeConfig = as_tree_config(engine_config.get("tree", None))
+        self.tree_config: options.TreeConfig = options.as_tree_config(engine_config.get("tree", None))
         refuse_engine(model_config, engine_config, is_critic=self.is_critic)
         size = engine_config.get(SEQUENCE_PARALLEL, 1)
         refuse_if_unsupported({SEQUENCE_PARALLEL: size, "config": model_config.hf_config}, FSDP, Of.HEADS)
@@ -117,7 +95,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             print(f"attention: {self.attention_implementation}", flush=True)
         context = StepContext(
             module=self.module,
-            device=torch.device(get_device_id()),
+            device=torch.device(compat.get_device_id()),
             data_parallel=torch.distributed.group.WORLD,
             sequence_parallel=self.sequence_parallel_group,
             model_shape=shape,
@@ -125,7 +103,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             compute_dtype=self._autocast_dtype,
             autocast=nullcontext
             if self._autocast_dtype == torch.float32
-            else partial(torch.autocast, device_type=get_device_name(), dtype=self._autocast_dtype),
+            else partial(torch.autocast, device_type=compat.get_device_name(), dtype=self._autocast_dtype),
             loss_scale=(lambda: 1.0) if self.scaler is None else self._loss_scale,
             gradient_sync=lambda is_last: self._gradient_sync_context(is_last_micro_batch=is_last),
             collectives=CountedCollectives(self.module),
@@ -159,12 +137,13 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             refuse_if_unsupported(data, "", Of.UPDATE_WITH_REUSE)
         if not is_flat:
             group = self.get_data_parallel_group()
-            loss_function = with_normalisers(loss_function, data, group, self.step.context, trains=not forward_only)
+            context, trains = self.step.context, not forward_only
+            loss_function = verl_loss.with_normalisers(loss_function, data, group, context, trains=trains)
         if reuses:
             assert loss_function is not None
             sees_entropy = tu.get_non_tensor_data(data=data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, return_model_output=True)
-            loss_function = OnPolicyLoss(loss_function, sees_entropy)
+            loss_function = verl_loss.OnPolicyLoss(loss_function, sees_entropy)
         result: dict[str, Any]
         if is_flat:
             result = super().forward_backward_batch(data, loss_function, forward_only)
@@ -203,7 +182,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         except RowError as error:
             self.step.planner.refuse(error)
         group = self.get_data_parallel_group()
-        verl_call = VerlCall(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
+        verl_call = verl_loss.VerlCall(data=data, loss_function=loss_function, group=group, stock_step=self.stock_step)
         # verl's forward would slice rows over ranks that share tokens; without trees, rows of a pair could run apart,
         # and a teacher's candidates need all logits.
         needs_trees = isinstance(loss_function, PairLoss) or rows.candidates_FK is not None
@@ -213,8 +192,8 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             trainer_tokens=read_trainer_tokens(data),
             trains=not forward_only,
             loss=None if loss_function is None else verl_call.loss,
-            is_separable=is_token_separable(loss_function),
-            couples_log_probs_alone=couples_log_probs_alone(loss_function),
+            is_separable=verl_loss.is_token_separable(loss_function),
+            couples_log_probs_alone=verl_loss.couples_log_probs_alone(loss_function),
             run_rows_flat=None if needs_trees or self.sequence_parallel_group is not None else verl_call.run_flat,
             records_routes=records_routes,
             is_reference=self._is_reference or self.optimizer is None,
@@ -244,7 +223,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
         return result
 
     def _loss_scale(self) -> float:
-        return float(self.scaler.scale(torch.ones((), device=get_device_name())))
+        return float(self.scaler.scale(torch.ones((), device=compat.get_device_name())))
 
     @contextmanager
     def _gradient_sync_context(self, *, is_last_micro_batch: bool) -> Iterator[None]:
@@ -261,7 +240,7 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
 
     def _build_module(self) -> nn.Module:
         build.choose_flat_attention(self.model_config.hf_config)
-        fused = {"device": torch.device(get_device_name()), "deterministic": self.engine_config.full_determinism}
+        fused = {"device": torch.device(compat.get_device_name()), "deterministic": self.engine_config.full_determinism}
         uses_liger = build.uses_liger(self.model_config, **fused)
         # Not verl's Ulysses either: it needs divisible key-value heads and slices the inputs of some models.
         stock = {"model_config": build.without_liger(self.model_config), "ulysses_sequence_parallel_size": 1}
@@ -279,10 +258,10 @@ class TreeFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             module, impl=self.tree_config.attention, deterministic=self.engine_config.full_determinism
         )
         logger.info("tree attention over %s on %s", self._flat_attention, type(module).__name__)
-        mode = replay_mode(self.engine_config)
-        if self.tree_config.router_aux_loss_coef is not None or mode != DISABLED:
+        mode = options.replay_mode(self.engine_config)
+        if self.tree_config.router_aux_loss_coef is not None or mode != options.DISABLED:
             self._router_hooks = RouterHooks(module)
-        if self._router_hooks is not None and mode != DISABLED:
+        if self._router_hooks is not None and mode != options.DISABLED:
             # Raises before sharding if the routers cannot repeat routes.
             self.replay = RouterReplay(self._router_hooks, mode)
         return module
@@ -368,8 +347,8 @@ def _reuses_log_probs(data: TensorDict) -> bool:
     return bool(tu.get_non_tensor_data(data=data, key=REUSE_LOG_PROBS, default=False))
 
 
-@EngineRegistry.register(model_type=TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
-class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, FSDPEngineWithValueHead):
+@compat.EngineRegistry.register(model_type=options.TREE_VALUE_MODEL, backend=BACKENDS, device=DEVICES)
+class TreeFSDPEngineWithValueHead(TreeFSDPEngineWithLMHead, compat.FSDPEngineWithValueHead):
     """Critic: the value of every unique token, computed once."""
 
     stock_model_type = "value_model"

@@ -11,17 +11,7 @@ from tensordict import TensorDict
 
 from tree_rl.training.context import StepContext
 from tree_rl.training.loss.outputs import CANDIDATE_LOG_PROBS, ENTROPY, LOG_PROBS, EdgeOutputs, Metrics, PartsLoss
-from tree_rl.verl_plugin.compat import (
-    AggregationType,
-    Metric,
-    distillation_ppo_loss,
-    get_device_id,
-    kl_divergence,
-    ppo_loss,
-    response_from_nested,
-    sft_loss,
-    value_loss,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 
 VerlLossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
@@ -59,7 +49,7 @@ class OnPolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Loss and metrics of some rows in the form of verl's losses."""
         seen = {name: value for name, value in model_output.items() if name != ENTROPY or self.sees_entropy}
-        old = response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
+        old = compat.response_from_nested(model_output[LOG_PROBS].detach(), data["response_mask"])
         rows = with_columns(data, {"old_log_probs": old})
         return self.loss_function(model_output=seen, data=rows, dp_group=dp_group)
 
@@ -130,7 +120,7 @@ class VerlCall:
         """
         key = tuple(members)
         if self._selected is None or self._selected[0] != key:
-            rows, device = self._select(members), get_device_id()
+            rows, device = self._select(members), compat.get_device_id()
             moved = {name: one.to(device) for name, one in rows.items() if isinstance(one, torch.Tensor)}
             self._selected = (key, with_columns(rows, moved), bool(rows["loss_mask"].values().any()))
         return self._selected[1:]
@@ -168,7 +158,7 @@ def distillation_outputs(student: Any, teacher: Any, config: Any) -> dict[str, t
     of_tokens = {"student_mass": student_FK.exp().sum(-1), "teacher_mass": teacher_FK.exp().sum(-1)}
     if config.log_prob_min_clamp is not None:
         student_FK, teacher_FK = (one.clamp_min(config.log_prob_min_clamp) for one in (student_FK, teacher_FK))
-    of_tokens["distillation_losses"] = kl_divergence(log_q=student_FK, log_p=teacher_FK)
+    of_tokens["distillation_losses"] = compat.kl_divergence(log_q=student_FK, log_p=teacher_FK)
     return {name: torch.nested.nested_tensor_from_jagged(one, student.offsets()) for name, one in of_tokens.items()}
 
 
@@ -208,7 +198,7 @@ def with_normalisers(
         return loss_function
     # Ranks without rows have no such column.
     longest = data["response_mask"].offsets().diff().max() if "response_mask" in data else torch.zeros(())
-    longest = longest.to(get_device_id(), torch.int64)
+    longest = longest.to(compat.get_device_id(), torch.int64)
     torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX, group=group)
     config = copy.copy(config)
     # Through `vars`, because fields of verl's configs are frozen.
@@ -226,11 +216,11 @@ def averages_sequences(loss_function: Any) -> bool:
 
 
 def _is_sum(metric: Any) -> bool:
-    return isinstance(metric, Metric) and metric.aggregation == AggregationType.SUM
+    return isinstance(metric, compat.Metric) and metric.aggregation == compat.AggregationType.SUM
 
 
 def _distils(loss_function: Any) -> bool:
-    return isinstance(loss_function, partial) and loss_function.func is distillation_ppo_loss
+    return isinstance(loss_function, partial) and loss_function.func is compat.distillation_ppo_loss
 
 
 def _unwrapped(loss_function: Any) -> Any:
@@ -255,7 +245,7 @@ def _loss_mode(loss_function: Any) -> str | None:
 def couples_log_probs_alone(loss_function: Any) -> bool:
     """True for verl's loss of the actor, in which entropies add up token by token."""
     loss_function = _unwrapped(loss_function)
-    return isinstance(loss_function, partial) and loss_function.func is ppo_loss
+    return isinstance(loss_function, partial) and loss_function.func is compat.ppo_loss
 
 
 def is_token_separable(loss_function: Any) -> bool:
@@ -269,6 +259,6 @@ def is_token_separable(loss_function: Any) -> bool:
         # Losses of distillation read one position each, and verl's policy gradient on them is vanilla.
         distils = loss_function.keywords["distillation_config"].distillation_loss
         return not distils.use_task_rewards or _loss_mode(loss_function) in separable_losses
-    if loss_function.func is ppo_loss:
+    if loss_function.func is compat.ppo_loss:
         return _loss_mode(loss_function) in separable_losses
-    return loss_function.func in (sft_loss, value_loss)
+    return loss_function.func in (compat.sft_loss, compat.value_loss)

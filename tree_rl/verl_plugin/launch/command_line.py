@@ -20,6 +20,7 @@ from tree_rl.inspection.files.terminal import INPUT_ERROR
 from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.options import as_tree_config
+from tree_rl.verl_plugin.refusals.refusal import nodes_below
 
 HAS_A_WORD = (
     *("model.use_liger", "trainer.save_freq", "trainer.test_freq"),
@@ -41,22 +42,13 @@ class Program:
     """Function (overrides, config name) that expands short forms."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A job that a command line describes."""
-
-    config: DictConfig
-    given: tuple[str, ...]
-    """Overrides written by the user."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise CommandLineError(f"{message}; {self.prog} --help lists what there is")
 
 
-def read_job(arguments: Sequence[str], program: Program) -> Job:
-    """Read overrides and Hydra's `--config-path` and `--config-name`, and compose the config.
+def read_job(arguments: Sequence[str], program: Program) -> tuple[DictConfig, list[str]]:
+    """Read overrides and Hydra's `--config-path` and `--config-name`; return the config and the user's overrides.
 
     Raises a CommandLineError for a flag, key, value or config that does not exist.
     """
@@ -72,7 +64,7 @@ def read_job(arguments: Sequence[str], program: Program) -> Job:
             config = compose_checked(name, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise CommandLineError(one_line(error)) from error
-    return Job(config=config, given=tuple(line.overrides))
+    return config, line.overrides
 
 
 def compose_checked(config_name: str, arguments: Sequence[str]) -> DictConfig:
@@ -155,13 +147,5 @@ def one_line(error: BaseException) -> str:
 
 def keys_of(config: DictConfig) -> set[str]:
     """Dotted names of all nodes, without resolving values."""
-    found: set[str] = set()
-
-    def walk(node: Any, before: str) -> None:
-        for name, value in node.items():
-            found.add(f"{before}{name}")
-            if isinstance(value, dict):
-                walk(value, f"{before}{name}.")
-
-    walk(OmegaConf.to_container(config, resolve=False), "")
-    return found
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return {name for name, _ in nodes_below(plain)}

@@ -201,14 +201,14 @@ def why_no_images(config: DictConfig) -> str | None:
     return f"agents of {loop} get a sample's text alone" if loop in TEXT_LOOPS else None
 
 
-def refuse_rows_with_images(data: DictConfig, files: Sequence[str], *, why: str | None = TEXT_ALONE) -> None:
-    """Refuse parquet files on this machine, at some keys of `data`, whose rows contain images, videos or audio.
+def refuse_rows_with_images(data: DictConfig, *, why: str | None = TEXT_ALONE) -> None:
+    """Refuse parquet files on this machine, of the node `data`, whose rows contain images, videos or audio.
 
     `why` is None if rows can have images. Raises a ValueError that names the key, the file, the row and its column.
     """
     refused = {key: name for key, name in IMAGE_KEYS.items() if why is not None or key != "image_key"}
     columns = [str(data.get(key, None) or default) for key, default in refused.items()]
-    for key in files:
+    for key in ("train_files", "val_files"):
         given = data.get(key, None) or ()
         for path in [given] if isinstance(given, str) else given:
             file = Path(str(path)).expanduser()

@@ -34,16 +34,15 @@ def main(arguments: Sequence[str]) -> None:
 def checked(arguments: Sequence[str], program: Program = PROGRAM) -> DictConfig:
     """Read and check the config of a command line; exits as `main`."""
     with refusals_as_one_line():
-        job = read_job(arguments, program)
-        config = job.config
+        config, given = read_job(arguments, program)
         refuse_if_unsupported(config, "", Of.VALUES, Of.SFT)
-        check_tree_block(config.engine, "engine", written_keys(job.given))
+        check_tree_block(config.engine, "engine", written_keys(given))
         refuse_ranks(config.engine, "engine", int(os.environ.get("WORLD_SIZE", "1")))
         refuse_engine(config.model, config.engine, key="engine")
         refuse_if_unsupported(config, "", Of.FILES)
         refuse_if_unsupported(config.model, "model", Of.MODEL_FILES)
         refuse_model_of_job(config.model, key="model", engines={"engine": config.engine})
-        refuse_rows_with_images(config.data, ("train_files", "val_files"))
+        refuse_rows_with_images(config.data)
     return config
 
 

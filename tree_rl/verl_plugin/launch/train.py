@@ -23,37 +23,21 @@ from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops.agent_loop_options import agent_class, read_gateway_options
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
-from tree_rl.verl_plugin.compat import need_critic, need_reference_policy, validate_config
 from tree_rl.verl_plugin.did_you_mean import nearest_key
 from tree_rl.verl_plugin.embedded_rollout.hf_options import HFRolloutOptions
+from tree_rl.verl_plugin.launch import command_line, model_check
 from tree_rl.verl_plugin.launch.asked_for_trees import trains_trees
-from tree_rl.verl_plugin.launch.command_line import (
-    Program,
-    check_tree_block,
-    compose_checked,
-    keys_of,
-    one_line,
-    read_job,
-    refusals_as_one_line,
-)
-from tree_rl.verl_plugin.launch.model_check import (
-    choose_layers,
-    load_before_images,
-    refuse_model_of_job,
-    refuse_rows_with_images,
-    why_no_images,
-)
 from tree_rl.verl_plugin.launch.short_forms import STOCK_CONFIG, CommandLineError, expand, written_keys
 from tree_rl.verl_plugin.options import ENGINES
 from tree_rl.verl_plugin.refusals.job import refuse_job, refuse_ranks, tree_roles
 from tree_rl.verl_plugin.refusals.refusal import Of, option
 from tree_rl.verl_plugin.refusals.table import TRAINER_MODES, refuse_if_unsupported
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
 
 _VERL = find_spec("verl")
 assert _VERL is not None and _VERL.origin is not None
-PROGRAM = Program(
+PROGRAM = command_line.Program(
     name="tree_rl.train",
     folder=Path(_VERL.origin).parent / "trainer",
     config_name=STOCK_CONFIG,
@@ -67,10 +51,10 @@ CUSTOM = "actor_rollout_ref.rollout.custom"
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command line of verl's `main_ppo`; if it cannot run, print one line and exit with code 2."""
-    with refusals_as_one_line():
-        job = read_job(arguments, PROGRAM)
-    make_ready(job.config, job.given)
-    compat.main_ppo.main(job.config)
+    with command_line.refusals_as_one_line():
+        config, given = command_line.read_job(arguments, PROGRAM)
+    make_ready(config, given)
+    compat.main_ppo.main(config)
 
 
 def make_ready(config: DictConfig, given: Sequence[str]) -> None:
@@ -78,7 +62,7 @@ def make_ready(config: DictConfig, given: Sequence[str]) -> None:
 
     If the job cannot run, prints one line on standard error and exits with code 2.
     """
-    with refusals_as_one_line():
+    with command_line.refusals_as_one_line():
         banner = checked(config, given)
     if banner:
         print(banner, file=sys.stderr, flush=True)
@@ -86,8 +70,8 @@ def make_ready(config: DictConfig, given: Sequence[str]) -> None:
 
 def make_ready_for_main_ppo(config: DictConfig, hydra: Any) -> None:
     """As `make_ready`, for verl's main; also checks the types of values in the config, which Hydra does not."""
-    with refusals_as_one_line():
-        compose_checked(hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task])
+    with command_line.refusals_as_one_line():
+        command_line.compose_checked(hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task])
     make_ready(config, hydra.overrides.task)
 
 
@@ -115,9 +99,9 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
 def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
     """Set FSDP2, the class of the `tree` block, `use_liger` and `load_format` in `config` where the user has left them
     open; return notes for the banner."""
-    roles = ["actor_rollout_ref", *(["critic"] if need_critic(config) else [])]
-    notes = [note for role in roles if (note := choose_layers(config, role))]
-    notes += [note] if (note := load_before_images(config)) else []
+    roles = ["actor_rollout_ref", *(["critic"] if compat.need_critic(config) else [])]
+    notes = [note for role in roles if (note := model_check.choose_layers(config, role))]
+    notes += [note] if (note := model_check.load_before_images(config)) else []
     for key in (f"{role}.strategy" for role in ROLES):
         if key not in written and OmegaConf.select(config, key, default=None) == "fsdp":
             OmegaConf.update(config, key, "fsdp2")
@@ -161,7 +145,7 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     """Check a completed config: values, tree options, files, models, data, and finally verl's checks."""
     refuse_if_unsupported(config, "", Of.VALUES)
     for engine in ENGINES:
-        check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
+        command_line.check_tree_block(OmegaConf.select(config, engine, default=None), engine, written)
     if _runs_here(config):
         if path_that_ray_splits(sys.executable):
             raise CommandLineError(
@@ -169,7 +153,7 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
                 "it in a folder without them"
             )
         refuse_if_unsupported(config, "", Of.FILES)
-        for key in ("actor_rollout_ref.model", *(["critic.model"] if need_critic(config) else [])):
+        for key in ("actor_rollout_ref.model", *(["critic.model"] if compat.need_critic(config) else [])):
             refuse_if_unsupported(OmegaConf.select(config, key), key, Of.MODEL_FILES)
         refuse_if_unsupported(config, "", Of.MACHINE)
     prepared = copy.deepcopy(config)
@@ -177,14 +161,15 @@ def _check(config: DictConfig, written: Sequence[str]) -> None:
     _check_models(prepared)
     if config.actor_rollout_ref.rollout.name == "hf":
         HFRolloutOptions.from_rollout(config.actor_rollout_ref.rollout)
-    refuse_rows_with_images(config.data, ("train_files", "val_files"), why=why_no_images(config))
+    model_check.refuse_rows_with_images(config.data, why=model_check.why_no_images(config))
     try:
-        validate_config(config, need_reference_policy(config), need_critic(config))
+        compat.validate_config(config, compat.need_reference_policy(config), compat.need_critic(config))
     except (TypeError, HydraException) as error:
-        unknown = one_line(error).partition("unexpected keyword argument ")[2].strip("'")
+        unknown = command_line.one_line(error).partition("unexpected keyword argument ")[2].strip("'")
         for key in written:
             if unknown and key.rpartition(".")[2] == unknown:
-                raise CommandLineError(f"{key}: no such key{nearest_key(key, keys_of(config) - {key})}") from error
+                hint = nearest_key(key, command_line.keys_of(config) - {key})
+                raise CommandLineError(f"{key}: no such key{hint}") from error
         raise
 
 
@@ -207,14 +192,13 @@ def _check_prepared(config: DictConfig) -> None:
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     # verl also takes an engine's size of sequence parallelism from the role.
     roles = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
-    for key in [*roles, *ENGINES[:2], *(ENGINES[2:] if need_critic(config) else [])]:
+    for key in [*roles, *ENGINES[:2], *(ENGINES[2:] if compat.need_critic(config) else [])]:
         refuse_ranks(OmegaConf.select(config, key) or {}, key, ranks)
     _check_agent_loops(config)
-    base = TRAINER_MODES.get(config.trainer.v1.trainer_mode)
-    if base is None:
+    if config.trainer.v1.trainer_mode not in TRAINER_MODES:
         refuse_job(config, under_tree_trainer=False)
         return
-    prepare_config(config, base)
+    prepare_config(config)
     LogProbReuse.of(config)
 
 
@@ -223,7 +207,7 @@ def _check_models(config: DictConfig) -> None:
     roles = list(tree_roles(config))
     for key in dict.fromkeys(role.model for role in roles):
         own = [role for role in roles if role.model == key]
-        refuse_model_of_job(
+        model_check.refuse_model_of_job(
             OmegaConf.select(config, key),
             key=key,
             engines={
@@ -251,5 +235,5 @@ def _check_agent_loops(config: DictConfig) -> None:
                 agent_class(read.agent)
             except (ImportError, AttributeError) as error:
                 raise CommandLineError(
-                    f"{CUSTOM}.{name}.agent={read.agent}: {one_line(error)}; correct it, or PYTHONPATH"
+                    f"{CUSTOM}.{name}.agent={read.agent}: {command_line.one_line(error)}; correct it, or PYTHONPATH"
                 ) from error

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,7 @@ from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.option_types import fits
-from tree_rl.verl_plugin.compat import (
-    PrecisionType,
-    compute_rollout_correction_and_add_to_batch,
-    get_reward_manager_cls,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.options import DISABLED, ENGINES, as_tree_config, replay_mode
@@ -87,6 +84,20 @@ def no_choice(choices: Sequence[str]) -> Condition:
     return condition
 
 
+def fails(attempt: Callable[[Any, Any], object]) -> Condition:
+    """A condition that holds where an attempt with the value and its node raises a ValueError, the `reason`."""
+
+    @wraps(attempt)
+    def condition(value: Any, node: Any) -> Words | None:
+        try:
+            attempt(value, node)
+        except ValueError as error:
+            return {"reason": error}
+        return None
+
+    return condition
+
+
 def near_miss(known: Callable[[], Sequence[str]]) -> Condition:
     """A condition that holds for a value, or an entry of a list, that is probably a mistyped choice.
 
@@ -134,15 +145,12 @@ def corrects_without_log_probs(correction: Any, config: Any) -> Words | None:
     return {"name": asked[0], "asked": correction[asked[0]]}
 
 
-def unusable_correction(correction: Any, _: Any) -> Words | None:
+@fails
+def unusable_correction(correction: Any, _: Any) -> None:
     """A correction that verl refuses after the first rollouts; tried on one token."""
     one = torch.ones(1, 1)
     row = DataProto.from_single_dict({"old_log_probs": -one, "rollout_log_probs": -one, "response_mask": one})
-    try:
-        compute_rollout_correction_and_add_to_batch(row, correction or {})
-    except ValueError as error:
-        return {"reason": error}
-    return None
+    compat.compute_rollout_correction_and_add_to_batch(row, correction or {})
 
 
 def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | None:
@@ -155,13 +163,10 @@ def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | N
     return {"name": changed[0], "asked": correction[changed[0]], "loss_mode": loss_mode}
 
 
-def unusable_estimator(name: Any, _: Any) -> Words | None:
+@fails
+def unusable_estimator(name: Any, _: Any) -> None:
     """The dotted name of an estimator that cannot be imported."""
-    try:
-        estimator_named(str(name))
-    except ValueError as error:
-        return {"reason": error}
-    return None
+    estimator_named(str(name))
 
 
 def unusable_options(options: Any, config: Any) -> Words | None:
@@ -218,17 +223,13 @@ def differs_from_actor(value: Any, config: Any) -> Words | None:
     return None if value == of_actor else {"of_actor": of_actor}
 
 
-def unknown_reward_manager(name: Any, config: Any) -> Words | None:
+@fails
+def unknown_reward_manager(name: Any, config: Any) -> None:
     """A reward manager that nothing registers; the user's reward function and `external_lib` may."""
     others = ("reward.custom_reward_function.path", "actor_rollout_ref.model.external_lib")
     is_registered = option(config, "reward.reward_manager.source") != "register"
-    if is_registered or any(option(config, key) for key in others):
-        return None
-    try:
-        get_reward_manager_cls(name)
-    except ValueError as error:
-        return {"reason": error}
-    return None
+    if not is_registered and not any(option(config, key) for key in others):
+        compat.get_reward_manager_cls(name)
 
 
 def leaves_prompts(fetched: Any, config: Any) -> Words | None:
@@ -292,8 +293,8 @@ def drops_out(path: Any, _: Any) -> Words | None:
 
 def computes_otherwise(dtype: Any, engine: Any) -> Words | None:
     """A dtype that differs from the one in which verl's FSDP engine computes."""
-    computed = str(option(engine, "mixed_precision.param_dtype", "bf16"))
-    is_same = dtype in (None, VERLS_DTYPE) or PrecisionType.to_dtype(dtype) == PrecisionType.to_dtype(computed)
+    computed, as_torch = str(option(engine, "mixed_precision.param_dtype", "bf16")), compat.PrecisionType.to_dtype
+    is_same = dtype in (None, VERLS_DTYPE) or as_torch(dtype) == as_torch(computed)
     return None if is_same else {"computed": computed}
 
 
@@ -327,13 +328,10 @@ def wait_for_gpus(per_node: Any, cluster: Any) -> Words | None:
 # A built model.
 
 
-def heads_do_not_divide(size: Any, node: Any) -> Words | None:
+@fails
+def heads_do_not_divide(size: Any, node: Any) -> None:
     """A size of sequence parallelism that the model does not support."""
-    try:
-        check_sequence_parallel(node["config"], size)
-    except ValueError as error:
-        return {"reason": str(error)}
-    return None
+    check_sequence_parallel(node["config"], size)
 
 
 def adapted(part: str, kind: type, *, tied: bool) -> Condition:
@@ -370,16 +368,6 @@ def _model(module: Any, tied: bool) -> Words | None:
 
 
 # A batch.
-
-
-def flag(name: str) -> Condition:
-    """A condition that holds if a batch has this flag."""
-    return lambda _, data: tu.get_non_tensor_data(data=data, key=name, default=False)
-
-
-def column(name: str) -> Condition:
-    """A condition that holds if a batch has this column."""
-    return lambda _, data: name in data
 
 
 def bounds_pixels_on_one_side(given: Any, _: Any) -> Words | None:

@@ -1,12 +1,11 @@
 """A condition of the table of refusals: options of rewards at an older place, which V1 trainers ignore."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.refusals.conditions import Condition, Words
-from tree_rl.verl_plugin.refusals.refusal import option
+from tree_rl.verl_plugin.refusals.refusal import nodes_below, option
 
 NOW_OF_REWARD = {
     "custom_reward_function": {},
@@ -27,20 +26,13 @@ def is_read_elsewhere(place: str) -> Condition:
     """A condition for options below `place` with another value than the option that V1 trainers read."""
 
     def condition(node: Any, config: Any) -> Words | None:
-        for name, asked in _leaves(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node or {}):
+        for name, asked in nodes_below(OmegaConf.to_container(node) if OmegaConf.is_config(node) else node or {}):
             now = f"reward.{NOW_OF_REWARD[place].get(name, f'{place}.{name}')}"
             if name.startswith("reward_kwargs."):
                 now = f"+reward.{name}"
-            if asked is not None and asked != option(config, now.lstrip("+")):
+            is_set = not isinstance(asked, dict | None)
+            if is_set and asked != option(config, now.lstrip("+")):
                 return {"name": name, "asked": asked, "now": now}
         return None
 
     return condition
-
-
-def _leaves(node: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", leaf) for inner, leaf in _leaves(value))
-        else:
-            yield name, value

@@ -1,6 +1,6 @@
 """A row of the table of refusals: key, condition, sentence, remedy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -55,6 +55,14 @@ def option(node: Any, key: str, default: Any = None) -> Any:
     for part in path:
         node = node.get(part, None) or {}
     return node.get(last, default)
+
+
+def nodes_below(node: Mapping[Any, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of all nodes of a config as plain mappings; `place` is the text before their keys."""
+    for name, value in node.items():
+        yield f"{place}{name}", value
+        if isinstance(value, dict):
+            yield from nodes_below(value, f"{place}{name}.")
 
 
 def is_true(value: Any, _: Any) -> bool:

@@ -10,6 +10,7 @@ from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
 from tree_rl.option_types import in_words
 from tree_rl.training.tree_options import AUTO
 from tree_rl.verl_plugin.compat import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, Tracking
+from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import ENGINES, RECORDED, REPLAY_KEY, REPLAYS, ROUTES
 from tree_rl.verl_plugin.refusals import conditions as when
 from tree_rl.verl_plugin.refusals import this_machine as here
@@ -403,17 +404,17 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
     ),
     Of.BATCH_WITHOUT_REPLAY: (
         Refusal("", f"{REPLAYS}=True, but {REPLAY_KEY}=disabled", f"set actor_rollout_ref.actor.{REPLAY_KEY}",
-                when.flag(REPLAYS)),
+                lambda _, data: tu.get_non_tensor_data(data=data, key=REPLAYS, default=False)),
     ),
     Of.POLICY_WITHOUT_REPLAY: (
         Refusal("", f"rows carry {ROUTES}, which {REPLAY_KEY}=disabled ignores",
                 f"set actor_rollout_ref.actor.{REPLAY_KEY}=R3 to repeat them, or "
-                f"{ROLLOUT}.enable_rollout_routing_replay=False", when.column(ROUTES)),
+                f"{ROLLOUT}.enable_rollout_routing_replay=False", lambda _, data: ROUTES in data),
     ),
     Of.UPDATE_WITH_REUSE: (
         Refusal("", "tree.reuse_log_probs=True, but the trainer has computed old_log_probs",
                 "choose a tree trainer (trainer.v1.trainer_mode=tree_sync), or set it to auto",
-                when.column("old_log_probs")),
+                lambda _, data: "old_log_probs" in data),
     ),
 }
 # fmt: on

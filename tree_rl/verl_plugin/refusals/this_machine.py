@@ -25,12 +25,7 @@ from verl.checkpoint_engine import CheckpointEngineRegistry
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
 from tree_kernels.tree_attention.fa4.autograd import package_reason
 from tree_rl.tree.report.counted import counted
-from tree_rl.verl_plugin.compat import (
-    _agent_loop_registry,
-    build_optimizer,
-    get_device_name,
-    omega_conf_to_dataclass,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.did_you_mean import did_you_mean
 from tree_rl.verl_plugin.refusals.conditions import ROLLOUT, Condition, Words, texts
 from tree_rl.verl_plugin.refusals.refusal import option
@@ -108,7 +103,7 @@ def absent_backend(name: Any, config: Any) -> Words | None:
 def no_optimizer(options: Any, _: Any) -> Words | None:
     """Options of which verl's workers could build no optimizer; tried on one weight."""
     try:
-        build_optimizer([torch.nn.Parameter(torch.zeros(1))], omega_conf_to_dataclass(options))
+        compat.build_optimizer([torch.nn.Parameter(torch.zeros(1))], compat.omega_conf_to_dataclass(options))
     except HydraException:  # `validate_config` names the key
         return None
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -123,7 +118,7 @@ def too_few_gpus(asked: Any, config: Any) -> Words | None:
     more = f" and {ROLLOUT}.n_gpus_per_node={others}" if others else ""
     if told is not None and asked + others > told:
         return {"more": more, "found": f"ray_kwargs.ray_init.num_gpus={told}"}
-    if option(config, "trainer.device") != "cuda" or (told is not None and get_device_name() == "cpu"):
+    if option(config, "trainer.device") != "cuda" or (told is not None and compat.get_device_name() == "cpu"):
         return None
     found = torch.cuda.device_count()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -134,7 +129,7 @@ def too_few_gpus(asked: Any, config: Any) -> Words | None:
 
 def cpu_on_another_platform(asked: Any, _config: Any) -> Words | None:
     """A job on the CPU where verl's detection chose an accelerator, by torch's build or by VERL_PLATFORM."""
-    platform = get_device_name()
+    platform = compat.get_device_name()
     differs = asked == "cpu" and platform != "cpu"
     return {"platform": platform, "torch": torch.__version__} if differs else None
 
@@ -408,7 +403,7 @@ def known_loops(config: Any) -> set[str]:
     others = option(agent, "agent_loop_manager_class"), option(config, "actor_rollout_ref.model.external_lib")
     if any(others) or not file.exists():
         return set()
-    return {*_agent_loop_registry, *(str(entry.get("name", "")) for entry in _loops_in(file))}
+    return {*compat._agent_loop_registry, *(str(entry.get("name", "")) for entry in _loops_in(file))}
 
 
 def loop_without_module(path: Any, _: Any) -> Words | None:

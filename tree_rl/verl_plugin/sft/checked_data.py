@@ -66,10 +66,15 @@ def check_rows(dataset: Any, data: DictConfig, *, key: str) -> None:
     """
     if data.custom_cls.get("path") is None:
         decode_messages(dataset, data, key=key, place=places_of_rows(dataset, data, key))
+    refuse_less_than_a_batch(dataset, data, key=key, what="rows")
+
+
+def refuse_less_than_a_batch(dataset: Any, data: DictConfig, *, key: str, what: str) -> None:
+    """Raise a RowFileError for a dataset of fewer rows, or `what` else it holds, than a batch."""
     if len(dataset) < data.train_batch_size:
         raise RowFileError(
-            f"data.{key}: expected at least the {data.train_batch_size} rows of a batch, received {len(dataset)}; "
-            "lower data.train_batch_size or add rows"
+            f"data.{key}: expected at least the {data.train_batch_size} {what} of a batch, received {len(dataset)}; "
+            f"lower data.train_batch_size or add {what}"
         )
 
 

@@ -7,6 +7,8 @@ from torch.utils.data import Sampler
 
 from tree_rl.tree import Forest
 
+CONVERSATION = "conversation"
+"""Key of the name of a row's conversation."""
 SHARED_PART = 0.5
 """Share of the shorter row from which two rows belong to one conversation; system prompts are shorter."""
 

@@ -20,24 +20,16 @@ from verl.workers.config import TrainingWorkerConfig
 from tree_rl.inspection.files import InputError, RowFileError
 from tree_rl.inspection.files.quoting import escaped
 from tree_rl.inspection.files.terminal import INPUT_ERROR
-from tree_rl.verl_plugin.compat import (
-    SFTTrainer,
-    destroy_global_process_group,
-    get_device_name,
-    initialize_global_process_group,
-    sft_loss,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TREE_LANGUAGE_MODEL, TreeFSDPEngineConfig
 from tree_rl.verl_plugin.sft.checked_data import check_rows, group_rows, readable_files, row_weights
-from tree_rl.verl_plugin.sft.conversations import ConversationSampler, conversations_of_rows
+from tree_rl.verl_plugin.sft.conversations import CONVERSATION, ConversationSampler, conversations_of_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.trainer.step_metrics import reduce_engine_metrics
 from tree_rl.verl_plugin.trainer.workers import TreeTrainingWorker
 
 Batch = dict[str, Any]
-CONVERSATION = "conversation"
-"""Key of a row's conversation, by number."""
 
 
 class SFTWorker(TreeTrainingWorker):
@@ -51,7 +43,7 @@ class SFTWorker(TreeTrainingWorker):
         return output
 
 
-class TreeSFTTrainer(SFTTrainer):
+class TreeSFTTrainer(compat.SFTTrainer):
     """verl's SFT trainer on the tree engine, unless `model.model_type` names another engine."""
 
     loss_fn: Callable[..., Any]
@@ -61,7 +53,7 @@ class TreeSFTTrainer(SFTTrainer):
     """verl's dataset, or ours; with `path_weighting: custom` its rows have weights."""
 
     def _build_engine(self) -> None:
-        self.loss_fn = partial(sft_loss, config=None)
+        self.loss_fn = partial(compat.sft_loss, config=None)
         self.training_client = SFTWorker(
             TrainingWorkerConfig(
                 model_type=self.config.model.get("model_type", None) or TREE_LANGUAGE_MODEL,
@@ -130,6 +122,7 @@ class TreeSFTTrainer(SFTTrainer):
                 f"data.train_batch_size={rows}: expected at least one for each of {ranks} ranks; raise it"
             )
         super()._build_dataloader()
+        self.collate_fn = self._collator()
         if self.group_of_row is not None:
             self.train_sampler = ConversationSampler(
                 self.group_of_row,
@@ -139,27 +132,23 @@ class TreeSFTTrainer(SFTTrainer):
                 shuffle=True,
                 seed=self.config.trainer.seed,
             )
-        self.train_dataloader = self._loader(self.train_dataset, self.train_sampler)
+            self.train_dataloader = StatefulDataLoader(
+                dataset=self.train_dataset,
+                batch_size=self.train_batch_size_per_dp,
+                sampler=self.train_sampler,
+                num_workers=self.config.data.num_workers,
+                drop_last=True,
+            )
+        self.train_dataloader.collate_fn = self.collate_fn
         if self.val_dataset:
-            self.val_dataloader = self._loader(self.val_dataset, self.val_sampler)
-
-    def _loader(self, dataset: Any, sampler: Any) -> StatefulDataLoader:
-        """verl's loader; its batches also have each row's conversation."""
-        return StatefulDataLoader(
-            dataset=dataset,
-            batch_size=self.train_batch_size_per_dp,
-            sampler=sampler,
-            collate_fn=self._collator(),
-            num_workers=self.config.data.num_workers,
-            drop_last=True,
-        )
+            self.val_dataloader.collate_fn = self.collate_fn
 
     def _collator(self) -> Callable[[list[Any]], Batch]:
         return partial(collate_with_uid, self.collate_fn)
 
 
 class MarkedRows(Dataset):
-    """A dataset whose rows also have the number of their conversation and their weight in the loss, where given."""
+    """A dataset whose rows also have the name of their conversation and their weight in the loss, where given."""
 
     def __init__(
         self, rows: Any, *, group_of_row: np.ndarray | None = None, weight_of_row: np.ndarray | None = None
@@ -175,20 +164,20 @@ class MarkedRows(Dataset):
             length, weight = len(row["input_ids"]), self._weight_of_row[index]
             row[PATH_WEIGHT_COLUMNS["custom"]] = torch.full((length,), weight, dtype=torch.float64)
         if self._group_of_row is not None:
-            row[CONVERSATION] = int(self._group_of_row[index])
+            row[CONVERSATION] = f"conversation {self._group_of_row[index]}"
         return row
 
 
 def collate_with_uid(collate: Callable[[list[Batch]], Batch], rows: list[Batch]) -> Batch:
     """Collate as verl does, and add each row's conversation, by which the engine builds trees.
 
-    Rows without a number of theirs are in one conversation if they share much of their beginning.
+    Rows without a name of theirs are in one conversation if they share much of their beginning.
     """
     batch = collate([{name: value for name, value in row.items() if name != CONVERSATION} for row in rows])
-    conversations = [row.get(CONVERSATION) for row in rows]
-    if None in conversations:
-        conversations = list(conversations_of_rows([row["input_ids"].numpy() for row in rows]))
-    batch["uid"] = torch.stack([NonTensorData(f"conversation {number}") for number in conversations], dim=0)
+    names = [row.get(CONVERSATION) for row in rows]
+    if None in names:
+        names = [f"conversation {one}" for one in conversations_of_rows([row["input_ids"].numpy() for row in rows])]
+    batch["uid"] = torch.stack([NonTensorData(name) for name in names], dim=0)
     return batch
 
 
@@ -205,12 +194,12 @@ def join_as_only_rank() -> None:
 def train(config: DictConfig, trainer_class: type[TreeSFTTrainer] = TreeSFTTrainer) -> None:
     """Run one process of a job; if its data cannot train, print one line and exit with code 2."""
     join_as_only_rank()
-    config.trainer.device = get_device_name()
-    initialize_global_process_group()
+    config.trainer.device = compat.get_device_name()
+    compat.initialize_global_process_group()
     try:
         trainer = trainer_class(config=config)
     except InputError as error:
         print(f"{trainer_class.title}: {escaped(str(error))}", file=sys.stderr)
         sys.exit(INPUT_ERROR)
     trainer.fit()
-    destroy_global_process_group()
+    compat.destroy_global_process_group()

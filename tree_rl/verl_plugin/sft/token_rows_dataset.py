@@ -16,9 +16,16 @@ from tree_rl.inspection.files.quoting import quoted_names, quoted_path
 from tree_rl.tree import Jagged
 
 IDS, MASK = "input_ids", "loss_mask"
+IdsAndMask = tuple[np.ndarray, np.ndarray]
+"""Token ids and loss mask of a row, both int64 [L]."""
 INT32_MAX = 2**31 - 1
 SHORTER = "drop the row, or lower data.max_length and set data.truncation=right"
 """What to do about a row that is longer than the model's positions."""
+
+
+def row_for_collator(ids: np.ndarray, mask: np.ndarray) -> dict[str, torch.Tensor]:
+    """A row as verl's collator takes it: input_ids, position_ids, loss_mask, all int64 [L]."""
+    return {IDS: torch.from_numpy(ids), "position_ids": torch.arange(len(ids)), MASK: torch.from_numpy(mask)}
 
 
 def too_long(num_tokens: int, max_positions: int | None) -> str | None:
@@ -58,8 +65,7 @@ class TokenRowsDataset(Dataset):
         paths = [Path(parquet_files)] if isinstance(parquet_files, str) else [Path(path) for path in parquet_files]
         self.max_length = int(config.get("max_length", 0) or 0)
         self.truncation = str(config.get("truncation", "error"))
-        self.rows: list[tuple[np.ndarray, np.ndarray]] = []
-        """Token ids and mask of each row, both int64 [L]."""
+        self.rows: list[IdsAndMask] = []
         self.row_places: list[tuple[Path, int]] = []
         """File of each row, and its number in the file."""
         tables = []
@@ -111,7 +117,7 @@ class TokenRowsDataset(Dataset):
         with damage(path):
             return table.drop_columns([IDS, MASK]).to_pandas()
 
-    def _cut(self, number: int, ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _cut(self, number: int, ids: np.ndarray, mask: np.ndarray) -> IdsAndMask:
         if self.max_length and len(ids) > self.max_length:
             if self.truncation not in ("left", "right"):
                 raise RowFileError(
@@ -130,13 +136,7 @@ class TokenRowsDataset(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """One row for verl's collator: input_ids, position_ids, loss_mask, all int64 [L]."""
-        ids, mask = self.rows[index]
-        return {
-            IDS: torch.from_numpy(ids),
-            "position_ids": torch.arange(len(ids)),
-            MASK: torch.from_numpy(mask),
-        }
+        return row_for_collator(*self.rows[index])
 
 
 def _check_rows(ids: Jagged, marks: Jagged) -> None:

@@ -56,7 +56,6 @@ def session_advantages(
     * `LENGTH_AWARE`: the same; a session's length is its number of unique trained tokens.
     * `WHITENED`: computed along each row; in the whitening a unique trained token has weight one, divided equally among
       the rows that train it.
-    * remax: each row separately, as in verl.
     * Others: one row per session at a time, with the final rows of sessions that have fewer rows, so that no baseline
       contains two rows of a session.
 
@@ -69,7 +68,7 @@ def session_advantages(
     """
     if estimation.estimator == "gdpo":
         _prepare_gdpo(data)
-    if not sessions.branched or estimation.estimator == "remax":
+    if not sessions.branched:
         return estimation.stock(data)
     if estimation.estimator in OUTCOME + LENGTH_AWARE:
         advantages, returns = _outcome(data, sessions, estimation, token_weights)

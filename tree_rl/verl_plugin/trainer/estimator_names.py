@@ -4,25 +4,21 @@ verl gives an estimator padded rows without token ids. So the tree trainers comp
 refuse them. verl imports this module during its import, so it must not import what imports verl.
 """
 
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from tree_rl.credit import ESTIMATORS
 
-Paths = Literal["all", "longest"]
-
-ON_PATHS: dict[str, tuple[str, Paths]] = {"full_tree": ("grpo", "all"), "longest_path": ("grpo", "longest")}
-"""verl's estimator, and the trained paths of a session, by our name.
-
-full_tree: GRPO on every path. longest_path: GRPO on each session's longest path only, the paper's baseline in its
-section "The gain of training on all tokens of trajectory trees".
-"""
+LONGEST_PATH = "longest_path"
+ON_PATHS = ("full_tree", LONGEST_PATH)
+"""Our names of GRPO on every path, and of GRPO on each session's longest path only, the paper's baseline in its section
+"The gain of training on all tokens of trajectory trees"."""
 
 
-def resolve_estimator(name: str) -> tuple[str, Paths]:
-    """verl's estimator for a name, and the trained paths."""
-    return ON_PATHS.get(name, (name, "all"))
+def verls_estimator(name: str) -> str:
+    """verl's name of an estimator."""
+    return "grpo" if name in ON_PATHS else name
 
 
 def _refuse_elsewhere(name: str) -> None:

@@ -7,20 +7,22 @@ from omegaconf import DictConfig, open_dict
 from tree_rl.verl_plugin.compat import need_critic
 from tree_rl.verl_plugin.options import TREE_LANGUAGE_MODEL, TREE_VALUE_MODEL
 from tree_rl.verl_plugin.refusals.job import refuse_job
+from tree_rl.verl_plugin.refusals.table import TRAINER_MODES
 
 TREE_MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
 TREE_ROUTER = Path(__file__).parents[1] / "config" / "tree_router.yaml"
 
 
-def prepare_config(config: DictConfig, base_trainer_mode: str) -> None:
+def prepare_config(config: DictConfig) -> None:
     """Set tree engines, agent loop manager and router if the config names none, then refuse what trees cannot do.
 
-    Sets verl's mode of the tree trainer too: verl would treat an unknown `trainer.v1.trainer_mode` as asynchronous.
+    Names verl's mode for a tree trainer's, as verl would treat an unknown `trainer.v1.trainer_mode` as asynchronous.
     Raises an UnsupportedFeatureError that names the key of a setting that a tree run cannot honour, and the remedy.
     """
     actor, critic = config.actor_rollout_ref.model, config.critic.model
     with open_dict(config):
-        config.trainer.v1.trainer_mode = base_trainer_mode
+        mode = config.trainer.v1.trainer_mode
+        config.trainer.v1.trainer_mode = TRAINER_MODES.get(mode, mode)
         # A shell completes a folder's name with a slash, in which verl finds no step, and leaves `~` behind an equals
         # sign to the program.
         if isinstance(path := config.trainer.get("resume_from_path", None), str):

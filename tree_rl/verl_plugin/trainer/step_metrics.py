@@ -206,9 +206,9 @@ def put_tree_metrics_last(metrics: dict[str, Any]) -> None:
         metrics[key] = metrics.pop(key)
 
 
-def fitted_cost(metrics: Mapping[str, Any], role: str) -> CostModel | None:
-    """The engine's fitted coefficients among a step's metrics; None if there are none."""
-    found = {name: metrics.get(f"{role}/{COST}{name}") for name in (field.name for field in fields(CostModel))}
+def fitted_cost(metrics: Mapping[str, Any]) -> CostModel | None:
+    """The actor's fitted coefficients among a step's metrics; None if there are none."""
+    found = {name: metrics.get(f"actor/{COST}{name}") for name in (field.name for field in fields(CostModel))}
     if any(value is None for value in found.values()):
         return None
     return CostModel(**{name: float(value) for name, value in found.items() if value is not None})

@@ -15,75 +15,24 @@ from verl.protocol import DataProto
 from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups, paths_of_groups
 from tree_rl.cost.cost_model import CostModel, ModelShape
 from tree_rl.credit import estimator_named
+from tree_rl.verl_plugin import compat, path_weights
 from tree_rl.verl_plugin.agent_loops.prompt_forests import WEIGHS_CALLS
-from tree_rl.verl_plugin.compat import (
-    KVBatchMeta,
-    PPOTrainer,
-    ReplayBuffer,
-    ReplayBufferAsync,
-    Role,
-    apply_kl_penalty,
-    compute_rollout_correction_and_add_to_batch,
-    log_seqlen_unbalance,
-    response_from_nested,
-    response_to_nested,
-    upsample_batch_to_divisible_size,
-)
+from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.compat import transfer_queue as tq
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
-from tree_rl.verl_plugin.path_weights import (
-    PromptTree,
-    custom_weights,
-    custom_weights_name,
-    path_weight_columns,
-    wanted_weightings,
-)
 from tree_rl.verl_plugin.plugin_presence import require_plugin_everywhere
 from tree_rl.verl_plugin.refusals.conditions import NEEDS_SUM_PI_SQUARED
 from tree_rl.verl_plugin.refusals.job import refuse_cluster
 from tree_rl.verl_plugin.resume.resumable_trainer import ResumableTrainer
 from tree_rl.verl_plugin.resume.row_names import uid_of_row
+from tree_rl.verl_plugin.trainer import queue_rows, step_metrics, workers
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.advantages import Estimation, session_advantages, session_scores
-from tree_rl.verl_plugin.trainer.estimator_names import resolve_estimator
-from tree_rl.verl_plugin.trainer.old_log_probs.reuse import LogProbReuse
+from tree_rl.verl_plugin.trainer.estimator_names import LONGEST_PATH, verls_estimator
+from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
-from tree_rl.verl_plugin.trainer.queue_rows import (
-    fetch_call_weights,
-    fetch_log_probs,
-    fetch_row_tokens,
-    fetch_session_figures,
-    log_prob_request,
-    log_probs_of_pass,
-    put_with_padding,
-    real_rows,
-    reward_components,
-    with_engine_fields,
-)
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.step_metrics import (
-    SCORE,
-    balance_metrics,
-    branching_metrics,
-    explained_layout,
-    first_batch,
-    fitted_cost,
-    overlap_metrics,
-    put_tree_metrics_last,
-    reward_rates,
-    session_metrics,
-    staleness_metrics,
-    totals_of_updates,
-    update_metrics,
-)
 from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
-from tree_rl.verl_plugin.trainer.workers import (
-    OF_UPDATE,
-    WITHOUT_ADAPTER,
-    TreeActorRolloutRefWorker,
-    TreeTrainingWorker,
-    ranks_with_rows,
-)
 
 POLL_SECONDS = 0.1
 """Time between two polls for finished groups. verl polls every two seconds, which costs a second per step."""
@@ -94,9 +43,7 @@ ADVANTAGE_FIELDS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "o
 class TreeTrainerMixin(ResumableTrainer):
     """Trains on trees; a mix-in that comes before one of verl's V1 trainers among the base classes."""
 
-    base_trainer_mode: str
-    """verl's name of the trainer mode."""
-    actor_worker: type = TreeActorRolloutRefWorker
+    actor_worker: type = workers.TreeActorRolloutRefWorker
     """Class of the workers for actor, reference policy and the trainer's side of the rollout."""
     _reuses_log_probs = False
     """True if the current update computes the old log-probs itself."""
@@ -109,7 +56,7 @@ class TreeTrainerMixin(ResumableTrainer):
     """Cost model fitted by the last update's engines; None means the one of the model's shape."""
 
     def __init__(self, config: DictConfig) -> None:
-        prepare_config(config, self.base_trainer_mode)
+        prepare_config(config)
         self._reuse = LogProbReuse.of(config)
         self._adapter_check = AdapterCheck.of(config)
         self._updates: list[dict[str, Any]] = []
@@ -121,13 +68,13 @@ class TreeTrainerMixin(ResumableTrainer):
             refuse_cluster(self.config.trainer, ray.nodes())
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            worker = TreeTrainingWorker if role == Role.Critic else self.actor_worker
+            worker = workers.TreeTrainingWorker if role == compat.Role.Critic else self.actor_worker
             self.role_worker_mapping[role] = ray.remote(worker)
 
-    def _build_replay_buffer(self) -> ReplayBuffer:
+    def _build_replay_buffer(self) -> compat.ReplayBuffer:
         """verl's buffer, polled more often; a custom sampler keeps its interval."""
         buffer = super()._build_replay_buffer()
-        if type(buffer) in (ReplayBuffer, ReplayBufferAsync):
+        if type(buffer) in (compat.ReplayBuffer, compat.ReplayBufferAsync):
             buffer.poll_interval = POLL_SECONDS
         return buffer
 
@@ -155,9 +102,9 @@ class TreeTrainerMixin(ResumableTrainer):
     ) -> KVBatchMeta:
         """Assign groups to mini-batches and rows to ranks, and pad every cell to the same number of rows."""
         batch = self._keep_trained_paths(batch, metrics)
-        num_ranks = ranks_with_rows(self.actor_rollout_wg, "actor")
+        num_ranks = workers.ranks_with_rows(self.actor_rollout_wg, "actor")
         group_of_row = number_groups([uid_of_row(key) for key in batch.keys])
-        self._row_tokens = fetch_row_tokens(batch)
+        self._row_tokens = queue_rows.fetch_row_tokens(batch)
         tokens = [self._row_tokens[key] for key in batch.keys]
         paths = paths_of_groups(group_of_row, tokens, self._fitted_cost or self.model_shape.cost)
         actor_steps = mini_batch_count(len(paths), self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
@@ -170,26 +117,26 @@ class TreeTrainerMixin(ResumableTrainer):
             num_cells=math.lcm(*self._steps),
             multiple_of=self._reference_ranks(),
         )
-        metrics.update(overlap_metrics(paths, Sessions.from_keys(batch.keys)) | balance_metrics(layout))
+        metrics.update(step_metrics.overlap_metrics(paths, Sessions.from_keys(batch.keys)))
+        metrics.update(step_metrics.balance_metrics(layout))
         # A step trains the weights of the previous step.
-        metrics.update(staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
-        metrics.update(branching_metrics(batch.tags, group_of_row))
-        batch = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
+        metrics.update(step_metrics.staleness_metrics(batch.tags, group_of_row, trainer_version=self.global_steps - 1))
+        metrics.update(step_metrics.branching_metrics(batch.tags, group_of_row))
+        batch = compat.upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         lengths = [tag["seq_len"] for tag in batch.tags]
         partitions = layout.order.reshape(num_ranks, -1).tolist()
-        metrics.update(log_seqlen_unbalance(lengths, partitions, prefix=logging_prefix))
+        metrics.update(compat.log_seqlen_unbalance(lengths, partitions, prefix=logging_prefix))
         batch.reorder(layout.order.tolist())
         return batch
 
     def _reference_ranks(self) -> int:
         """Number of equal shares of a batch that a separate reference policy needs; 1 without one."""
         has_its_own = self.use_reference_policy and not self.ref_in_actor
-        return ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
+        return workers.ranks_with_rows(self.ref_policy_wg, "ref") if has_its_own else 1
 
     def _keep_trained_paths(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The rows to train: all, or the longest of each session; removes the others from verl's queue."""
-        _, paths = resolve_estimator(str(self.config.algorithm.adv_estimator))
-        if paths == "all":
+        if self.config.algorithm.adv_estimator != LONGEST_PATH:
             return batch
         kept = longest_paths(Sessions.from_keys(batch.keys), [tag["seq_len"] for tag in batch.tags])
         dropped = sorted(set(range(len(batch.keys))) - set(kept))
@@ -204,14 +151,16 @@ class TreeTrainerMixin(ResumableTrainer):
         trains = self.config.trainer.critic_warmup <= self.global_steps
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         self._reuses_log_probs = self._reuse.serves(
-            self._steps[0] * epochs if trains else 0, needs_earlier_weights=self._needs_earlier_weights()
+            self._steps[0] * epochs if trains else 0, needs_earlier_weights=self.local_trigger_step > 0
         )
         metrics["tree/reused_log_probs"] = float(self._reuses_log_probs)
         if self._reuses_log_probs:
-            self._skip_old_log_prob()
+            if self.parameter_sync_step > 1:
+                # As verl's pass does, because later updates of the step need these weights.
+                self.actor_rollout_wg.save_model_to_cpu(0)
             return batch
         batch.extra_info["calculate_sum_pi_squared"] = self.config.algorithm.adv_estimator in NEEDS_SUM_PI_SQUARED
-        return super()._compute_old_log_prob(with_engine_fields(batch), metrics)
+        return super()._compute_old_log_prob(queue_rows.with_engine_fields(batch), metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Run the reference's pass, and find the advantages meanwhile if they read nothing of it or of a critic."""
@@ -225,22 +174,15 @@ class TreeTrainerMixin(ResumableTrainer):
     def _run_reference(self, batch: KVBatchMeta) -> None:
         """verl's pass, but workers write `ref_log_prob`; in verl the trainer reads, cuts and rewrites every row."""
         # A copy, because a critic's pass over the same batch must not see `WITHOUT_ADAPTER`.
-        asked = log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
+        asked = queue_rows.log_prob_request(batch, self.config.actor_rollout_ref.rollout.temperature)
         if self.ref_in_actor:
-            asked.extra_info[WITHOUT_ADAPTER] = True
+            asked.extra_info[workers.WITHOUT_ADAPTER] = True
             self.actor_rollout_wg.compute_log_prob(asked)
         else:
             self.ref_policy_wg.compute_ref_log_prob(asked)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_values(with_engine_fields(batch), metrics)
-
-    def _needs_earlier_weights(self) -> bool:
-        """True if the pass would use earlier weights than the update."""
-        return False
-
-    def _skip_old_log_prob(self) -> None:
-        """Hook that runs instead of the pass."""
+        return super()._compute_values(queue_rows.with_engine_fields(batch), metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The advantages, unless the reference's pass has found them."""
@@ -249,10 +191,10 @@ class TreeTrainerMixin(ResumableTrainer):
 
     def _find_advantages(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Run verl's steps (KL in the reward, rollout correction, estimator) on real rows, each session once."""
-        real = real_rows(batch)
+        real = queue_rows.real_rows(batch)
         keys = [batch.keys[row] for row in real]
-        estimator, _ = resolve_estimator(str(self.config.algorithm.adv_estimator))
-        credit, custom = estimator_named(estimator), custom_weights_name(self.config)
+        estimator = verls_estimator(str(self.config.algorithm.adv_estimator))
+        credit, custom = estimator_named(estimator), path_weights.custom_weights_name(self.config)
         with_extras = estimator == "gdpo" or credit is not None or custom is not None
         data, nested_mask, extras = self._fetch_for_advantage(
             keys, batch.partition_id, estimator, with_extras=with_extras
@@ -260,20 +202,20 @@ class TreeTrainerMixin(ResumableTrainer):
         fields = ["advantages", "returns"]
         if self.config.algorithm.use_kl_in_reward:
             penalty = self.config.algorithm.kl_penalty
-            data, kl_metrics = apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=penalty)
+            data, kl_metrics = compat.apply_kl_penalty(data, kl_ctrl=self.kl_ctrl_in_reward, kl_penalty=penalty)
             metrics.update(kl_metrics)
             fields.append("token_level_rewards")
         else:
             data.batch["token_level_rewards"] = data.batch["token_level_scores"]
         correction = self._correction_of(data)
         if correction is not None and not self._reuses_log_probs:
-            data, correction_metrics = compute_rollout_correction_and_add_to_batch(data, correction)
+            data, correction_metrics = compat.compute_rollout_correction_and_add_to_batch(data, correction)
             metrics.update(correction_metrics)
             fields += ["response_mask"] + (["rollout_is_weights"] if "rollout_is_weights" in data.batch else [])
 
         sessions = Sessions.from_keys(keys)
         outcome_S = data.batch["token_level_scores"][sessions.final_rows].sum(dim=-1)
-        metrics[SCORE] = outcome_S.mean().item()
+        metrics[step_metrics.SCORE] = outcome_S.mean().item()
         metrics["tree/session_score/max"] = outcome_S.max().item()
         lengths = np.array([len(row) for row in nested_mask.unbind()])
         tokens = [self._row_tokens[key] for key in keys]
@@ -282,7 +224,7 @@ class TreeTrainerMixin(ResumableTrainer):
         def token_weights() -> torch.Tensor:
             return trained_token_weights(sessions, tokens, data.batch["response_mask"], lengths)
 
-        trees: list[PromptTree] = []
+        trees: list[path_weights.PromptTree] = []
         if credit is not None or (custom is not None and "." in custom):
             penalised = token_weights() if self.config.algorithm.use_kl_in_reward else None
             outcome_S = session_scores(data, sessions, penalised).double()
@@ -295,18 +237,18 @@ class TreeTrainerMixin(ResumableTrainer):
             estimation = Estimation(estimator=estimator, algorithm=self.config.algorithm, num_repeat=num_repeat)
             data = session_advantages(data, sessions, estimation, token_weights)
         if any(batch.tags[row].get(WEIGHS_CALLS, False) for row in real):
-            weights_BT = fetch_call_weights(keys, batch.partition_id, data.batch["response_mask"])
+            weights_BT = queue_rows.fetch_call_weights(keys, batch.partition_id, data.batch["response_mask"])
             data.batch["advantages"] = data.batch["advantages"] * weights_BT
-        columns = {field: response_to_nested(data.batch[field], nested_mask) for field in fields}
-        own = None if custom is None else custom_weights(custom, lengths.tolist(), extras, trees)
+        columns = {field: compat.response_to_nested(data.batch[field], nested_mask) for field in fields}
+        own = None if custom is None else path_weights.custom_weights(custom, lengths.tolist(), extras, trees)
         columns |= self._path_weights(keys, batch.partition_id, data.batch["response_mask"], own)
-        return put_with_padding(batch, real, columns)
+        return queue_rows.put_with_padding(batch, real, columns)
 
     def _path_weights(
         self, keys: list[str], partition_id: str, response_mask_BT: torch.Tensor, custom: list[np.ndarray] | None
     ) -> dict[str, torch.Tensor]:
         """The columns of `tree.path_weighting`, which depend on a group's rows on all ranks."""
-        weightings = wanted_weightings(self.config)
+        weightings = path_weights.wanted_weightings(self.config)
         if not weightings:
             return {}
         loss_mask = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["loss_mask"])["loss_mask"]
@@ -314,7 +256,7 @@ class TreeTrainerMixin(ResumableTrainer):
         trained = [
             (mask != 0).logical_and(kept_BT[row, : len(mask)]).numpy() for row, mask in enumerate(loss_mask.unbind())
         ]
-        return path_weight_columns(
+        return path_weights.path_weight_columns(
             weightings,
             number_groups([uid_of_row(key) for key in keys]),
             [self._row_tokens[key] for key in keys],
@@ -335,17 +277,17 @@ class TreeTrainerMixin(ResumableTrainer):
         non_tensors = {"uid": np.array(columns.pop("uid").tolist(), dtype=object)}
         extras = columns.pop("extra_fields").tolist() if "extra_fields" in columns else [{}] * len(keys)
         if estimator == "gdpo":
-            non_tensors |= reward_components(extras, self.config.algorithm, keys)
+            non_tensors |= queue_rows.reward_components(extras, self.config.algorithm, keys)
         if "sum_pi_squared" in columns:
-            columns["sum_pi_squared"] = response_from_nested(columns["sum_pi_squared"], nested_mask)
+            columns["sum_pi_squared"] = compat.response_from_nested(columns["sum_pi_squared"], nested_mask)
         data = DataProto(batch=columns.to_padded_tensor(), non_tensor_batch=non_tensors)
         data.batch["token_level_scores"] = data.batch["rm_scores"]
         return data, nested_mask, extras
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch.extra_info["num_mini_batch"] = self._steps[1]
-        batch = super()._update_critic(with_engine_fields(batch, trains=True), metrics)
-        metrics.update(update_metrics(metrics, "critic"))
+        batch = super()._update_critic(queue_rows.with_engine_fields(batch, trains=True), metrics)
+        metrics.update(step_metrics.update_metrics(metrics, "critic"))
         return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -355,23 +297,23 @@ class TreeTrainerMixin(ResumableTrainer):
         adapted = None
         if checks_adapter and self._bypasses_pass():
             temperature = self.config.actor_rollout_ref.rollout.temperature
-            adapted = log_probs_of_pass(self.actor_rollout_wg, batch, temperature)
-        batch = super()._update_actor(with_engine_fields(batch, trains=True), metrics)
+            adapted = queue_rows.log_probs_of_pass(self.actor_rollout_wg, batch, temperature)
+        batch = super()._update_actor(queue_rows.with_engine_fields(batch, trains=True), metrics)
         # verl averages the metrics of several updates before `_compute_metrics`, and the check reads old log-probs.
         self._reports_later = self._reuses_log_probs and self.parameter_sync_step == 1 and not checks_adapter
         if self._reuses_log_probs and not self._reports_later:
             self._report_log_probs_of_update(batch, metrics)
         if checks_adapter:
             self._check_adapter(batch, metrics, adapted)
-        self._fitted_cost = fitted_cost(metrics, "actor") or self._fitted_cost
-        metrics.update(update_metrics(metrics, "actor"))
-        if SCORE in metrics:
-            metrics.update(reward_rates(metrics))
-        workers = self.actor_rollout_wg
-        ranks = ranks_with_rows(workers, "actor")
-        print(explained_layout(metrics, ranks=ranks, sharing=workers.world_size // ranks), flush=True)
+        self._fitted_cost = step_metrics.fitted_cost(metrics) or self._fitted_cost
+        metrics.update(step_metrics.update_metrics(metrics, "actor"))
+        if step_metrics.SCORE in metrics:
+            metrics.update(step_metrics.reward_rates(metrics))
+        group = self.actor_rollout_wg
+        ranks = workers.ranks_with_rows(group, "actor")
+        print(step_metrics.explained_layout(metrics, ranks=ranks, sharing=group.world_size // ranks), flush=True)
         if not self._has_updated and "tree/por" in metrics:
-            print(first_batch(metrics), flush=True)
+            print(step_metrics.first_batch(metrics), flush=True)
         self._has_updated = True
         return batch
 
@@ -383,16 +325,16 @@ class TreeTrainerMixin(ResumableTrainer):
             partition_id=batch.partition_id,
             # The workers already have the rows; fetching them again would be as slow as for a pass.
             fields=["response_mask"],
-            extra_info={OF_UPDATE: True},
+            extra_info={workers.OF_UPDATE: True},
         )
-        PPOTrainer._compute_old_log_prob(self, asked, metrics)
-        keys = [batch.keys[row] for row in real_rows(batch)]
+        compat.PPOTrainer._compute_old_log_prob(self, asked, metrics)
+        keys = [batch.keys[row] for row in queue_rows.real_rows(batch)]
         fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
         columns = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
         data = DataProto(batch=columns.to_padded_tensor())
         correction = self._correction_of(data)
         if correction is not None:
-            metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
+            metrics.update(compat.compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
     def _bypasses_pass(self) -> bool:
         """True if old log-probs are the rollout's."""
@@ -406,13 +348,13 @@ class TreeTrainerMixin(ResumableTrainer):
         Those with it are `adapted`, else the old ones. Those without are the reference policy's, for which a run
         without a KL term needs an extra pass.
         """
-        version = self.global_steps - 1
-        rows = [row for row in real_rows(batch) if self._adapter_check.is_comparable(batch.tags[row], version)]
+        version, real = self.global_steps - 1, queue_rows.real_rows(batch)
+        rows = [row for row in real if self._adapter_check.is_comparable(batch.tags[row], version)]
         if rows and not self.use_reference_policy:
             self._run_reference(batch)
         if rows:
             keys = [batch.keys[row] for row in rows]
-            metrics.update(self._adapter_check.judge(*fetch_log_probs(keys, batch.partition_id, adapted)))
+            metrics.update(self._adapter_check.judge(*queue_rows.fetch_log_probs(keys, batch.partition_id, adapted)))
 
     def _correction_of(self, data: DataProto) -> DictConfig | None:
         """`algorithm.rollout_correction` if it compares these rows with the rollout, even if only for metrics."""
@@ -427,9 +369,10 @@ class TreeTrainerMixin(ResumableTrainer):
         if self._reports_later:
             self._report_log_probs_of_update(batch, metrics)
         if len(self._updates) > 1:
-            metrics.update(totals_of_updates(self._updates))
+            metrics.update(step_metrics.totals_of_updates(self._updates))
         self._updates.clear()
-        real = batch.select_keys([batch.keys[row] for row in real_rows(batch)])
+        real = batch.select_keys([batch.keys[row] for row in queue_rows.real_rows(batch)])
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-        metrics.update(session_metrics(fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)))
-        put_tree_metrics_last(metrics)
+        figures = queue_rows.fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)
+        metrics.update(step_metrics.session_metrics(figures))
+        step_metrics.put_tree_metrics_last(metrics)

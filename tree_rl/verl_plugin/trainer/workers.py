@@ -9,12 +9,7 @@ from tensordict import TensorDict
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.workers.config import TrainingWorkerConfig
 
-from tree_rl.verl_plugin.compat import (
-    ActorRolloutRefWorker,
-    DetachActorWorker,
-    TrainingWorker,
-    response_from_nested,
-)
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.compat import tensordict_utils as tu
 from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.engine.rows_in import PATH_WEIGHT_SCALE
@@ -32,7 +27,7 @@ WITHOUT_ADAPTER = "no_lora_adapter"
 ShardedState = tuple[dict[str, tuple[torch.Tensor, Any]], Any]
 
 
-class TreeTrainingWorker(CheckpointFilesWorker, TrainingWorker):
+class TreeTrainingWorker(CheckpointFilesWorker, compat.TrainingWorker):
     """verl's training worker, with mini-batches of whole cells instead of shuffled rows."""
 
     def __init__(self, config: TrainingWorkerConfig) -> None:
@@ -95,7 +90,7 @@ def shuffled_rows(num_rows: int, num_mini_batch: int, epochs: int, seed: int) ->
     ).flatten()
 
 
-class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
+class TreeActorRolloutRefWorker(CheckpointFilesWorker, compat.ActorRolloutRefWorker):
     """verl's hybrid worker, with tree training workers as actor and reference policy."""
 
     actor_worker_cls = TreeTrainingWorker
@@ -123,11 +118,11 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, ActorRolloutRefWorker):
 def _of_reference(output: TensorDict | None, data: TensorDict) -> TensorDict | None:
     """A pass's output with `ref_log_prob` in place of `log_probs`, which ranks without rows or output lack."""
     if output is not None and "log_probs" in output:
-        output["ref_log_prob"] = response_from_nested(output.pop("log_probs"), data["response_mask"])
+        output["ref_log_prob"] = compat.response_from_nested(output.pop("log_probs"), data["response_mask"])
     return output
 
 
-class TreeDetachActorWorker(TreeActorRolloutRefWorker, DetachActorWorker):
+class TreeDetachActorWorker(TreeActorRolloutRefWorker, compat.DetachActorWorker):
     """The worker of `tree_separate_async`, which can compute old log-probs with the weights of an earlier update."""
 
     @property
