@@ -83,13 +83,13 @@ def join_ranks() -> tuple[int, int]:
 def size_of(model: str, layers: int | None, positions: int | None = None) -> ModelSize:
     """A model of the table; one wider than 0.6b with so many layers. The engine refuses rows beyond its positions."""
     size = MODEL_SIZES[model]
-    more = size.more if positions is None else {**size.more, "max_position_embeddings": positions}
-    return replace(size, more=more).with_layers(layers if size.shape.hidden > WIDE else None)
+    config = size.config if positions is None else {**size.config, "max_position_embeddings": positions}
+    return replace(size, config=config).with_layers(layers if size.shape.hidden > WIDE else None)
 
 
 def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
     """Random weights on disk, made by rank 0 unless they are there; all ranks wait for them."""
-    path = scratch / f"scaling_{full_name(model)}_{size.shape.layers}_{size.config()['max_position_embeddings']}"
+    path = scratch / f"scaling_{full_name(model)}_{size.shape.layers}_{size.config['max_position_embeddings']}"
     if torch.distributed.get_rank() == 0 and not (path / "config.json").exists():
         save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
         if DEVICE == "cuda":

@@ -144,7 +144,7 @@ def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
     counted = sum(p.numel() for p in model.parameters())
     assert round(counted / 1e9, 1) == billions
     # What `plan` counts.
-    assert Parameters.of(size.shape, size.config()).total == pytest.approx(counted, rel=2e-3)
+    assert Parameters.of(size.shape, size.config).total == pytest.approx(counted, rel=2e-3)
     read = ModelShape.from_config(model.config.to_dict())
     assert read == size.shape
     fewer = size.with_layers(size.shape.layers // 2)

@@ -25,7 +25,7 @@ from tree_rl.tree import Forest
 
 def on(cluster: Cluster, size: str = "8b", **more: int | bool) -> StepModel:
     model = MODEL_SIZES[size]
-    return StepModel(shape=model.shape, parameters=Parameters.of(model.shape, model.config()), cluster=cluster, **more)
+    return StepModel(shape=model.shape, parameters=Parameters.of(model.shape, model.config), cluster=cluster, **more)
 
 
 def work(*loads: float, tokens: int = 60_000, budget: int = 65_536) -> StepWork:
@@ -150,7 +150,7 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return write(tmp_path / "config.json", MODEL_SIZES["tiny"].config())
+    return write(tmp_path / "config.json", MODEL_SIZES["tiny"].config)
 
 
 def test_the_longest_trajectory_asks_for_shared_tokens(printed: Printed, rows: Path, config: Path) -> None:

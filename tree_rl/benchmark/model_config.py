@@ -25,4 +25,4 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
 
 def config_of(size: ModelSize) -> PretrainedConfig:
     """The config of a model of this size."""
-    return CONFIGS[size.family](**size.config())
+    return CONFIGS[size.family](**size.config)

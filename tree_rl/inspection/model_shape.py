@@ -1,6 +1,7 @@
 """Sizes of a model from its Hugging Face config.json, for the FLOP bound."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def read_model_shape(path: Path) -> ModelShape:
     return read_model_config(path)[0]
 
 
-def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
+def read_model_config(path: Path) -> tuple[ModelShape, Mapping[str, Any]]:
     """The result of `read_model_shape`, whose errors it raises, and the decoder's entries of the file."""
     if not os.path.exists(path) and path.name == str(path) and path.suffix != ".json":
         name = known_name(path.name)
@@ -52,7 +53,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
                 f"--model {quoted(path.name)}: expected a config.json, its folder, an id in the local Hugging Face "
                 f"cache, or one of {', '.join(MODEL_SIZES)}; found none"
             )
-        return MODEL_SIZES[name].shape, MODEL_SIZES[name].config()
+        return MODEL_SIZES[name].shape, MODEL_SIZES[name].config
     path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:

@@ -69,7 +69,7 @@ def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torc
     keys = STATES.get(size.family)
     if keys is None:
         return ""
-    state, head = (int(size.more[key] or 0) for key in keys)
+    state, head = (size.config[key] for key in keys)
     return "chunked" if triton_unavailable_reason(device, dtype, state, head) else "triton"
 
 
