@@ -28,12 +28,12 @@ from many_gpus.ranks import (
     DEVICE,
     about,
     append,
-    build_engine,
     parser,
     run,
     saved_model,
     size_of,
     synchronized,
+    tree_engine,
     worst,
 )
 from many_gpus.shares import (
@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
 def measure_model(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
     """All shapes and arms of one model; a CSV row after each."""
     size = size_of(model, args.layers)
-    engine = build_engine(args, saved_model(model, size, args.scratch))
+    engine = tree_engine(args, saved_model(model, size, args.scratch))
     updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
     setting = about(args, model, size, engine) | {"mini_batches": args.mini_batches, "max_tokens": args.max_tokens}
     place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape, "mini_batches": args.mini_batches}

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
+from tree_rl.benchmark.against_verl.engines import build_engine, save_random_model
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, read_csv, write_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
-from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,14 +97,13 @@ def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
     return path
 
 
-def build_engine(args: argparse.Namespace, path: Path, *, max_tokens: int | None = None) -> Any:
+def tree_engine(args: argparse.Namespace, path: Path, *, max_tokens: int | None = None) -> Any:
     """The tree engine under verl's FSDP2, sharded over all ranks, `args.sp` of which share tokens."""
-    return initialized(
-        TreeFSDPEngineWithLMHead,
+    return build_engine(
         path,
         tree=TreeConfig(mode="tree", attention=args.attention, max_tokens=max_tokens, self_check=False),
+        dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float32,
         liger=args.liger,
-        mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
         use_torch_compile=False,
         ulysses_sequence_parallel_size=args.sp,
     )
