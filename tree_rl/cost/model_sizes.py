@@ -14,12 +14,10 @@ KINDS = ("layer_types", "layers_block_type")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """A model by the entries of its config.json."""
+    """A model."""
 
-    family: str
-    """Family whose transformers config takes the entries."""
     config: Mapping[str, Any]
-    """Entries of config.json."""
+    """Entries of config.json, with which transformers builds the model's config."""
 
     @property
     def shape(self) -> ModelShape:
@@ -35,10 +33,11 @@ class ModelSize:
 
 
 def _model(
-    family: str, *, hidden: int, layers: int, width: int, heads: int, kv_heads: int, vocab: int, **more: Any
+    model_type: str, *, hidden: int, layers: int, width: int, heads: int, kv_heads: int, vocab: int, **more: Any
 ) -> ModelSize:
     """A model of these sizes; `width` is that of an MLP without experts, `more` are entries by their own names."""
     sizes = {
+        "model_type": model_type,
         "hidden_size": hidden,
         "intermediate_size": width,
         "num_hidden_layers": layers,
@@ -48,7 +47,7 @@ def _model(
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": False,
     }
-    return ModelSize(family=family, config={**sizes, **more})
+    return ModelSize(config={**sizes, **more})
 
 
 def _qwen3_5(*, layers: int, key_heads: int, value_heads: int, state: int, **sizes: int) -> ModelSize:
@@ -56,7 +55,7 @@ def _qwen3_5(*, layers: int, key_heads: int, value_heads: int, state: int, **siz
     more = {"linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads}
     more |= {"linear_key_head_dim": state, "linear_value_head_dim": state}
     kinds = [*["linear_attention"] * 3, "full_attention"] * (layers // 4)
-    return _model("qwen3_5", layers=layers, layer_types=kinds, tie_word_embeddings=True, **more, **sizes)
+    return _model("qwen3_5_text", layers=layers, layer_types=kinds, tie_word_embeddings=True, **more, **sizes)
 
 
 def _qwen3_moe(*, experts: int, per_token: int, expert: int, **sizes: int) -> ModelSize:
@@ -66,12 +65,12 @@ def _qwen3_moe(*, experts: int, per_token: int, expert: int, **sizes: int) -> Mo
 
 
 def _latent(
-    family: str, *, query: int | None, rank: int, key: int, rotary: int, value: int, expert: int, **more: int
+    model_type: str, *, query: int | None, rank: int, key: int, rotary: int, value: int, expert: int, **more: int
 ) -> ModelSize:
     """Multi-head latent attention, and experts in all layers but the first; `key` is a key's size without positions."""
     sizes = {"kv_lora_rank": rank, "qk_nope_head_dim": key, "qk_rope_head_dim": rotary, "v_head_dim": value}
     sizes |= {"moe_intermediate_size": expert, "first_k_dense_replace": 1}
-    return _model(family, q_lora_rank=query, **sizes, **more)
+    return _model(model_type, q_lora_rank=query, **sizes, **more)
 
 
 def _nemotron_h(*, pattern: str, mamba_heads: int, head_size: int, state: int, **sizes: int) -> ModelSize:
@@ -79,7 +78,7 @@ def _nemotron_h(*, pattern: str, mamba_heads: int, head_size: int, state: int, *
     more = {"mamba_num_heads": mamba_heads, "mamba_head_dim": head_size, "ssm_state_size": state}
     more |= {"n_groups": min(mamba_heads, 8), "layers": len(pattern)}
     kinds = [PATTERN[kind] for kind in pattern]
-    return _model("nemotron_h", model_type="nemotron_h", layers_block_type=kinds, **more, **sizes)
+    return _model("nemotron_h", layers_block_type=kinds, **more, **sizes)
 
 
 _qwen3 = partial(_model, "qwen3", head_dim=128, vocab=151_936)
@@ -134,4 +133,4 @@ def known_name(name: str) -> str | None:
 
 def full_name(key: str) -> str:
     """The name of a key of `MODEL_SIZES` in results: qwen3-8b for 8b."""
-    return f"qwen3-{key}" if MODEL_SIZES[key].family == "qwen3" else key
+    return f"qwen3-{key}" if MODEL_SIZES[key].config["model_type"] == "qwen3" else key

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
-from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
@@ -47,7 +46,7 @@ def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype
     """A model with random weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(config_of(size), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**size.config), dtype=dtype)
     model.save_pretrained(folder)
     return folder
 

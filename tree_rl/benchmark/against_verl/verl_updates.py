@@ -82,7 +82,7 @@ def refuse_options(options: BenchOptions) -> None:
         f"--dtype {options.precision}": options.dtype not in PRECISIONS,
         # Stock verl carries the state of linear attention from row to row, and rounding chooses experts near a tie.
         # The gate could tell neither from an error.
-        f"--model {options.model} (no dense Qwen3)": options.size.family != DENSE,
+        f"--model {options.model} (no dense Qwen3)": options.size.config["model_type"] != DENSE,
     }
     for flag, is_asked in asked.items():
         if is_asked:
