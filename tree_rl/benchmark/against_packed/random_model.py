@@ -4,13 +4,11 @@ import copy
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
-from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.model_sizes import ModelSize
@@ -109,15 +107,8 @@ def _attention_forward(
 
 
 def _packed_linear_attention(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
-    return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, None, impl="auto")
+    return tree_functions(mixer, layout.rows_apart, None, None, impl="auto")
 
 
 def _packed_state_space(mixer: Any, layout: PackedLayout, *_: object, impl: str) -> dict[str, Any]:
-    rows_apart = layout.metadata("rows_apart", _rows_apart)
-    return {"forward": partial(tree_forward, mixer, rows_apart, None, None, impl=impl)}
-
-
-def _rows_apart(layout: PackedLayout) -> TreeLayout:
-    """A forest of rows that share nothing."""
-    ends = np.repeat(np.cumsum(layout.lengths), layout.lengths).astype(np.int32)
-    return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(layout.offsets.device)
+    return {"forward": partial(tree_forward, mixer, layout.rows_apart, None, None, impl=impl)}
