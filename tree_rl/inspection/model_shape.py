@@ -27,7 +27,7 @@ SIZES = (
     *("moe_shared_expert_intermediate_size", "moe_latent_size"),
 )
 WIDTHS = "intermediate_size"
-"""The size of which a config.json can have a list: Gemma 3n has one for each layer, and the mean is what counts."""
+"""The size of which a config.json can have a list: Gemma 3n has one for each layer."""
 LARGEST = 2**31 - 1
 MOST_LAYERS = 2**16
 """Most layers of a decoder: predictions go through them one by one."""
@@ -68,8 +68,6 @@ def read_model_config(path: Path) -> tuple[ModelShape, Mapping[str, Any]]:
                 raise InputError(f"{name}: expected a count, received {_typed(size)}")
         if (layers := config.get("num_hidden_layers") or 0) > MOST_LAYERS:
             raise InputError(f"num_hidden_layers: expected at most {MOST_LAYERS}, received {layers}")
-        if isinstance(config.get(WIDTHS), list):
-            config[WIDTHS] = round(sum(config[WIDTHS]) / len(config[WIDTHS]))
         for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
             kinds = config.get(name)
             if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
