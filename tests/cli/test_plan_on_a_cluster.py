@@ -67,13 +67,13 @@ def test_replicas_add_up_gradients_by_hand() -> None:
     With two copies each GPU's gradients of a layer cross once more.
     """
     cluster = Cluster(gpus=4, gpus_per_node=4, flops=1e30, link=1e9, latency=1e-12)
-    sharded, replicated = (on(cluster, "tiny", log_probs=False, shards=shards) for shards in (4, 2))
+    sharded, replicated = (on(cluster, "tiny", shards=shards) for shards in (4, 2))
     layers, layer, root = 2, sharded.parameters.per_layer, sharded.parameters.root
 
     def seconds(ranks: int, *, halves: int) -> float:
         """Half a layer's gradients cross in 4 bytes, among two, there and back."""
-        # In bf16 the root once, and layers before forward and backward; the first layer's backward gathers once more.
-        gathered = 2 * (root + 2 * layers * layer) + 2 * layer
+        # In bf16 the root for log-probs and forward, layers for both and backward; the first's backward once more.
+        gathered = 2 * (2 * root + 3 * layers * layer) + 2 * layer
         # Gradients in 4 bytes; those of the last layer are exposed alone.
         gathered += 4 * root + 4 * (layers + 1) * layer
         return (gathered * (ranks - 1) / ranks + halves * (layers + 1) * 2 * 4 * layer / 2 / 2) / 1e9

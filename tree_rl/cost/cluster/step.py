@@ -111,8 +111,6 @@ class StepModel:
     """S, GPUs that share tokens."""
     shards: int | None = None
     """GPUs over which one copy of the parameters is sharded (verl's `fsdp_size`); None: all."""
-    log_probs: bool = True
-    """True if a pass for old log-probs comes first."""
     measured: Measured | None = None
     """Set if the unit of work is measured seconds, which include the gathers, and the exchanges for the run's S."""
 
@@ -132,7 +130,8 @@ class StepModel:
     def time(self, work: StepWork) -> StepTime:
         """Predict the seconds of a step."""
         rate = self.rate
-        passes = (FORWARD_AND_BACKWARD + 1 + self.log_probs) / FORWARD_AND_BACKWARD
+        # Log-probs and recomputed layers are a forward each.
+        passes = (FORWARD_AND_BACKWARD + 2) / FORWARD_AND_BACKWARD
         fixed = 0.0 if self.measured is None else self.measured.per_forward * float(work.forwards_C.sum())
         slowest, mean = (float(load.sum()) * passes / rate + fixed for load in (work.load_C, work.mean_C))
         gathers = exchanges = 0.0
@@ -140,9 +139,9 @@ class StepModel:
             forward = float(load) / FORWARD_AND_BACKWARD / rate / forwards
             if self.measured is None:
                 gathers += self.exposed(forward, sends_gradients=True) * int(forwards)
-                gathers += self.exposed(forward, sends_gradients=False) * int(forwards) * self.log_probs
+                gathers += self.exposed(forward, sends_gradients=False) * int(forwards)
             if self.measured is None or self.measured.sharing != self.sharing:
-                exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + self.log_probs)
+                exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + 1)
         optimizer = len(work.load_C) * self.parameters.total / self.shard_ranks / OPTIMIZER_RATE
         return StepTime(
             balanced=mean, waiting=max(slowest - mean, 0.0), gathers=gathers, exchanges=exchanges, optimizer=optimizer

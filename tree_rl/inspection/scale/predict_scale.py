@@ -46,8 +46,6 @@ class ScaleSettings:
     """Unique tokens of a micro-batch."""
     checkpoint: Path | None = None
     """Checkpoint of a run of this model, whose measured costs are used."""
-    log_probs: bool = True
-    """True if old log-probs take a separate pass."""
     shared: bool = True
     """True if the rows of a group share prefixes; False: every row runs by itself, as without trees."""
     head_share: float = 1.0
@@ -132,7 +130,6 @@ class Step:
             cluster=replace(settings.cluster, gpus=gpus),
             sharing=sharing,
             shards=None if settings.shards is None else min(settings.shards, gpus),
-            log_probs=settings.log_probs,
             measured=self.measured,
         )
         return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout)
