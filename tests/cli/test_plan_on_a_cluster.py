@@ -108,8 +108,9 @@ def test_more_shards_take_less_memory(cluster: Cluster, shards: int) -> None:
     step = work(3e15)
     few = on(replace(cluster, gpus=16), shards=shards).memory(step)
     many = on(replace(cluster, gpus=512)).memory(step)
-    assert many.state < few.state == pytest.approx(KEPT * on(cluster).parameters.total / shards)
-    assert many.activations == few.activations
+    # Gathered layers and activations are as many.
+    kept = KEPT * on(cluster).parameters.total
+    assert few - many == pytest.approx(kept / shards - kept / 512) and few > many > 0
 
 
 def test_sharing_tokens_divides_work_and_activations() -> None:
@@ -117,7 +118,7 @@ def test_sharing_tokens_divides_work_and_activations() -> None:
     step = work(3e15)
     assert two.time(step).balanced == one.time(step).balanced / 2
     assert one.time(step).exchanges == 0 < two.time(step).exchanges
-    assert two.memory(step).activations < 0.7 * one.memory(step).activations
+    assert two.memory(step) - two.state_bytes < 0.7 * (one.memory(step) - one.state_bytes)
 
 
 def test_micro_batches_gather_again() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from tree_rl.cost.balance.batch import BatchLayout, lay_out_groups, paths_of_groups
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.cluster.parameters import Parameters
-from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTime, StepWork
+from tree_rl.cost.cluster.step import Measured, StepModel, StepTime, StepWork
 from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
@@ -66,14 +66,14 @@ class Scaled:
         return self.model.time(self.work)
 
     @cached_property
-    def memory(self) -> DeviceMemory:
+    def memory(self) -> float:
         """Bytes on one GPU."""
         return self.model.memory(self.work)
 
     @property
     def fits(self) -> bool:
         """True if a GPU has enough memory."""
-        return self.memory.total <= self.model.cluster.memory
+        return self.memory <= self.model.cluster.memory
 
     @property
     def slowed_by(self) -> str:
@@ -192,7 +192,7 @@ def _cells(one: Scaled) -> tuple[str, ...]:
         f"{one.time.total:.2f}",
         *(f"{part:.2f}" for part in astuple(one.time)),
         f"{one.layout.imbalance:.2f}",
-        f"{one.memory.total / GIB:.0f}",
+        f"{one.memory / GIB:.0f}",
         one.slowed_by or "-",
     )
 
