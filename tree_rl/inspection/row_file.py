@@ -151,9 +151,7 @@ def _read_rows(
         skipped = f" ({counted(left_out, 'record')} left out: no answered call)" if left_out else ""
         loss = f"all of {columns[1]}{skipped}"
     else:
-        (name,) = columns
-        tools, systems = map(file.values, (TOOLS, SYSTEM_TEXT))
-        rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
+        rows = read_chat_rows(file, columns[0], groups, chat, rows_per)
         loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
     return rows, Taken(tokens=columns, loss=loss, padding="text has none", group=None)
 

@@ -66,7 +66,7 @@ def read_calls(
                 raise RowFileError(
                     f"{where}: expected chat messages with a role each, received {quoted(request)}; correct or drop it"
                 )
-            rows += read_call_rows(chat, answers, number, groups[number], tokenizer=tokenizer)
+            rows += read_call_rows(chat, answers, number, groups[number], tokenizer)
     if not rows:
         raise RowFileError(f"column {pair[1]}: expected an answered call, found none in {file.num_rows} records")
     return rows, left_out
