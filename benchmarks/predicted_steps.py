@@ -29,7 +29,7 @@ MOST_ERROR = 0.10
 def step_model(row: Row, cluster: Cluster) -> StepModel:
     """Of the model and the GPUs of a row."""
     size = MODEL_SIZES[row["model"].removeprefix("qwen3-")].with_layers(int(row["layers"]))
-    parameters = Parameters.of(size.shape, size.config())
+    parameters = Parameters.of(size.shape, size.config)
     return StepModel(shape=size.shape, parameters=parameters, cluster=cluster, sharing=int(row["sharing"]))
 
 

@@ -16,7 +16,6 @@ import itertools
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,12 +27,12 @@ from many_gpus.ranks import (
     DEVICE,
     about,
     append,
-    build_engine,
     parser,
     run,
     saved_model,
     size_of,
     synchronized,
+    tree_engine,
     worst,
 )
 from many_gpus.shares import (
@@ -60,31 +59,17 @@ WARM_UPDATES = 5
 """Updates before the cost model's predictions count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Updates:
-    """Whole steps of one engine."""
+def timed_steps(
+    side: Side, errors: list[float | None], cells: Sequence[Batch], steps: int
+) -> tuple[list[float], list[UpdateTimes]]:
+    """Seconds of each step on the slowest rank, and this rank's times; one more step before warms up.
 
-    side: Side
-    errors: list[float | None] = field(default_factory=list)
-    """`tree/cost_error` behind each update so far; None where nothing was predicted yet."""
-
-    def step(self, cells: Sequence[Batch]) -> UpdateTimes:
-        """Old log-probs of all rows, then one optimizer step for each mini-batch."""
-        step = self.side.engine.step
-        return update(self.side, *cells, then=lambda: self.errors.append(step.learner.calls.error))
-
-    def cost_error(self) -> float | None:
-        """Median of `tree/cost_error` behind the first updates."""
-        known = [error for error in self.errors[WARM_UPDATES:] if error is not None]
-        return statistics.median(known) if known else None
-
-
-def timed_steps(updates: Updates, cells: Sequence[Batch], steps: int) -> tuple[list[float], list[UpdateTimes]]:
-    """Seconds of each step on the slowest rank, and this rank's times; one more step before warms up."""
+    `errors` gets `tree/cost_error` behind each update; None where nothing was predicted yet.
+    """
     seconds, times = [], []
     for index in range(steps + 1):
         synchronized()
-        spent = updates.step(cells)
+        spent = update(side, *cells, then=lambda: errors.append(side.engine.step.learner.calls.error))
         slowest = worst(spent.seconds)
         if index:
             seconds.append(slowest)
@@ -101,8 +86,8 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
 def measure_model(args: argparse.Namespace, model: str, rank: int, world: int) -> None:
     """All shapes and arms of one model; a CSV row after each."""
     size = size_of(model, args.layers)
-    engine = build_engine(args, saved_model(model, size, args.scratch))
-    updates = Updates(Side(engine=engine, max_tokens=args.max_tokens))
+    engine = tree_engine(args, saved_model(model, size, args.scratch))
+    side, errors = Side(engine=engine, max_tokens=args.max_tokens), list[float | None]()
     setting = about(args, model, size, engine) | {"mini_batches": args.mini_batches, "max_tokens": args.max_tokens}
     place = {"rank": rank // args.sp, "world": world // args.sp, "shape": size.shape, "mini_batches": args.mini_batches}
     for shape, tokens in itertools.product(args.shapes, args.tokens):
@@ -112,12 +97,13 @@ def measure_model(args: argparse.Namespace, model: str, rank: int, world: int) -
             one = recorded_trees(read_row_file(args.data, tokenizer=args.tokenizer), tokens, size.shape.vocab)
         for arm in args.arms if world > 1 else [EQUAL]:
             row = {"shape": shape, "arm": arm, "trees_per_gpu": len(set(one.groups))}
-            append(args.out, row | measure_arm(updates, share_of(one, arm, **place), args.steps), setting)
+            append(args.out, row | measure_arm(side, errors, share_of(one, arm, **place), args.steps), setting)
 
 
-def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]:
+def measure_arm(side: Side, errors: list[float | None], share: Share, steps: int) -> dict[str, object]:
     """Columns of the CSV: seconds of the slowest rank; phases are those of rank 0."""
-    seconds, times = timed_steps(updates, share.cells, steps)
+    seconds, times = timed_steps(side, errors, share.cells, steps)
+    predicted = [error for error in errors[WARM_UPDATES:] if error is not None]
     tokens = torch.tensor([share.unique_tokens], device=DEVICE)
     torch.distributed.all_reduce(tokens)
     return {
@@ -129,9 +115,9 @@ def measure_arm(updates: Updates, share: Share, steps: int) -> dict[str, object]
         "old_log_probs_s": statistics.median(spent.phases[OLD_LOG_PROBS] for spent in times),
         "update_s": statistics.median(spent.phases[UPDATE] for spent in times),
         "steps_s": " ".join(f"{value:.5f}" for value in seconds),
-        "updates": len(updates.errors),
-        "cost_error": updates.cost_error(),
-        "dummy_ops_rank0": updates.side.engine.step.dummy_ops,
+        "updates": len(errors),
+        "cost_error": statistics.median(predicted) if predicted else None,
+        "dummy_ops_rank0": side.engine.step.dummy_ops,
         "peak_gib": worst(max(spent.peak_bytes for spent in times)) / 2**30,
     }
 

@@ -24,12 +24,12 @@ from many_gpus.ranks import (
     DEVICE,
     about,
     append,
-    build_engine,
     parser,
     run,
     saved_model,
     size_of,
     synchronized,
+    tree_engine,
     worst,
 )
 from many_gpus.verdicts import trunk_report
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace, rank: int, world: int) -> None:
         )
     size = size_of(args.model, args.layers, positions=POSITIONS)
     vocab = size.shape.vocab
-    engine = build_engine(args, saved_model(args.model, size, args.scratch), max_tokens=args.max_tokens)
+    engine = tree_engine(args, saved_model(args.model, size, args.scratch), max_tokens=args.max_tokens)
     setting = about(args, args.model, size, engine) | {"tree_max_tokens": args.max_tokens}
     for trunk in args.trunk:
         sizes = (trunk, args.branches, args.branch_tokens)

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 Work = Callable[[], int]
@@ -302,14 +302,13 @@ def play(name: str, folder: Path, device: str, repeats: int) -> None:
 def write_rows(folder: Path, arguments: argparse.Namespace, por: float, shape: str) -> int:
     """Write `rows.npz` and, once, the model; returns the unique tokens."""
     from tree_rl.benchmark.batch import agent_batch
-    from tree_rl.benchmark.model_config import config_of
     from tree_rl.cost.model_sizes import MODEL_SIZES
     from tree_rl.tree import Forest
 
     size = MODEL_SIZES[arguments.model].with_layers(arguments.layers)
     if not (folder / "model").exists():
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config_of(size)).save_pretrained(folder / "model")
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**size.config)).save_pretrained(folder / "model")
     count, length, groups = arguments.rows, arguments.row_tokens, arguments.groups
     batch = agent_batch(
         por=0.0 if shape == "prompt" else por,

@@ -151,32 +151,26 @@ def behind(prompt: str, turn: str) -> str:
     return turn
 
 
-@dataclass(slots=True)
-class Prefixes:
-    """A tree of tokens: two prefixes have the same number if they are the same."""
-
-    numbers: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def of(self, tokens: Sequence[int]) -> list[int]:
-        """Number of each prefix that ends with a token."""
-        number, passed = 0, []
-        for token in tokens:
-            number = self.numbers.setdefault((number, token), len(self.numbers) + 1)
-            passed.append(number)
-        return passed
+def prefixes(known: dict[tuple[int, int], int], tokens: Sequence[int]) -> list[int]:
+    """Number of each prefix that ends with a token, added to those that are known; equal prefixes have one number."""
+    number, passed = 0, []
+    for token in tokens:
+        number = known.setdefault((number, token), len(known) + 1)
+        passed.append(number)
+    return passed
 
 
 def differences(model: ScriptedModel, record: RecordedSession) -> int:
     """Calls, tokens and log-probs that differ between the ledger and the record or its rows."""
     recorded = Counter((call.prompt_ids, call.response_ids, call.log_probs or ()) for call in record.calls)
     wrong = ((model.ledger - recorded) + (recorded - model.ledger)).total()
-    prefixes = Prefixes()
+    known: dict[tuple[int, int], int] = {}
     generated: set[tuple[int, float]] = set()
     for prompt, ids, log_probs in model.ledger:
-        generated |= set(zip(prefixes.of((*prompt, *ids))[len(prompt) :], log_probs, strict=True))
+        generated |= set(zip(prefixes(known, (*prompt, *ids))[len(prompt) :], log_probs, strict=True))
     trained: set[tuple[int, float]] = set()
     for row in rows_of_calls(record.calls):
-        passed = prefixes.of(row.token_ids)[len(row.prompt_ids) :]
+        passed = prefixes(known, row.token_ids)[len(row.prompt_ids) :]
         drawn = zip(passed, row.response_log_probs, row.response_mask, strict=True)
         trained |= {(number, log_prob) for number, log_prob, mask in drawn if mask}
     return wrong + len(generated ^ trained)

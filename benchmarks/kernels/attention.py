@@ -109,7 +109,6 @@ def contenders_named(
 
 def packed(name: str, impl: str, lengths: np.ndarray, device: torch.device, *, pairs: int | None = None) -> Contender:
     """Rows end to end, which stand for rows of so many visible pairs."""
-    ends = np.repeat(np.cumsum(lengths), lengths).astype(np.int32)
     layout = PackedLayout(lengths.tolist(), device)
     return Contender(
         name=name,
@@ -117,7 +116,7 @@ def packed(name: str, impl: str, lengths: np.ndarray, device: torch.device, *, p
         pairs=pairs_of_rows(lengths),
         scale=1.0 if pairs is None else pairs / pairs_of_rows(lengths),
         run=partial(packed_attention.packed_attention, layout=layout, impl=impl),
-        subtree_end=torch.from_numpy(ends).to(device),
+        subtree_end=layout.rows_apart.subtree_end,
     )
 
 

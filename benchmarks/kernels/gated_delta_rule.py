@@ -8,7 +8,6 @@ python benchmarks/kernels/gated_delta_rule.py --out docs/benchmarks/gated_delta_
 """
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -22,24 +21,10 @@ from tree_kernels import TreeLayout, tree_gated_delta_rule
 from tree_kernels.tree_gated_delta_rule.api import unavailable_reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heads:
-    """Heads of a model's Gated DeltaNet layers."""
-
-    key_heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-
-
 class DeltaRule(Recurrence):
-    """The gated delta rule, beside flash-linear-attention's."""
+    """The gated delta rule, beside flash-linear-attention's; heads of keys and values, then their sizes, of a model."""
 
-    heads_of: ClassVar = {
-        "qwen3.5": Heads(key_heads=16, value_heads=32, key_size=128, value_size=128),
-        "small": Heads(key_heads=2, value_heads=4, key_size=64, value_size=64),
-        "tiny": Heads(key_heads=1, value_heads=2, key_size=16, value_size=16),
-    }
+    heads_of: ClassVar = {"qwen3.5": (16, 32, 128, 128), "small": (2, 4, 64, 64), "tiny": (1, 2, 16, 16)}
     names = ("q", "k", "v", "g", "beta")
     like_output = 2
     limits: ClassVar = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
@@ -57,16 +42,17 @@ class DeltaRule(Recurrence):
         return chunk_gated_delta_rule(q, k, v, g=g, beta=beta, cu_seqlens=offsets)[0][0]
 
     def _reason_against_ours(self, impl: str) -> str | None:
-        sizes = {"key_size": self.heads.key_size, "value_size": self.heads.value_size}
+        sizes = {"key_size": self.heads[2], "value_size": self.heads[3]}
         return unavailable_reason(impl, device=self.device, dtype=self.dtype, **sizes)
 
     def _leaves(self, tokens: int, draw: torch.Generator) -> list[torch.Tensor]:
-        heads, random = self.heads, {"generator": draw, "device": self.device}
-        keys, values = (heads.key_heads, heads.key_size), (heads.value_heads, heads.value_size)
+        key_heads, value_heads, key_size, value_size = self.heads
+        keys, values = (key_heads, key_size), (value_heads, value_size)
+        random = {"generator": draw, "device": self.device}
         q, k, v = (torch.randn(tokens, *shape, **random) for shape in (keys, keys, values))
         unit = partial(torch.nn.functional.normalize, dim=-1)
         half = [one.to(self.dtype) for one in (unit(q), unit(k), v)]
-        return [*half, self.decay(tokens, heads.value_heads, draw), torch.rand(tokens, heads.value_heads, **random)]
+        return [*half, self.decay(tokens, value_heads, draw), torch.rand(tokens, value_heads, **random)]
 
 
 def _force_fla() -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import torch.distributed
 
-from tree_rl.benchmark.against_verl.engines import BFLOAT16, FLOAT32, initialized, save_random_model
+from tree_rl.benchmark.against_verl.engines import build_engine, save_random_model
 from tree_rl.benchmark.provenance import PACKAGES, provenance
 from tree_rl.benchmark.results import Columns, read_csv, write_csv
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
-from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,13 +82,13 @@ def join_ranks() -> tuple[int, int]:
 def size_of(model: str, layers: int | None, positions: int | None = None) -> ModelSize:
     """A model of the table; one wider than 0.6b with so many layers. The engine refuses rows beyond its positions."""
     size = MODEL_SIZES[model]
-    more = size.more if positions is None else {**size.more, "max_position_embeddings": positions}
-    return replace(size, more=more).with_layers(layers if size.shape.hidden > WIDE else None)
+    config = size.config if positions is None else {**size.config, "max_position_embeddings": positions}
+    return replace(size, config=config).with_layers(layers if size.shape.hidden > WIDE else None)
 
 
 def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
     """Random weights on disk, made by rank 0 unless they are there; all ranks wait for them."""
-    path = scratch / f"scaling_{full_name(model)}_{size.shape.layers}_{size.config()['max_position_embeddings']}"
+    path = scratch / f"scaling_{full_name(model)}_{size.shape.layers}_{size.config['max_position_embeddings']}"
     if torch.distributed.get_rank() == 0 and not (path / "config.json").exists():
         save_random_model(size, path, torch.device(DEVICE), torch.bfloat16)
         if DEVICE == "cuda":
@@ -98,14 +97,13 @@ def saved_model(model: str, size: ModelSize, scratch: Path) -> Path:
     return path
 
 
-def build_engine(args: argparse.Namespace, path: Path, *, max_tokens: int | None = None) -> Any:
+def tree_engine(args: argparse.Namespace, path: Path, *, max_tokens: int | None = None) -> Any:
     """The tree engine under verl's FSDP2, sharded over all ranks, `args.sp` of which share tokens."""
-    return initialized(
-        TreeFSDPEngineWithLMHead,
+    return build_engine(
         path,
         tree=TreeConfig(mode="tree", attention=args.attention, max_tokens=max_tokens, self_check=False),
+        dtype=torch.bfloat16 if DEVICE == "cuda" else torch.float32,
         liger=args.liger,
-        mixed_precision=BFLOAT16 if DEVICE == "cuda" else FLOAT32,
         use_torch_compile=False,
         ulysses_sequence_parallel_size=args.sp,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tree_rl.benchmark.against_verl.engines import FLOAT32, initialized, join_process_group
+from tree_rl.benchmark.against_verl.engines import build_engine
 from tree_rl.benchmark.against_verl.verl_updates import Side, gradients_of, update
 from tree_rl.benchmark.against_verl.worker_rows import rows_as_received
 from tree_rl.benchmark.batch import Batch
@@ -20,7 +20,6 @@ from tree_rl.benchmark.comparison import time_in_turns
 from tree_rl.benchmark.gradient_errors import relative_error
 from tree_rl.benchmark.phases import UPDATE
 from tree_rl.verl_plugin.agent_loops.tree_dump import FinishedRow, read_trees
-from tree_rl.verl_plugin.engine.engine import TreeFSDPEngineWithLMHead
 from tree_rl.verl_plugin.options import TreeConfig
 
 MICRO_BATCH_TOKENS = {"tree": 16384, "flat": 1024}
@@ -30,12 +29,11 @@ MICRO_BATCH_TOKENS = {"tree": 16384, "flat": 1024}
 
 def side_of(model: Path, mode: str) -> Side:
     """The actor's engine as the run has it, in one mode of `tree.mode`."""
-    engine = initialized(
-        TreeFSDPEngineWithLMHead,
+    engine = build_engine(
         model,
         tree=TreeConfig(mode=mode, self_check=False),
+        dtype=torch.float32,
         checkpointing=False,
-        mixed_precision=FLOAT32,
         model_dtype="fp32",
         use_torch_compile=False,
     )
@@ -104,7 +102,6 @@ if __name__ == "__main__":
     parser.add_argument("output", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    join_process_group()
     result = replay(arguments.model, batch_of(read_trees(arguments.trees, 1)), repeats=arguments.repeats)
     arguments.output.write_text(json.dumps(result))
     torch.distributed.destroy_process_group()

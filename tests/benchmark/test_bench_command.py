@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tree_rl.benchmark.against_packed import packed_updates
@@ -15,7 +15,6 @@ from tree_rl.benchmark.against_packed.profiled_update import time_by_class
 from tree_rl.benchmark.batch import Batch, agent_batch, recorded_batches
 from tree_rl.benchmark.bench_options import BenchOptions
 from tree_rl.benchmark.comparison import Comparison
-from tree_rl.benchmark.model_config import config_of
 from tree_rl.benchmark.phases import PHASES
 from tree_rl.cli import app
 from tree_rl.cost import ModelShape
@@ -108,8 +107,8 @@ def test_on_a_gpu_a_model_that_liger_lacks_runs_its_own_layers(monkeypatch: pyte
         given = dict.fromkeys(BenchOptions.__dataclass_fields__) | {"model": name, "tree_attention": "auto", "pors": ()}
         setting = BenchOptions(**given).setting()  # type: ignore[arg-type]
         assert setting["model"] == f"qwen3-{name}" or name == setting["model"]
-        chosen[size.family] = setting["layer_kernels"]
-    assert chosen.pop("qwen3") == chosen.pop("qwen3_moe") == chosen.pop("qwen3_5") == "liger"
+        chosen[size.config["model_type"]] = setting["layer_kernels"]
+    assert chosen.pop("qwen3") == chosen.pop("qwen3_moe") == chosen.pop("qwen3_5_text") == "liger"
     assert set(chosen.values()) == {"transformers"} and len(chosen) >= 3
 
 
@@ -140,17 +139,17 @@ def test_hybrid_and_sparse_models_are_updated(tmp_path: Path, model: str, layers
 def test_sizes_are_the_published_ones(name: str, billions: float) -> None:
     size = MODEL_SIZES[name]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_of(size))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**size.config))
     counted = sum(p.numel() for p in model.parameters())
     assert round(counted / 1e9, 1) == billions
     # What `plan` counts.
-    assert Parameters.of(size.shape, size.config()).total == pytest.approx(counted, rel=2e-3)
+    assert Parameters.of(size.shape, size.config).total == pytest.approx(counted, rel=2e-3)
     read = ModelShape.from_config(model.config.to_dict())
     assert read == size.shape
     fewer = size.with_layers(size.shape.layers // 2)
     share = (size.shape.layers // 2) / size.shape.layers
     assert fewer.shape.cost.per_pair == pytest.approx(size.shape.cost.per_pair * share)
-    assert ModelShape.from_config(config_of(fewer).to_dict()) == fewer.shape
+    assert ModelShape.from_config(AutoConfig.for_model(**fewer.config).to_dict()) == fewer.shape
 
 
 def test_a_recording_is_timed_group_by_overlap(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tree_kernels import UnsupportedImplementation
+from tree_kernels import UnsupportedImplementation, tree_attention
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
 from tree_rl.benchmark.against_packed.random_model import build_model
 from tree_rl.benchmark.against_packed.update import log_probs, packed_planner
@@ -44,6 +44,13 @@ def test_an_implementation_that_cannot_run_says_why() -> None:
     for impl in ("fa4", "cudnn", "flash", "flex"):
         with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
             packed_attention(q, q, q, PackedLayout([3], CPU), impl=impl)
+
+
+def test_trees_that_share_nothing_are_the_rows() -> None:
+    layout = PackedLayout([3, 7, 1], CPU)
+    q, k, v = torch.randn(3, 11, 2, 16, generator=torch.Generator().manual_seed(0))
+    rows = packed_attention(q, k, v, layout, impl="sdpa")
+    torch.testing.assert_close(tree_attention(q, k, v, layout.rows_apart, impl="reference"), rows)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 7, 30, 1000])

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 from fixture_types import Printed, Refused, Run
 
+from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.inspection.model_shape import read_model_config
 
 GOOD = '[{"input_ids": [1, 2, 3], "uid": "a"}]'
@@ -191,7 +192,8 @@ def test_a_bad_model_config_is_named(case: str, tmp_path: Path, refused: Refused
 def test_a_width_for_each_layer_is_read_as_their_mean(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_hidden_layers": 2, "intermediate_size": [8, 16]}))
     shape, config = read_model_config(tmp_path)
-    assert shape.intermediate == config["intermediate_size"] == 12
+    assert shape.intermediate == 12
+    assert Parameters.of(shape, config) == Parameters.of(shape, {**config, "intermediate_size": 12})
 
 
 def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:

@@ -263,7 +263,7 @@ def test_a_hub_id_is_found_in_the_local_cache(
     snapshot.mkdir(parents=True)
     for file in tokenizer.iterdir():
         (snapshot / file.name).symlink_to(file)
-    (snapshot / "config.json").write_text(json.dumps(MODEL_SIZES["tiny"].config()))
+    (snapshot / "config.json").write_text(json.dumps(MODEL_SIZES["tiny"].config))
     refs = tmp_path / "hub" / "models--Someone--Small-1.5" / "refs"
     refs.mkdir()
     (refs / "main").write_text("abc")

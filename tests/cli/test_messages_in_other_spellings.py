@@ -235,7 +235,7 @@ def test_a_file_that_trains_nothing_is_promised_nothing(
     assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, [1.0, 1.0])
     out = printed("inspect", file, "--tokenizer", chatml)
     assert "Verdict: no token trains" in out and "trees help" not in out
-    config = write(tmp_path / "config.json", MODEL_SIZES["tiny"].config())
+    config = write(tmp_path / "config.json", MODEL_SIZES["tiny"].config)
     out = printed("inspect", file, "--tokenizer", chatml, "--model", config)
     assert "least memory of a GPU" in out and "update s" not in out
 

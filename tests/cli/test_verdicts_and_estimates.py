@@ -41,7 +41,7 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return write(tmp_path / "config.json", MODEL_SIZES["8b"].config())
+    return write(tmp_path / "config.json", MODEL_SIZES["8b"].config)
 
 
 def read(out: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_shares_are_a_range_until_a_log_tells_one(printed: Printed, rows: Path) 
 
 
 def test_experts_are_judged_by_what_experts_reached(printed: Printed, rows: Path, tmp_path: Path) -> None:
-    given = ("inspect", rows, "--model", write(tmp_path / "moe.json", MODEL_SIZES["qwen3-30b-a3b"].config()))
+    given = ("inspect", rows, "--model", write(tmp_path / "moe.json", MODEL_SIZES["qwen3-30b-a3b"].config))
     found = read(printed(*given, "--json"))
     assert found["verdict"]["update_speed_up"] == pytest.approx(EXPERTS.speed_up(found["total"]["flop_bound"]))
     assert "models with experts, on one H200: 0.69 to 0.87" in printed(*given)
@@ -300,7 +300,7 @@ def test_an_estimate_by_hand(printed: Printed, tmp_path: Path, config: Path, is_
     rows = write(tmp_path / "rows.jsonl", records)
     given = ("--model", config, "--gpus", 1, "--gpu", "b200", "--update-share", 0.4, "--gpu-price", 3.6)
     found = read(printed("inspect", rows, *given, "--json"))["prediction"]
-    sizes = MODEL_SIZES["8b"].config()
+    sizes = MODEL_SIZES["8b"].config
     width, heads, keys = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
     head, layers, vocabulary = sizes["head_dim"], sizes["num_hidden_layers"], sizes["vocab_size"]
     layer = 2 * width * head * (heads + keys) + 3 * width * sizes["intermediate_size"]
@@ -332,7 +332,7 @@ def test_the_best_budget_is_the_largest_that_fits(printed: Printed, rows: Path, 
     room = MEMORY_FRACTION * Gpu.H100.spec.memory_gib * GIB - found["state_bytes"]
     assert found["max_tokens"] % 1024 == 0
     assert model.bytes_of(found["max_tokens"]) <= room < model.bytes_of(found["max_tokens"] + 1024)
-    sizes = Parameters.of(MODEL_SIZES["8b"].shape, MODEL_SIZES["8b"].config())
+    sizes = Parameters.of(MODEL_SIZES["8b"].shape, MODEL_SIZES["8b"].config)
     # Two gathered layers in bf16 and the gradients of one in float32; embedding and head once.
     assert found["state_bytes"] == 16 * sizes.total / 8 + 8 * sizes.per_layer + 6 * sizes.root
     assert found["trees_whole"]["tokens"] == LARGEST

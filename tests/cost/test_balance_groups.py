@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.cost import CostModel
-from tree_rl.cost.balance import GroupPaths, batch
+from tree_rl.cost.balance import batch
 from tree_rl.cost.balance.batch import lay_out_groups, mini_batch_count, number_groups
+from tree_rl.cost.balance.paths import GroupPaths
 from tree_rl.tree import Forest
 
 COST = CostModel(per_token=1.0, per_pair=0.0)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from tree_rl.cost import CostModel
-from tree_rl.cost.balance import GroupPaths, lay_out_cell
-from tree_rl.cost.balance.cell_layout import LEAST_GAIN
-from tree_rl.cost.balance.paths import MOST_PATHS
+from tree_rl.cost.balance.cell_layout import LEAST_GAIN, lay_out_cell
+from tree_rl.cost.balance.paths import MOST_PATHS, GroupPaths
 from tree_rl.tree import Forest
 from tree_rl.tree.packing import least_loaded
 

@@ -114,7 +114,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Commands write figures beside those of the documents.
     shutil.copytree(ROOT / "docs", folder / "docs")
     (folder / "Qwen3-8B").mkdir()
-    (folder / "Qwen3-8B" / "config.json").write_text(json.dumps({"model_type": "qwen3", **MODEL_SIZES["8b"].config()}))
+    (folder / "Qwen3-8B" / "config.json").write_text(json.dumps(MODEL_SIZES["8b"].config))
     return folder
 
 

@@ -164,7 +164,7 @@ def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path
     assert again.returncode == 2
     assert "recipes here: expected a new or empty folder" in again.stderr
     write_rows(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **MODEL_SIZES["0.6b"].config()}))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL_SIZES["0.6b"].config))
     for command, expected in (
         (("inspect", "rows.jsonl"), "0.333"),
         (("plan", "rows.jsonl", "--max-tokens", "2"), "partitioned"),

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
 
 from tree_kernels.tree_attention.api import IMPLEMENTATIONS
 from tree_rl.benchmark.batch import Batch, agent_batch, check_por, recorded_batches
-from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import MODEL_SIZES, ModelSize, full_name
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.quoting import quoted
@@ -105,7 +105,7 @@ class BenchOptions:
         return self.device.type == "cuda" and self._why_not_liger() is None
 
     def _why_not_liger(self) -> str | None:
-        return why_not_liger(config_of(self.size), device=self.device)
+        return why_not_liger(AutoConfig.for_model(**self.size.config), device=self.device)
 
     def batches(self, por: float, *, count: int) -> list[Batch]:
         """Up to `count` batches with about this overlap.

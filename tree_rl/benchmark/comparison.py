@@ -9,7 +9,6 @@ from tree_rl.benchmark.phases import OPTIMIZER, PLAN, UpdateTimes
 from tree_rl.benchmark.results import Columns, Spread
 from tree_rl.cost import ModelShape
 from tree_rl.inspection.text import format_table
-from tree_rl.tree import Overlap
 
 TREE = "tree"
 
@@ -20,8 +19,6 @@ class Comparison:
 
     batch: Batch
     """The rows."""
-    overlap: Overlap
-    """Tokens, pairs and head rows of both sides."""
     errors: GradientErrors
     """What the gate saw."""
     times: Mapping[str, Sequence[UpdateTimes]]
@@ -35,7 +32,8 @@ class Comparison:
         (rival,) = (side for side in self.times if side != TREE)
         sides = {side: self._side_columns(side) for side in self.times}
         ratios = [r.seconds / t.seconds for r, t in zip(self.times[rival], self.times[TREE], strict=True)]
-        bound, overlap = shape.flop_bound(self.overlap), self.overlap
+        overlap = self.batch.overlap()
+        bound = shape.flop_bound(overlap)
         speed_up = sides[rival]["s"] / sides[TREE]["s"]
         columns: Columns = {
             "batch": self.batch.name,

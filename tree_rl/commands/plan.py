@@ -119,7 +119,8 @@ def plan_file(
             )
         rows = read_file(file, tokenizer, rows_per, group_by, model).rows
         if ranks is not None:
-            hardware = Cluster.of(ranks, gpus_per_node, tflops=tflops, network=network, memory=gpu_memory)
+            rates = {"flops": tflops * 1e12, "network": network * 1e9, "memory": gpu_memory * GIB}
+            hardware = Cluster(gpus=ranks, gpus_per_node=gpus_per_node, **rates)
             settings = ScaleSettings(hardware, sp, shards, mini_batches, prompts, max_tokens, checkpoint)
             steps, said = predict_scale(rows, model, settings, sweep=cluster)
             say(scaled(steps, said) if as_json else format_scale(steps, said))

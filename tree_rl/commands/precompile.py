@@ -16,24 +16,15 @@ HEAD_SIZES, QUERY_HEADS_PER_KEY_HEAD, DTYPES = [64, 128], [1, 2, 4, 5, 8], ["bfl
 """Defaults of `precompile`: the Qwen3 and Llama 3 families."""
 
 
-class PrecompileOption:
-    """Options that only `precompile` has."""
-
-    Cache = Annotated[Path, typer.Option(help="Folder for the compiled kernels.")]
-    HeadSizes = Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256. Repeatable.")]
-    Gqa = Annotated[list[int], typer.Option("--gqa", min=1, help="Query heads per key head. Repeatable.")]
-    Dtypes = Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16. Repeatable.")]
-    Window = Annotated[bool, typer.Option("--window", help="Also compile for sliding windows.")]
-    Arch = Annotated[str, typer.Option(help="GPU to compile for.")]
-
-
 def precompile_kernels(
-    cache: PrecompileOption.Cache,
-    head_sizes: PrecompileOption.HeadSizes = HEAD_SIZES,
-    gqa: PrecompileOption.Gqa = QUERY_HEADS_PER_KEY_HEAD,
-    dtypes: PrecompileOption.Dtypes = DTYPES,
-    window: PrecompileOption.Window = False,
-    arch: PrecompileOption.Arch = "sm_90a",
+    cache: Annotated[Path, typer.Option(help="Folder for the compiled kernels.")],
+    head_sizes: Annotated[list[int], typer.Option("--head-size", help="64, 128 or 256. Repeatable.")] = HEAD_SIZES,
+    gqa: Annotated[
+        list[int], typer.Option("--gqa", min=1, help="Query heads per key head. Repeatable.")
+    ] = QUERY_HEADS_PER_KEY_HEAD,
+    dtypes: Annotated[list[str], typer.Option("--dtype", help="bfloat16 or float16. Repeatable.")] = DTYPES,
+    window: Annotated[bool, typer.Option("--window", help="Also compile for sliding windows.")] = False,
+    arch: Annotated[str, typer.Option(help="GPU to compile for.")] = "sm_90a",
 ) -> None:
     """Compile flash-attn-4's tree attention ahead of time; needs the extra fa4, and no GPU."""
     require_modules("precompile", "torch", "transformers")

@@ -8,6 +8,7 @@ import numpy as np
 
 from tree_rl.inspection.chat_tokenizer import ChatTokenizer
 from tree_rl.inspection.files import RowFileError
+from tree_rl.inspection.files.columns import ColumnFile
 from tree_rl.inspection.files.quoting import escaped, quoted
 from tree_rl.inspection.messages.conversation import Chat, read_chat
 from tree_rl.inspection.messages.roles import ASSISTANT, USER
@@ -29,27 +30,19 @@ class RowsPer(StrEnum):
 
 
 def read_chat_rows(
-    column: str,
-    cells: list[Any],
-    tools: list[Any],
-    systems: list[Any],
-    groups: list[str],
-    *,
-    tokenizer: ChatTokenizer,
-    rows_per: RowsPer,
+    file: ColumnFile, column: str, groups: list[str], tokenizer: ChatTokenizer, rows_per: RowsPer
 ) -> list[Row]:
-    """Rows of a file of chat messages, in the order of the conversations in `cells`.
-
-    `column` is one of `CONVERSATIONS`. Each conversation has function schemas and a system text, or None of them.
+    """Rows of a file of chat messages, in the order of its conversations; `column` is one of `CONVERSATIONS`.
 
     Raises:
         RowFileError: a cell that is not a list of messages, a message that the template refuses or that is not Unicode
             text, with `RowsPer.CALL` a conversation without an assistant turn.
     """
     rows = []
-    for number, cell in enumerate(cells):
+    columns = map(file.values, (column, TOOLS, SYSTEM_TEXT))
+    for number, (cell, tools, system) in enumerate(zip(*columns, strict=True)):
         where = f"row {number}, column {column}"
-        chat = read_chat(cell, tools[number], tokenizer.form, where, system=systems[number])
+        chat = read_chat(cell, tools, tokenizer.form, where, system=system)
         if chat is None:
             raise RowFileError(
                 f"{where}: expected a list of messages with a role each, received {quoted(cell)}; correct or drop it"
@@ -66,12 +59,7 @@ def read_chat_rows(
 
 
 def read_call_rows(
-    chat: Chat,
-    answers: list[dict[str, Any]],
-    record: int,
-    group: str,
-    *,
-    tokenizer: ChatTokenizer,
+    chat: Chat, answers: list[dict[str, Any]], record: int, group: str, tokenizer: ChatTokenizer
 ) -> list[Row]:
     """A row for each answer (one per choice) to the request `chat`; only the answer is trained."""
     rows = []

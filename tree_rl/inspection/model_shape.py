@@ -1,6 +1,7 @@
 """Sizes of a model from its Hugging Face config.json, for the FLOP bound."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ SIZES = (
     *("moe_shared_expert_intermediate_size", "moe_latent_size"),
 )
 WIDTHS = "intermediate_size"
-"""The size of which a config.json can have a list: Gemma 3n has one for each layer, and the mean is what counts."""
+"""The size of which a config.json can have a list: Gemma 3n has one for each layer."""
 LARGEST = 2**31 - 1
 MOST_LAYERS = 2**16
 """Most layers of a decoder: predictions go through them one by one."""
@@ -43,7 +44,7 @@ def read_model_shape(path: Path) -> ModelShape:
     return read_model_config(path)[0]
 
 
-def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
+def read_model_config(path: Path) -> tuple[ModelShape, Mapping[str, Any]]:
     """The result of `read_model_shape`, whose errors it raises, and the decoder's entries of the file."""
     if not os.path.exists(path) and path.name == str(path) and path.suffix != ".json":
         name = known_name(path.name)
@@ -52,7 +53,7 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
                 f"--model {quoted(path.name)}: expected a config.json, its folder, an id in the local Hugging Face "
                 f"cache, or one of {', '.join(MODEL_SIZES)}; found none"
             )
-        return MODEL_SIZES[name].shape, MODEL_SIZES[name].config()
+        return MODEL_SIZES[name].shape, MODEL_SIZES[name].config
     path = folder_of(path, "--model", "config.json")
     file = path / "config.json" if os.path.isdir(path) else path
     try:
@@ -67,8 +68,6 @@ def read_model_config(path: Path) -> tuple[ModelShape, dict[str, Any]]:
                 raise InputError(f"{name}: expected a count, received {_typed(size)}")
         if (layers := config.get("num_hidden_layers") or 0) > MOST_LAYERS:
             raise InputError(f"num_hidden_layers: expected at most {MOST_LAYERS}, received {layers}")
-        if isinstance(config.get(WIDTHS), list):
-            config[WIDTHS] = round(sum(config[WIDTHS]) / len(config[WIDTHS]))
         for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
             kinds = config.get(name)
             if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):

@@ -8,7 +8,7 @@ import numpy as np
 
 from tree_rl.inspection.row import Row
 from tree_rl.tree import Forest, Jagged
-from tree_rl.tree.report.branching import BranchCause, classify_branches, count_causes
+from tree_rl.tree.report.branching import BranchCause, classify_branches
 from tree_rl.tree.report.overlap import Overlap, combine, measure_forest
 
 
@@ -23,7 +23,7 @@ class GroupReport:
     overlap: Overlap
     """Rows, unique and flat tokens, and the bounds on the speed-up."""
     causes: Counter[BranchCause]
-    """Number of branches by cause."""
+    """Number of branches by cause, most frequent first."""
 
 
 def rows_by_group(groups: Iterable[str]) -> dict[str, list[int]]:
@@ -46,11 +46,12 @@ def report_groups(rows: list[Row]) -> list[GroupReport]:
         chosen = [rows[index] for index in members]
         forest = forest_of(chosen)
         sampled = sampled_tokens(chosen, forest)
+        causes = Counter(branch.cause for branch in classify_branches(forest, sampled=sampled))
         report = GroupReport(
             name=name,
             trees=forest.num_trees,
             overlap=measure_forest(forest, trained=sampled),
-            causes=Counter(count_causes(classify_branches(forest, sampled=sampled))),
+            causes=Counter(dict(causes.most_common())),
         )
         reports.append(report)
     return reports

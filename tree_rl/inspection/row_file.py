@@ -97,8 +97,8 @@ def _read_file(
     except RowFileError as error:
         raise RowFileError(f"{quoted_path(path)}: {error}") from error
     labels = {} if named else file.labels()
-    column = next((file.values(name) for name in STEPS if name in file.columns), None)
-    steps = [None if column is None else column[row.record or 0] for row in rows]
+    column = file.values(next((name for name in STEPS if name in file.columns), STEPS[0]))
+    steps = [column[row.record or 0] for row in rows]
     return Recording(
         rows=[
             replace(row, file=path, step=None if step is None else str(step))
@@ -139,24 +139,19 @@ def _read_rows(
     if content == IDS:
         return read_token_rows(file.columns, groups)
     if content == TEXTS:
-        prompts, answers = columns
-        rows = read_text_rows(file, (prompts, answers), groups, chat)
-        loss = f"all of {answers}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
+        rows = read_text_rows(file, columns, groups, chat)
+        loss = f"all of {columns[1]}" if SEGMENTS not in file.columns else f"{SEGMENTS} that the model wrote"
     elif chat is None:
         raise RowFileError(
             "chat messages need --tokenizer, an id in the local cache or a folder "
             "(examples/write_qwen_tokenizer.py of `tree-rl recipes` makes one)"
         )
     elif content == CALLS:
-        requests, answers = columns
-        rows, left_out = read_calls(file, (requests, answers), groups, chat)
-        loss = f"all of {answers}" + (f" ({counted(left_out, 'record')} left out: no answered call)" * bool(left_out))
+        rows, left_out = read_calls(file, columns, groups, chat)
+        skipped = f" ({counted(left_out, 'record')} left out: no answered call)" if left_out else ""
+        loss = f"all of {columns[1]}{skipped}"
     else:
-        (name,) = columns
-        tools, systems = (
-            file.values(one) if one in file.columns else [None] * file.num_rows for one in (TOOLS, SYSTEM_TEXT)
-        )
-        rows = read_chat_rows(name, file.values(name), tools, systems, groups, tokenizer=chat, rows_per=rows_per)
+        rows = read_chat_rows(file, columns[0], groups, chat, rows_per)
         loss = "assistant turns" if rows_per is RowsPer.TRIAL else "the assistant turn of the call"
     return rows, Taken(tokens=columns, loss=loss, padding="text has none", group=None)
 

@@ -27,7 +27,6 @@ NEW_LOG_PROBS = ("log_probs", "old_log_probs", "rollout_log_probs")
 VERSIONS = ("weight_versions", "weight_version", "policy_version", "model_version")
 VALUES = (*REWARDS, *ADVANTAGES, *NEW_LOG_PROBS, *VERSIONS)
 RESPONSES = tuple(response for _, response in PROMPT_AND_RESPONSE)
-ROW_NUMBER = re.compile(r"row (\d+)")
 DUMP = re.compile(r"(train|val)-step(\d{6,})-\d+\.jsonl")
 """Names of files in `rollout.custom.tree_dump_dir`."""
 
@@ -58,8 +57,7 @@ def _with_values(path: Path, rows: list[Row]) -> list[Row]:
     recorded = []
     try:
         for row in rows:
-            number = ROW_NUMBER.match(row.name)
-            cells = {name: column[int(number[1])] for name, column in columns.items()} if number else {}
+            cells = {name: column[row.record or 0] for name, column in columns.items()}
             if dump is not None:
                 # In training, rows of different steps share no prefix.
                 row = replace(row, group=f"{dump[1]} step {int(dump[2])} · {row.group}")

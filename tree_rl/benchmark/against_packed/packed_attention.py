@@ -5,18 +5,19 @@ Legend: B rows, F packed tokens, H heads, D head size of queries and keys, E of 
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from tree_kernels.host_copy import to_device
-from tree_kernels.implementation import UnsupportedImplementation
+from tree_kernels.implementation import implementation_to_run
+from tree_kernels.tree_attention.api import tree_attention
+from tree_kernels.tree_layout import TreeLayout
 from tree_rl.tree.forest.jagged import offsets_of
 
 OP = "packed_attention"
@@ -41,13 +42,12 @@ class PackedLayout:
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = list(lengths)
         self.offsets = to_device(offsets_of(self.lengths).astype(np.int32), device)
-        self._metadata: dict[Hashable, Any] = {}
 
-    def metadata(self, key: Hashable, build: Callable[["PackedLayout"], Any]) -> Any:
-        """What `build` makes of this layout, built at the first call with `key` and kept."""
-        if key not in self._metadata:
-            self._metadata[key] = build(self)
-        return self._metadata[key]
+    @functools.cached_property
+    def rows_apart(self) -> TreeLayout:
+        """The rows as trees that share nothing."""
+        ends = np.repeat(np.cumsum(self.lengths), self.lengths).astype(np.int32)
+        return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(self.offsets.device)
 
 
 def unavailable_reason(
@@ -104,17 +104,16 @@ def packed_attention(
     Raises:
         UnsupportedImplementation: `impl` cannot run on this device or dtype.
     """
-    place = (q_FHD.device, q_FHD.dtype, q_FHD.shape[-1], v_FHD.shape[-1])
-    impl = chosen_implementation(*place) if impl == "auto" else impl
-    reason = unavailable_reason(impl, *place)
-    if reason is not None:
-        raise UnsupportedImplementation(OP, impl, reason)
+    problem = {"device": q_FHD.device, "dtype": q_FHD.dtype}
+    problem |= {"head_size": q_FHD.shape[-1], "value_size": v_FHD.shape[-1]}
+    impl = implementation_to_run(OP, impl, chosen_implementation, unavailable_reason, **problem)
     if impl == "fa4":
         return _flash4(q_FHD, k_FHD, v_FHD, layout, scale)
     if impl == "fa2":
         return _flash2(q_FHD, k_FHD, v_FHD, layout, scale)
     if impl == "flex":
-        return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
+        out: Any = tree_attention(q_FHD, k_FHD, v_FHD, layout.rows_apart, scale=scale, impl="flex")
+        return out
     with sdpa_kernel(BACKENDS[impl]) if impl in BACKENDS else nullcontext():
         rows = zip(*(t.split(layout.lengths) for t in (q_FHD, k_FHD, v_FHD)), strict=True)
         return torch.cat([_causal_row(q, k, v, scale) for q, k, v in rows])
@@ -163,25 +162,3 @@ def _causal_row(q_LHD: torch.Tensor, k_LHD: torch.Tensor, v_LHD: torch.Tensor, s
     q, k, v = (t.transpose(0, 1)[None] for t in (q_LHD, k_LHD, v_LHD))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out.squeeze(0).transpose(0, 1)
-
-
-def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
-    mask = layout.metadata("flex_block_mask", _document_mask)
-    arguments = [t.transpose(0, 1)[None] for t in (q, k, v)]
-    out = _compiled_flex()(*arguments, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out.squeeze(0).transpose(0, 1)
-
-
-@functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
-
-
-def _document_mask(layout: PackedLayout) -> BlockMask:
-    total, device = sum(layout.lengths), layout.offsets.device
-    row_of_token = torch.bucketize(torch.arange(total, device=device), layout.offsets[1:], right=True)
-
-    def same_row(b: Any, h: Any, query: Any, key: Any) -> Any:
-        return (key <= query) & (row_of_token[query] == row_of_token[key])
-
-    return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=128)

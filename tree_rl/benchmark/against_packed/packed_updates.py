@@ -80,7 +80,7 @@ def compare(
     # Garbage of a trace is not collected in the middle of a plan.
     gc.collect()
     times = time_in_turns(updates, repeats=repeats)
-    return Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
+    return Comparison(batch=batch, errors=errors, times=times)
 
 
 def _times(

@@ -4,15 +4,12 @@ import copy
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import triton_unavailable_reason
-from tree_kernels.tree_layout import TreeLayout
 from tree_rl.benchmark.against_packed.packed_attention import PackedLayout, packed_attention
-from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.models import use_edge_head, use_tree_attention
@@ -25,10 +22,10 @@ from tree_rl.models.routers.trace import RouterHooks
 YARDSTICK = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 """Type of the model -> the higher precision it is compared with."""
 STATES = {
-    "qwen3_5": ("linear_key_head_dim", "linear_value_head_dim"),
+    "qwen3_5_text": ("linear_key_head_dim", "linear_value_head_dim"),
     "nemotron_h": ("ssm_state_size", "mamba_head_dim"),
 }
-"""Keys of the sizes of a recurrent layer's state, by `ModelSize.family`."""
+"""Keys of the sizes of a recurrent layer's state, by model type."""
 PACKED_LINEAR_ATTENTION = "tree kernels, rows apart"
 """What recurrent layers run over packed rows: transformers' own functions would carry the state from row to row.
 flash-linear-attention takes longer for forward and backward together (docs/benchmarks/kernels.md)."""
@@ -46,7 +43,7 @@ def build_model(
 ) -> Any:
     """A model with random weights, always the same, in train mode; options as in `BenchOptions`."""
     torch.manual_seed(0)
-    config = config_of(size)
+    config = AutoConfig.for_model(**size.config)
     attention = register_packed_attention(packed_impl)
     with device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
@@ -66,10 +63,10 @@ def build_model(
 
 def recurrence_implementation(size: ModelSize, device: torch.device, dtype: torch.dtype) -> str:
     """What trees and packed rows run in recurrent layers, Triton wherever it can; empty if the model has none."""
-    keys = STATES.get(size.family)
+    keys = STATES.get(size.config["model_type"])
     if keys is None:
         return ""
-    state, head = (int(size.more[key] or 0) for key in keys)
+    state, head = (size.config[key] for key in keys)
     return "chunked" if triton_unavailable_reason(device, dtype, state, head) else "triton"
 
 
@@ -110,15 +107,8 @@ def _attention_forward(
 
 
 def _packed_linear_attention(mixer: Any, layout: PackedLayout, *_: object) -> dict[str, Any]:
-    return tree_functions(mixer, layout.metadata("rows_apart", _rows_apart), None, None, impl="auto")
+    return tree_functions(mixer, layout.rows_apart, None, None, impl="auto")
 
 
 def _packed_state_space(mixer: Any, layout: PackedLayout, *_: object, impl: str) -> dict[str, Any]:
-    rows_apart = layout.metadata("rows_apart", _rows_apart)
-    return {"forward": partial(tree_forward, mixer, rows_apart, None, None, impl=impl)}
-
-
-def _rows_apart(layout: PackedLayout) -> TreeLayout:
-    """A forest of rows that share nothing."""
-    ends = np.repeat(np.cumsum(layout.lengths), layout.lengths).astype(np.int32)
-    return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(layout.offsets.device)
+    return {"forward": partial(tree_forward, mixer, layout.rows_apart, None, None, impl=impl)}

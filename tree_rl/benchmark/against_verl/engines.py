@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
-from tree_rl.benchmark.model_config import config_of
 from tree_rl.cost.model_sizes import ModelSize
 from tree_rl.inspection.files import InputError
 from tree_rl.verl_plugin.compat import FSDPEngineWithLMHead, ppo_loss
@@ -47,7 +46,7 @@ def save_random_model(size: ModelSize, folder: Path, device: torch.device, dtype
     """A model with random weights on disk, as verl loads it."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(config_of(size), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**size.config), dtype=dtype)
     model.save_pretrained(folder)
     return folder
 
@@ -57,40 +56,22 @@ def build_engine(
     *,
     tree: TreeConfig | None,
     dtype: torch.dtype,
-    attention: str,
-    checkpointing: bool = True,
-    liger: bool = False,
-) -> Any:
-    """An engine with its optimizer: stock verl's without `tree`, the options of ours.
-
-    Layers compute in `dtype`, float32 or bfloat16; parameters are float32, verl's default. The script recomputes layers
-    in the backward and leaves Liger's out; `attention` is transformers', for rows.
-    """
-    join_process_group()
-    return initialized(
-        FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead,
-        path,
-        tree=tree,
-        attention=attention,
-        checkpointing=checkpointing,
-        liger=liger,
-        mixed_precision=BFLOAT16 if dtype == torch.bfloat16 else FLOAT32,
-        use_torch_compile=torch.cuda.is_available(),
-    )
-
-
-def initialized(
-    engine_class: type[FSDPEngineWithLMHead],
-    path: Path,
-    *,
-    tree: TreeConfig | None,
     attention: str = "sdpa",
     checkpointing: bool = True,
     liger: bool = False,
-    **engine_settings: Any,
+    **more: Any,
 ) -> Any:
-    """An engine of this class under FSDP2, ready to run; `engine_settings` are fields of verl's `FSDPEngineConfig`."""
-    settings = {"strategy": "fsdp2", **engine_settings}
+    """An engine under FSDP2, ready to run: stock verl's without `tree`, the options of ours.
+
+    Layers compute in `dtype`, float32 or bfloat16; parameters are float32, verl's default. The script recomputes layers
+    in the backward and leaves Liger's out; `attention` is transformers', for rows. `more` are fields of verl's
+    `FSDPEngineConfig`.
+    """
+    join_process_group()
+    precision = BFLOAT16 if dtype == torch.bfloat16 else FLOAT32
+    compiled = torch.cuda.is_available()
+    settings = {"strategy": "fsdp2", "mixed_precision": precision, "use_torch_compile": compiled, **more}
+    engine_class = FSDPEngineWithLMHead if tree is None else TreeFSDPEngineWithLMHead
     engine = engine_class(
         model_config=HFModelConfig(
             path=str(path),

@@ -82,7 +82,7 @@ def refuse_options(options: BenchOptions) -> None:
         f"--dtype {options.precision}": options.dtype not in PRECISIONS,
         # Stock verl carries the state of linear attention from row to row, and rounding chooses experts near a tie.
         # The gate could tell neither from an error.
-        f"--model {options.model} (no dense Qwen3)": options.size.family != DENSE,
+        f"--model {options.model} (no dense Qwen3)": options.size.config["model_type"] != DENSE,
     }
     for flag, is_asked in asked.items():
         if is_asked:
@@ -111,10 +111,10 @@ def _measured(options: BenchOptions, path: Path, attention: str) -> Iterator[Col
         updates = {name: partial(update, side, batch) for name, side in sides.items()}
         # The first update of each side compiles and warms up.
         times = {name: spent[1:] for name, spent in time_in_turns(updates, repeats=options.repeats + 1).items()}
-        comparison = Comparison(batch=batch, overlap=batch.overlap(), errors=errors, times=times)
+        columns, overlap = Comparison(batch=batch, errors=errors, times=times).columns(shape), batch.overlap()
         # Stock verl projects every token to the vocabulary.
-        projected = replace(comparison.overlap, flat_head_tokens=comparison.overlap.flat_tokens)
-        yield comparison.columns(shape) | {"flop_bound_all_projected": shape.flop_bound(projected)}
+        projected = replace(overlap, flat_head_tokens=overlap.flat_tokens)
+        yield columns | {"flop_bound_all_projected": shape.flop_bound(projected)}
 
 
 def check_engine_gradients(sides: Mapping[str, Side], batch: Batch, truth: list[torch.Tensor]) -> GradientErrors:

@@ -37,15 +37,10 @@ class GpuSpec:
     link_gb: float
     """GB/s to other GPUs of the node, both directions together, from the data sheet: NVLink, or PCIe for L40S."""
 
-    @property
-    def flops(self) -> float:
-        """Operations per second in training, at the share of the peak that the H200 reaches."""
-        return Cluster.flops * self.peak_tflops / MEASURED_PEAK
-
     def cluster(self, gpus: int) -> Cluster:
-        """A cluster of this many GPUs in nodes of 8."""
-        link = Cluster.link * self.link_gb / MEASURED_NVLINK
-        return Cluster(gpus=gpus, flops=self.flops, memory=self.memory_gib * GIB, link=link)
+        """A cluster of this many GPUs in nodes of 8, at the shares of peak and link that the H200 reaches."""
+        flops, link = Cluster.flops * self.peak_tflops / MEASURED_PEAK, Cluster.link * self.link_gb / MEASURED_NVLINK
+        return Cluster(gpus=gpus, flops=flops, memory=self.memory_gib * GIB, link=link)
 
 
 SPECS = {

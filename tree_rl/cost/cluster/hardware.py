@@ -33,12 +33,6 @@ class Cluster:
             if getattr(self, name) <= 0:
                 raise ValueError(f"Cluster.{name}: expected a positive number, received {getattr(self, name)}")
 
-    @classmethod
-    def of(cls, gpus: int, gpus_per_node: int, *, tflops: float, network: float, memory: float) -> "Cluster":
-        """A cluster from command-line units per GPU: TFLOP/s, GB/s and GiB."""
-        rates = {"flops": tflops * 1e12, "network": network * 1e9, "memory": memory * GIB}
-        return cls(gpus=gpus, gpus_per_node=gpus_per_node, **rates)
-
     def bandwidth(self, ranks: int) -> float:
         """Bytes per second of a gather or scatter among neighbouring ranks; the slowest link decides.
 

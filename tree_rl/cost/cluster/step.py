@@ -74,23 +74,6 @@ class StepTime:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceMemory:
-    """Bytes of one GPU."""
-
-    state: float
-    """Bytes of the shards of weights, gradients and optimizer state."""
-    gathered: float
-    """Bytes of gathered layers, embedding and head."""
-    activations: float
-    """Bytes of activations of one micro-batch, by the memory model."""
-
-    @property
-    def total(self) -> float:
-        """Sum of all bytes."""
-        return self.state + self.gathered + self.activations
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """The run whose measured seconds are the unit of work."""
 
@@ -111,8 +94,6 @@ class StepModel:
     """S, GPUs that share tokens."""
     shards: int | None = None
     """GPUs over which one copy of the parameters is sharded (verl's `fsdp_size`); None: all."""
-    log_probs: bool = True
-    """True if a pass for old log-probs comes first."""
     measured: Measured | None = None
     """Set if the unit of work is measured seconds, which include the gathers, and the exchanges for the run's S."""
 
@@ -132,7 +113,8 @@ class StepModel:
     def time(self, work: StepWork) -> StepTime:
         """Predict the seconds of a step."""
         rate = self.rate
-        passes = (FORWARD_AND_BACKWARD + 1 + self.log_probs) / FORWARD_AND_BACKWARD
+        # Log-probs and recomputed layers are a forward each.
+        passes = (FORWARD_AND_BACKWARD + 2) / FORWARD_AND_BACKWARD
         fixed = 0.0 if self.measured is None else self.measured.per_forward * float(work.forwards_C.sum())
         slowest, mean = (float(load.sum()) * passes / rate + fixed for load in (work.load_C, work.mean_C))
         gathers = exchanges = 0.0
@@ -140,9 +122,9 @@ class StepModel:
             forward = float(load) / FORWARD_AND_BACKWARD / rate / forwards
             if self.measured is None:
                 gathers += self.exposed(forward, sends_gradients=True) * int(forwards)
-                gathers += self.exposed(forward, sends_gradients=False) * int(forwards) * self.log_probs
+                gathers += self.exposed(forward, sends_gradients=False) * int(forwards)
             if self.measured is None or self.measured.sharing != self.sharing:
-                exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + self.log_probs)
+                exchanges += self.exchange(int(tokens)) * (FORWARD_AND_BACKWARD + 1)
         optimizer = len(work.load_C) * self.parameters.total / self.shard_ranks / OPTIMIZER_RATE
         return StepTime(
             balanced=mean, waiting=max(slowest - mean, 0.0), gathers=gathers, exchanges=exchanges, optimizer=optimizer
@@ -176,24 +158,24 @@ class StepModel:
         # Queries, keys, values and the output take one all-to-all each.
         return shape.num_attention_layers * (self.cluster.collective(held, self.sharing) + 3 * self.cluster.latency)
 
-    def memory(self, work: StepWork) -> DeviceMemory:
+    def memory(self, work: StepWork) -> float:
         """Peak bytes of one GPU, with the largest micro-batch."""
-        return self.memory_with(self.activations.whole(int(min(work.budget, work.tokens_C.max()))).device)
+        return self.state_bytes + self.activations.bytes_of(int(min(work.budget, work.tokens_C.max())))
 
     @property
     def activations(self) -> MemoryModel:
         """Memory model of a forward and backward."""
         return replace(assumed_memory_model(self.shape), sequence_ranks=self.sharing)
 
-    def memory_with(self, activations: float) -> DeviceMemory:
-        """Peak bytes of one GPU, given the bytes of activations."""
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of one GPU without activations: shards of weights, gradients and optimizer state, gathered layers."""
+        shards = KEPT * self.parameters.total / self.shard_ranks
+        if self.shard_ranks == 1:
+            return shards
         # The gathered weights of two layers, the running and the next one, and the float32 gradients of one.
-        gathered = (2 * GATHERED + REDUCED) * self.parameters.per_layer + (GATHERED + REDUCED) * self.parameters.root
-        return DeviceMemory(
-            state=KEPT * self.parameters.total / self.shard_ranks,
-            gathered=gathered if self.shard_ranks > 1 else 0.0,
-            activations=activations,
-        )
+        layers = (2 * GATHERED + REDUCED) * self.parameters.per_layer
+        return shards + layers + (GATHERED + REDUCED) * self.parameters.root
 
     def _replicas(self) -> float:
         """Seconds to all-reduce a layer's gradient shards among replicas: a reduce-scatter and an all-gather."""

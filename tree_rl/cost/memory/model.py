@@ -7,6 +7,7 @@ Legend: n tokens of a forward, P tokens of its past, R of its tokens that the he
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +19,8 @@ CHUNK_TENSORS, TRITON_CHUNK_TENSORS = 4.0, 1.5
 """Float32 tensors as large as a chunk of logits that the head's backward holds: with plain torch, with Triton."""
 IN_FLIGHT = 2
 """Offloaded layers whose inputs are on the device at a time: one that runs and one that is being copied."""
+MOST_TOKENS = 1 << 40
+"""More than any device holds."""
 INDEX_BYTES = 40
 """Bytes of indices per token: id, position, depth, subtree end, and the loss's indices."""
 
@@ -215,13 +218,7 @@ class MemoryModel:
 
     def tokens_of(self, device_bytes: float) -> int:
         """Inverse of `bytes_of`: most tokens within `device_bytes`, at least 1."""
-        low, high = 1, 2
-        while self.bytes_of(high) <= device_bytes:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.bytes_of(middle) <= device_bytes else (low, middle)
-        return low
+        return max(1, bisect_right(range(MOST_TOKENS), device_bytes, key=self.bytes_of) - 1)
 
     def _scaled(self, working: float) -> float:
         return self.working_scale * working

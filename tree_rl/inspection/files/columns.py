@@ -33,8 +33,8 @@ class ColumnFile:
     """Reads the columns with one text or integer in every row, which could name a group."""
 
     def values(self, name: str) -> list[Any]:
-        """One column as Python values; raises `InputError` if a parquet column is damaged."""
-        column = self.columns[name]
+        """One column as Python values, None in every row if the file lacks it; `InputError` if parquet is damaged."""
+        column = self.columns.get(name, [None] * self.num_rows)
         if isinstance(column, list):
             return column
         # pyarrow takes half a second to import; readers of JSON do not need it.

@@ -40,7 +40,7 @@ def call_pair(file: ColumnFile) -> tuple[str, str] | None:
 
 
 def read_calls(
-    file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer
+    file: ColumnFile, pair: tuple[str, ...], groups: list[str], tokenizer: ChatTokenizer
 ) -> tuple[list[Row], int]:
     """One row per answer, and the number of records without one, which are skipped; `pair` is from `call_pair`.
 
@@ -48,9 +48,7 @@ def read_calls(
         RowFileError: messages or an answer that cannot be read, or no answered call.
     """
     asked, answered = map(file.values, pair)
-    kinds = file.values(KIND) if KIND in file.columns else [GENERATION] * file.num_rows
-    others = (PARAMETERS, TOOLS, SYSTEM_TEXT)
-    columns = [file.values(name) if name in file.columns else [None] * file.num_rows for name in others]
+    kinds, *columns = map(file.values, (KIND, PARAMETERS, TOOLS, SYSTEM_TEXT))
     rows: list[Row] = []
     left_out = 0
     for number, (request, response) in enumerate(zip(asked, answered, strict=True)):
@@ -68,7 +66,7 @@ def read_calls(
                 raise RowFileError(
                     f"{where}: expected chat messages with a role each, received {quoted(request)}; correct or drop it"
                 )
-            rows += read_call_rows(chat, answers, number, groups[number], tokenizer=tokenizer)
+            rows += read_call_rows(chat, answers, number, groups[number], tokenizer)
     if not rows:
         raise RowFileError(f"column {pair[1]}: expected an answered call, found none in {file.num_rows} records")
     return rows, left_out

@@ -29,13 +29,12 @@ def text_pair(columns: Columns) -> tuple[str, str] | None:
 
 
 def read_text_rows(
-    file: ColumnFile, pair: tuple[str, str], groups: list[str], tokenizer: ChatTokenizer | None
+    file: ColumnFile, pair: tuple[str, ...], groups: list[str], tokenizer: ChatTokenizer | None
 ) -> list[Row]:
     """One row per record; the answer is trained, or the segments marked as generated. `pair` is from `text_pair`."""
     if tokenizer is None:
         raise RowFileError("text needs --tokenizer, a folder or an id in the local cache: that of the run's model")
-    prompts, answers = map(file.values, pair)
-    segments = file.values(SEGMENTS) if SEGMENTS in file.columns else [None] * file.num_rows
+    prompts, answers, segments = map(file.values, (*pair, SEGMENTS))
     rows = []
     for number, (prompt, answer, parts) in enumerate(zip(prompts, answers, segments, strict=True)):
         if not (isinstance(prompt, str) and isinstance(answer, str)):

@@ -10,7 +10,7 @@ import numpy as np
 from tree_rl.cost.balance.batch import BatchLayout, lay_out_groups, paths_of_groups
 from tree_rl.cost.cluster.hardware import Cluster
 from tree_rl.cost.cluster.parameters import Parameters
-from tree_rl.cost.cluster.step import DeviceMemory, Measured, StepModel, StepTime, StepWork
+from tree_rl.cost.cluster.step import Measured, StepModel, StepTime, StepWork
 from tree_rl.cost.memory.model import GIB
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.model_shape import read_model_config
@@ -46,8 +46,6 @@ class ScaleSettings:
     """Unique tokens of a micro-batch."""
     checkpoint: Path | None = None
     """Checkpoint of a run of this model, whose measured costs are used."""
-    log_probs: bool = True
-    """True if old log-probs take a separate pass."""
     shared: bool = True
     """True if the rows of a group share prefixes; False: every row runs by itself, as without trees."""
     head_share: float = 1.0
@@ -68,14 +66,14 @@ class Scaled:
         return self.model.time(self.work)
 
     @cached_property
-    def memory(self) -> DeviceMemory:
+    def memory(self) -> float:
         """Bytes on one GPU."""
         return self.model.memory(self.work)
 
     @property
     def fits(self) -> bool:
         """True if a GPU has enough memory."""
-        return self.memory.total <= self.model.cluster.memory
+        return self.memory <= self.model.cluster.memory
 
     @property
     def slowed_by(self) -> str:
@@ -132,7 +130,6 @@ class Step:
             cluster=replace(settings.cluster, gpus=gpus),
             sharing=sharing,
             shards=None if settings.shards is None else min(settings.shards, gpus),
-            log_probs=settings.log_probs,
             measured=self.measured,
         )
         return Scaled(model=model, work=StepWork.of(layout, settings.max_tokens), layout=layout)
@@ -195,7 +192,7 @@ def _cells(one: Scaled) -> tuple[str, ...]:
         f"{one.time.total:.2f}",
         *(f"{part:.2f}" for part in astuple(one.time)),
         f"{one.layout.imbalance:.2f}",
-        f"{one.memory.total / GIB:.0f}",
+        f"{one.memory / GIB:.0f}",
         one.slowed_by or "-",
     )
 

@@ -115,7 +115,7 @@ def _step(one: Scaled) -> dict[str, Any]:
         "seconds": one.time.total,
         **{f"{cause}_seconds": seconds for cause, seconds in asdict(one.time).items()},
         "imbalance": one.layout.imbalance,
-        "gpu_bytes": one.memory.total,
+        "gpu_bytes": one.memory,
         "slowed_by": one.slowed_by or None,
     }
 

@@ -120,7 +120,7 @@ def predict_memory(rows: Sequence[Row], path: Path, gpu: Gpu, gpus: int) -> Memo
     chooser = Chooser(model=activations)
     least = Chooser(model=activations, host_bytes=0.0).choose(largest, 0)
     tokens = largest.num_unique if least.plan is None else max(part.num_tokens for part in least.plan.partitions)
-    state = model.memory_with(0.0).total
+    state = model.state_bytes
     room = room_beside(state, model.cluster.memory)
     fits = room >= activations.bytes_of(GRANULARITY)
     max_tokens = rounded_tokens(activations.tokens_of(room)) if fits else None

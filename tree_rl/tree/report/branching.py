@@ -1,7 +1,5 @@
 """Why trajectories branch, judged by token ids and the mask of sampled tokens. Legend: B rows."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,11 +64,6 @@ def classify_branches(forest: Forest, *, sampled: Jagged | None = None) -> tuple
     for segment in np.flatnonzero((rows_that_end > 0) & (first_child >= 0)).tolist():
         branches.append(Branch(segment=segment, child=None, cause=BranchCause.PREFIX_END))
     return tuple(sorted(branches, key=lambda branch: (branch.segment, -1 if branch.child is None else branch.child)))
-
-
-def count_causes(branches: Sequence[Branch]) -> dict[BranchCause, int]:
-    """Number of branches by cause, most frequent first; absent causes are missing."""
-    return dict(Counter(branch.cause for branch in branches).most_common())
 
 
 def _cause(forest: Forest, left: int, right: int, was_sampled: np.ndarray | None) -> BranchCause:
