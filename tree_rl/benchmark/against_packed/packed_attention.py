@@ -5,18 +5,18 @@ Legend: B rows, F packed tokens, H heads, D head size of queries and keys, E of 
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from tree_kernels.host_copy import to_device
 from tree_kernels.implementation import implementation_to_run
-from tree_kernels.tree_attention.api import tree_attention
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.tree.forest.jagged import offsets_of
 
@@ -48,6 +48,17 @@ class PackedLayout:
         """The rows as trees that share nothing."""
         ends = np.repeat(np.cumsum(self.lengths), self.lengths).astype(np.int32)
         return TreeLayout.from_subtree_end(torch.from_numpy(ends)).to(self.offsets.device)
+
+    @functools.cached_property
+    def flex_mask(self) -> BlockMask:
+        """FlexAttention's mask of earlier tokens of the same row."""
+        total, device = sum(self.lengths), self.offsets.device
+        row_of_token = torch.bucketize(torch.arange(total, device=device), self.offsets[1:], right=True)
+
+        def same_row(b: Any, h: Any, query: Any, key: Any) -> Any:
+            return (key <= query) & (row_of_token[query] == row_of_token[key])
+
+        return create_block_mask(same_row, None, None, total, total, device=device, BLOCK_SIZE=128)
 
 
 def unavailable_reason(
@@ -112,8 +123,7 @@ def packed_attention(
     if impl == "fa2":
         return _flash2(q_FHD, k_FHD, v_FHD, layout, scale)
     if impl == "flex":
-        out: Any = tree_attention(q_FHD, k_FHD, v_FHD, layout.rows_apart, scale=scale, impl="flex")
-        return out
+        return _flex(q_FHD, k_FHD, v_FHD, layout, scale)
     with sdpa_kernel(BACKENDS[impl]) if impl in BACKENDS else nullcontext():
         rows = zip(*(t.split(layout.lengths) for t in (q_FHD, k_FHD, v_FHD)), strict=True)
         return torch.cat([_causal_row(q, k, v, scale) for q, k, v in rows])
@@ -162,3 +172,15 @@ def _causal_row(q_LHD: torch.Tensor, k_LHD: torch.Tensor, v_LHD: torch.Tensor, s
     q, k, v = (t.transpose(0, 1)[None] for t in (q_LHD, k_LHD, v_LHD))
     out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out.squeeze(0).transpose(0, 1)
+
+
+def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None) -> Any:
+    arguments = [t.transpose(0, 1)[None] for t in (q, k, v)]
+    gqa = q.shape[1] != k.shape[1]
+    out = _compiled_flex()(*arguments, block_mask=layout.flex_mask, scale=scale, enable_gqa=gqa)
+    return out.squeeze(0).transpose(0, 1)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
