@@ -13,7 +13,8 @@ AReaL 1.0.4, Arctic Platform 0.1.2), rows alone always:
 * trl: `TreeRow` and its fused head. Its attention gathers keys along each path and calls FlashAttention 3, which
   FlashAttention 4 replaces here, torch's SDPA on a CPU.
 * areal: `build_packed_tree_batch` and Flex attention; on a CPU, where Flex has no backward, SDPA under AReaL's mask.
-* zorro: `Qwen3ModelOncePatcher`; merges prompts only, the tokens that all rows of a group share.
+* zorro: `Qwen3ModelOncePatcher`; merges prompts only, the tokens that all rows of a group share. It calls
+  FlashAttention 2, which is replaced as TRL's.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import is_flash_attn_2_available
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Work = Callable[[], int]
 """Forward and backward of the batch; returns the tokens that went through the layers."""
@@ -145,7 +146,7 @@ def trl(given: Given) -> tuple[Any, Work]:
 
 
 class _VariableLength:
-    """What TRL asks of FlashAttention 3."""
+    """What TRL asks of FlashAttention 3, and `_in_flash_attention_2` of it."""
 
     @staticmethod
     def flash_attn_varlen_func(
@@ -180,6 +181,23 @@ class _VariableLength:
             )
             parts.append(out[0].transpose(0, 1))
         return torch.cat(parts)
+
+
+def _in_flash_attention_2(
+    _module: Any, q_1HQD: torch.Tensor, k_1HKD: torch.Tensor, v_1HKD: torch.Tensor, **asked: Any
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention of packed rows, causal from the end of each: [1, Q, H, D]."""
+    out_QHD = _VariableLength.flash_attn_varlen_func(
+        *(one[0].transpose(0, 1).contiguous() for one in (q_1HQD, k_1HKD, v_1HKD)),
+        asked["cu_seq_lens_q"],
+        asked["cu_seq_lens_k"],
+        asked["max_length_q"],
+        asked["max_length_k"],
+        softmax_scale=asked["scaling"],
+        causal=True,
+        window_size=(-1, -1),
+    )
+    return out_QHD[None], None
 
 
 def areal(given: Given) -> tuple[Any, Work]:
@@ -236,7 +254,9 @@ def zorro(given: Given) -> tuple[Any, Work]:
 
     if given.device.type == "cuda":  # it asks for the rank
         torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    model = given.model(attn_implementation="flash_attention_2" if is_flash_attn_2_available() else "sdpa")
+    model = given.model(attn_implementation="sdpa")
+    ALL_ATTENTION_FUNCTIONS.register("flash_attention_2", _in_flash_attention_2)
+    model.config._attn_implementation = "flash_attention_2"  # after loading, as for AReaL
     response = given.length - given.prompt
     patcher = Qwen3ModelOncePatcher(
         model,
