@@ -46,6 +46,20 @@ def word_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By family, models that read images."""
+    from wrapped_models import wrapped_config, wrapped_model
+
+    root, families = (
+        tmp_path_factory.mktemp("models"),
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"),
+    )
+    for family in families:
+        wrapped_model(wrapped_config(family, initializer_range=0.2)).save_pretrained(root / family)
+    return {family: root / family for family in families}
+
+
+@pytest.fixture(scope="module")
 def stock(model_path: Path) -> Any:
     from engine_harness import build_engine
 

@@ -20,14 +20,13 @@ def reading_model(path: str | Path) -> Any:
     return model
 
 
-def as_row(one: PictureRow, **fields: Any) -> Row:
-    """A PPO row with a prompt of two tokens; tokens of images are not trained."""
-    return Row(tokens=one.tokens, prompt=2, mask=[int(token != IMAGE_TOKEN) for token in one.tokens[2:]], **fields)
-
-
 def picture_batch(model: Any, rows: list[PictureRow], **flags: Any) -> TensorDict:
-    """With `multi_modal_inputs` and positions with four axes, which `model` computes."""
-    data = ppo_batch([as_row(one, advantage=(-1.0) ** number) for number, one in enumerate(rows)], **flags)
+    """With `multi_modal_inputs` and positions with four axes, which `model` computes; tokens of images do not train."""
+    of_ppo = []
+    for number, one in enumerate(rows):
+        mask = [int(token != IMAGE_TOKEN) for token in one.tokens[2:]]
+        of_ppo.append(Row(tokens=one.tokens, prompt=2, mask=mask, advantage=(-1.0) ** number))
+    data = ppo_batch(of_ppo, **flags)
     axes = [torch.cat([torch.arange(len(one.tokens))[None], positions(model, one)]) for one in rows]
     data["position_ids"] = nested([axis.contiguous() for axis in axes])
     tu.assign_non_tensor_stack(data, "multi_modal_inputs", [inputs_of(one) for one in rows])

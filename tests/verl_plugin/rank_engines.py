@@ -18,6 +18,8 @@ DEALS: dict[str, list[list[Any]]] = {
     "one_rank_empty": [BRANCHES, []],
     "both_work": [COMB, BRANCHES],
 }
+KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
+"""Options of verl by which weights and gradients stay whole during a step."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sp 2 x dp 2": {"ulysses_sequence_parallel_size": 2},
     "sp 4": {"ulysses_sequence_parallel_size": 4},
@@ -44,17 +46,9 @@ def share_of(deal: str, rank: int, **flags: Any) -> TensorDict:
 
 
 def as_one_rank(model: Path, parts: list[TensorDict]) -> tuple[float, dict[str, torch.Tensor]]:
-    engine = build_engine(model, tree=None)
-    trained = [float(part["loss_mask"].values().sum()) for part in parts]
-    loss, gradient = 0.0, dict[str, torch.Tensor]()
-    for part, own in zip(parts, trained, strict=True):
-        # Each share weighted by its part of the trained tokens: what token-mean over all ranks is.
-        weight = own / sum(trained)
-        if weight:
-            alone = run(engine, part, LOSS)
-            loss += weight * sum(alone["loss"])
-            gradient = {name: gradient.get(name, 0) + weight * value for name, value in alone["gradients"].items()}
-    return loss, gradient
+    """Stock verl's loss and gradients of all ranks' rows."""
+    found = run(build_engine(model, tree=None), tu.concat_tensordict(parts), LOSS)
+    return sum(found["loss"]), found["gradients"]
 
 
 def assert_gradients_of_ranks(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:

@@ -12,6 +12,8 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
 WIDTH = 9
 PROMPT = 3
+COPIES = [3, 1, 2, 1, 1, 4]
+"""Rows of each session of a batch in which some branch."""
 TENSORS = ("response_mask", "token_level_scores", "values", "old_log_probs", "sum_pi_squared", "kl")
 
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from engine_harness import build_engine, save_model, tiny_qwen3
 from equivalence import alone, assert_trains_as
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 from peft import LoraConfig, get_peft_model
+from tiny_sizes import sizes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
-ROWS = shapes()["comb"]
+ROWS = SHAPES["comb"]
 Q, TOKENS = ["q_proj"], {"trainable_token_indices": sorted(set(ROWS[0].tokens[:3]))}
 TRAINED: dict[str, tuple[bool, dict[str, Any], str]] = {
     # name: (tied, options of the adapter, part of a trained parameter's name)
@@ -89,11 +90,10 @@ def test_what_verl_cannot_shard(models: dict[bool, Path], tmp_path: Path, adapte
 
 
 def test_gemma_3n_whose_layers_have_widths_of_their_own(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": [40, 48] * 5, "num_hidden_layers": 10}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7}
+    usual = sizes(vocab_size=97, intermediate_size=[40, 48] * 5, num_hidden_layers=10, sliding_window=7)
     own = {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "laurel_rank": 4}
-    more = {"num_kv_shared_layers": 5, "activation_sparsity_pattern": [0.0] * 10, "max_position_embeddings": 512}
-    path = save_model(tmp_path, AutoConfig.for_model("gemma3n_text", **sizes, **heads, **own, **more))
+    own |= {"num_kv_shared_layers": 5, "activation_sparsity_pattern": [0.0] * 10}
+    path = save_model(tmp_path, AutoConfig.for_model("gemma3n_text", **usual, **own))
     stock = alone(build_engine(path, tree=None, attention="eager"), ROWS)
     tree = build_engine(path, tree=TreeConfig(mode="tree", max_tokens=20), attention="eager")
     assert_trains_as(stock, tree, ROWS)

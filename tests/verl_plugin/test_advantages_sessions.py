@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from session_batches import WIDTH, estimate, make_batch, settings
+from session_batches import COPIES, WIDTH, estimate, make_batch, settings
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, AdvantageEstimator, register_adv_est
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
@@ -11,7 +11,6 @@ from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
 
 # The trainers refuse remax (test_async_trainers_build.py).
 ESTIMATORS = [member.value for member in AdvantageEstimator if member != AdvantageEstimator.REMAX]
-COPIES = [3, 1, 2, 1, 1, 4]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -22,9 +22,8 @@ from tree_rl.verl_plugin.options import TreeConfig
 TINY = ["bench", "--against", "verl", "--model", "tiny", "--layers", "1", "--num-rows", "8", "--commit", "test"]
 
 
-def small_batch(**changes: float) -> Batch:
-    settings = {"por": 0.5, "num_rows": 4, "row_tokens": 40, "num_groups": 1, "trained_share": 0.5, "vocab": 512}
-    return agent_batch(**{**settings, **changes})
+def small_batch() -> Batch:
+    return agent_batch(por=0.5, num_rows=4, row_tokens=40, num_groups=1, trained_share=0.5, vocab=512)
 
 
 def test_both_engines_are_timed_on_the_same_rows(tmp_path: Path) -> None:

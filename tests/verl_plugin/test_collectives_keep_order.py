@@ -1,14 +1,13 @@
 """Forests, partitions, rows and dummies make FSDP2 gather and reduce weights in one order: ranks may run any of them
 at the same time."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from engine_harness import VOCAB, build_engine, ppo_batch, save_model
 from equivalence import LOSS, run
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 from tiny_families import RECURRENT
 from tiny_sizes import sizes
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -24,38 +23,31 @@ MODELS: dict[str, PretrainedConfig] = {
 }
 """With a head of their own, which verl shards apart from the rest of the model."""
 EVENTS = ("pre_forward", "pre_backward", "post_backward")
-ROWS = shapes()["branches"]
+ROWS = SHAPES["branches"]
 WORK = {"forest": {"mode": "tree"}, "partitions": {"max_tokens": 9}, "rows": {"mode": "flat"}, "dummy": {}}
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_every_kind_of_work_gathers_in_one_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    seen: dict[str, list[str]] = {}
-
-    def listening(event: str) -> Callable[..., Any]:
-        stock = getattr(FSDPParamGroup, event)
-
-        def told(group: FSDPParamGroup, *args: Any) -> Any:
-            seen[event].append(str(group.fsdp_params[0]._param_fqn))
-            return stock(group, *args)
-
-        return told
-
-    for event in EVENTS:
-        monkeypatch.setattr(FSDPParamGroup, event, listening(event))
+    stock = {event: getattr(FSDPParamGroup, event) for event in EVENTS}
+    watched = {event: create_autospec(method, side_effect=method) for event, method in stock.items()}
+    for event, method in watched.items():
+        monkeypatch.setattr(FSDPParamGroup, event, method)
     path = save_model(tmp_path, MODELS[family])
     orders: dict[str, dict[str, set[tuple[str, ...]]]] = {event: {} for event in EVENTS}
     for kind, options in WORK.items():
         if kind == "rows" and family in RECURRENT:
             continue  # refused: packed rows would see each other
         engine = build_engine(path, tree=TreeConfig(self_check=False, **options))
-        seen.update({event: [] for event in EVENTS})
+        for method in watched.values():
+            method.reset_mock()
         with engine.train_mode(disable_auto_offload=True):
             if kind == "dummy":
                 engine.step.runner.idle_forward().backward()
             else:
                 run(engine, ppo_batch(ROWS), LOSS)
-        for event, groups in seen.items():
+        for event, method in watched.items():
+            groups = [str(call.args[0].fsdp_params[0]._param_fqn) for call in method.call_args_list]
             # Once a group in each forward or backward.
             size = len(set(groups))
             orders[event][kind] = {tuple(groups[at : at + size]) for at in range(0, len(groups), size)}

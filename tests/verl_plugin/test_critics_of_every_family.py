@@ -30,18 +30,15 @@ from wrapped_models import wrapped_config, wrapped_model
 from tree_rl.models.value_head import prepare_value_config
 from tree_rl.verl_plugin.options import TreeConfig
 
-SIZES: dict[str, Any] = sizes(
-    vocab_size=VOCAB, intermediate_size=48, max_position_embeddings=512, initializer_range=0.1, head_dim=None
-)
-HEADS = {"head_dim": 8}
+OURS = {"vocab_size": VOCAB, "max_position_embeddings": 512, "initializer_range": 0.1}
+SIZES: dict[str, Any] = sizes(**OURS, head_dim=None)
+PER_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}
 FAMILIES: dict[str, PretrainedConfig] = {
     "granite": GraniteConfig(**SIZES, residual_multiplier=0.5),
-    "gemma4": Gemma4TextConfig(
-        **SIZES, **HEADS, global_head_dim=8, vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=8
-    ),
+    "gemma4": Gemma4TextConfig(**SIZES, head_dim=8, global_head_dim=8, **PER_LAYER),
     "qwen3.5": GATED_DELTA_NET["qwen3_5"],
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
-    **latent_configs(vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.1),
+    **latent_configs(**OURS),
     **{family: RECURRENT[family] for family in ("lfm2", "nemotron_h", "falcon_h1", "zamba2")},
 }
 DEFAULT = ("gemma4", "lfm2", "qwen3.5", "nemotron_h", "zamba2")

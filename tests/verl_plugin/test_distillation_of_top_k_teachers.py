@@ -53,13 +53,11 @@ def teacher(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return nested(ids), nested(log_probs)
 
 
-def distilled_rows() -> list[Row]:
-    """Hostile groups; stock verl's metrics fail on a row alone in which nothing is trained."""
-    return [one for one in whole_rows() if any(one.mask)]
+ROWS = [one for one in whole_rows() if any(one.mask)]
+"""Hostile groups; stock verl's metrics fail on a row alone in which nothing is trained."""
 
 
-def distilled_batch(**flags: Any) -> TensorDict:
-    rows = distilled_rows()
+def distilled_batch(rows: list[Row], **flags: Any) -> TensorDict:
     data = ppo_batch(rows, calculate_entropy=True, distillation_use_topk=True, **flags)
     data["teacher_ids"], data["teacher_logprobs"] = teacher([len(one.tokens) for one in rows])
     return data
@@ -68,7 +66,7 @@ def distilled_batch(**flags: Any) -> TensorDict:
 @pytest.fixture(scope="module")
 def expected(stock: Any) -> dict[str, dict[str, Any]]:
     """Stock verl's updates, row by row; it calls the loss in its forward for what needs logits."""
-    return {name: run(stock, distilled_batch(**ALONE), loss) for name, loss in LOSSES.items()}
+    return {name: run(stock, distilled_batch(ROWS, **ALONE), loss) for name, loss in LOSSES.items()}
 
 
 @pytest.mark.parametrize(("name", "budget"), [(name, BUDGETS[at % 2]) for at, name in enumerate(LOSSES)])
@@ -77,7 +75,7 @@ def test_trees_distil_as_rows_alone(
 ) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="auto", max_tokens=budget))
     answers = answers_of_heads(monkeypatch)
-    got = run(engine, distilled_batch(), LOSSES[name])
+    got = run(engine, distilled_batch(ROWS), LOSSES[name])
     assert sum(got["loss"]) == pytest.approx(sum(expected[name]["loss"]), rel=1e-5)
     assert_equal_gradients(expected[name]["gradients"], got["gradients"])
     if budget is None:
@@ -106,16 +104,14 @@ def test_padding_rows_that_are_alone_change_nothing(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=18))
     runs = []
     for rows in (SHAPES["branches"], [*SHAPES["branches"], padding]):
-        data = ppo_batch(rows, calculate_entropy=True, distillation_use_topk=True)
-        data["teacher_ids"], data["teacher_logprobs"] = teacher([len(one.tokens) for one in rows])
-        runs.append(run(engine, data, LOSSES["supervised"]))
+        runs.append(run(engine, distilled_batch(rows), LOSSES["supervised"]))
     assert [one["metrics"]["tree/micro_batches"].aggregate() for one in runs] == [1, 2]
     assert_equal_gradients(runs[0]["gradients"], runs[1]["gradients"])
 
 
 def test_wrong_columns_of_the_teacher_are_named(model_path: Path) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    loss, data = LOSSES["supervised"], distilled_batch()
+    loss, data = LOSSES["supervised"], distilled_batch(ROWS)
     for wrong, said in (
         ({"teacher_ids": torch.full_like(data["teacher_ids"], VOCAB)}, r"row 0 .*: teacher_ids \[97, .* leave the voc"),
         ({"teacher_ids": teacher([3] * len(data))[0]}, r"row 0 .*: has another number of teacher_ids than tokens"),

@@ -1,18 +1,15 @@
 """verl's router replay on trees: an update repeats recorded experts as stock verl's engine does on rows alone whose
 routers are told what to choose; R2 records what each row's routers chose. The auxiliary loss counts all rows."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from engine_harness import ALONE, FLAGS, LORA, Row, build_engine, ppo_batch, save_model, tiny_qwen3
+from engine_harness import FLAGS, LORA, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS, alone, assert_equal_gradients, infer, run
 from hostile_rows import SHAPES
-from routed_rows import LAYERS, Routes, assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
+from routed_rows import assert_same, batch_with, move_weights, recorded_routes, replaying, stock_run
 from tiny_families import COEF, CONFIGS, EXPERTS, auxiliary_gradients
 from verl_losses import actor_loss
 
@@ -36,23 +33,7 @@ def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: st
     rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
     expected = stock_run(stock, rows, routes)
     assert_same(expected, run(tree, batch_with(routes, rows), LOSS), rows)
-    unrouted = run(stock, ppo_batch(rows, **FLAGS, **ALONE), LOSS)
-    assert abs(sum(unrouted["loss"]) - sum(expected["loss"])) > 1e-4
-
-
-def native_routes(stock: Any, rows: Sequence[Row]) -> Routes:
-    """What the routers of stock verl's engine choose for each row alone."""
-    top_k = torch.topk
-    heard: list[np.ndarray] = []
-
-    def listening(values: torch.Tensor, k: int, dim: int = -1) -> Any:
-        chosen = top_k(values, k, dim=dim)
-        heard.append(chosen.indices.numpy())
-        return chosen
-
-    with patch.object(torch, "topk", listening):
-        infer(stock, ppo_batch(list(rows), **FLAGS, **ALONE))
-    return [np.stack(heard[at : at + LAYERS], axis=1) for at in range(0, len(heard), LAYERS)]
+    assert abs(sum(alone(stock, rows)["loss"]) - sum(expected["loss"])) > 1e-4
 
 
 def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
@@ -60,15 +41,16 @@ def test_old_log_probs_record_what_the_update_repeats(path: Path) -> None:
     stock = build_engine(path, tree=None)
     tree = build_engine(path, tree=TreeConfig(max_tokens=9), **replaying("R2"))
     recorded = infer(tree, ppo_batch(rows, **FLAGS))["routed_experts"]
+    assert recorded.dtype == torch.int16
     routes = [row.numpy() for row in recorded.unbind()]
-    for got_TLK, native_TLK in zip(routes, native_routes(stock, rows), strict=True):
-        assert got_TLK.dtype == np.int16 and np.array_equal(np.sort(got_TLK), np.sort(native_TLK))
+    # Told what was recorded, stock routers choose what they choose untold, until the weights move.
+    assert_same(alone(stock, rows), stock_run(stock, rows, routes), rows)
     for engine in (stock, tree):
         move_weights(engine)
-    moved = native_routes(stock, rows)
-    assert any(not np.array_equal(np.sort(one), np.sort(two)) for one, two in zip(moved, routes, strict=True))
+    untold, told = alone(stock, rows), stock_run(stock, rows, routes)
+    assert abs(sum(untold["loss"]) - sum(told["loss"])) > 1e-4
     got = run(tree, batch_with(routes, rows), LOSS)
-    assert_same(stock_run(stock, rows, routes), got, rows)
+    assert_same(told, got, rows)
     assert "routed_experts" not in got["model_output"]
 
 
@@ -93,31 +75,24 @@ def test_a_call_may_be_told_not_to_repeat(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "mode, change, message",
     (
-        (lambda routes: [routes[0][:-1], *routes[1:]], r"row 0 .*routed_experts of \d+ tokens for a row of \d+"),
-        (lambda routes: [*routes[:-1], routes[-1] + EXPERTS], r"row 3 .*names an expert outside \[0, 6\)"),
+        ("R3", lambda routes: [routes[0][:-1], *routes[1:]], r"row 0 .*routed_experts of \d+ tokens for a row of \d+"),
+        ("R3", lambda routes: [*routes[:-1], routes[-1] + EXPERTS], r"row 3 .*names an expert outside \[0, 6\)"),
+        ("R2", None, r"router_replay\.mode=R2: the rows carry no routed_experts.*bypass_mode=False"),
+        ("R3", None, r"router_replay\.mode=R3: the rows carry no routed_experts.*enable_rollout_routing_replay=True"),
+        (None, lambda routes: routes, r"router_replay\.mode=R3 .*enable_rollout_routing_replay=False"),
     ),
+    ids=("too few", "another expert", "none recorded", "none of a rollout", "no mode that repeats them"),
 )
-def test_routes_that_do_not_fit_are_named(path: Path, change: Any, message: str) -> None:
+def test_routes_that_do_not_fit_row_model_or_mode_are_refused(
+    path: Path, mode: str | None, change: Any, message: str
+) -> None:
     rows = SHAPES["branches"]
-    data = batch_with(change(recorded_routes(rows)), rows)
-    with pytest.raises(RowError, match=message):
-        run(build_engine(path, tree=TreeConfig(), **replaying("R3")), data, LOSS)
-
-
-@pytest.mark.parametrize("mode, remedy", (("R2", "bypass_mode=False"), ("R3", "enable_rollout_routing_replay=True")))
-def test_rows_without_routes_are_refused_with_the_key_that_brings_them(path: Path, mode: str, remedy: str) -> None:
-    tree = build_engine(path, tree=TreeConfig(self_check=False), **replaying(mode))
-    with pytest.raises(RowError, match=rf"router_replay\.mode={mode}: the rows carry no routed_experts.*{remedy}"):
-        run(tree, ppo_batch(SHAPES["branches"], **FLAGS), LOSS)
-
-
-def test_rows_with_routes_are_refused_where_no_mode_repeats_them(path: Path) -> None:
-    tree = build_engine(path, tree=TreeConfig())
-    data = batch_with(recorded_routes(SHAPES["branches"]), SHAPES["branches"])
-    with pytest.raises(UnsupportedFeatureError, match=r"router_replay\.mode=R3 .*enable_rollout_routing_replay=False"):
-        run(tree, data, LOSS)
+    data = ppo_batch(rows, **FLAGS) if change is None else batch_with(change(recorded_routes(rows)), rows)
+    engine = build_engine(path, tree=TreeConfig(self_check=False), **({} if mode is None else replaying(mode)))
+    with pytest.raises(UnsupportedFeatureError if mode is None else RowError, match=message):
+        run(engine, data, LOSS)
 
 
 @pytest.mark.parametrize(

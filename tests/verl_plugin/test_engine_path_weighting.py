@@ -17,7 +17,6 @@ from rank_processes import run_ranks
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
-from verl.workers.engine_workers import allgather_dict_into_dict
 from verl.workers.utils.losses import sft_loss
 
 from tree_rl.cost.balance.batch import number_groups
@@ -75,18 +74,14 @@ def weighted_sum(alone: list[dict[str, torch.Tensor]], weights: np.ndarray) -> d
 
 
 @pytest.mark.parametrize("weighting", WEIGHED)
-def test_rows_weigh_what_their_column_says(
+def test_only_weights_that_follow_from_the_rows_need_no_column(
     model_path: Path, rows_alone: list[dict[str, torch.Tensor]], weighting: str
 ) -> None:
-    tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=WEIGHED[weighting])
-    engine, (data, weights) = build_engine(model_path, tree=tree), hostile_batch(weighting)
-    expected = weighted_sum(rows_alone, weights)
-    assert_equal_gradients(expected, run(engine, data, LOSS)["gradients"])
+    engine, data = build_engine(model_path, tree=TreeConfig(mode="tree", path_weighting=weighting)), whole_batch()
     # A pass before the update has no weights, and no use for them.
-    del data[PATH_WEIGHT_COLUMNS[weighting]]
     infer(engine, data)
     if weighting == "sep_avg":
-        # Weights that follow from the rows need no trainer.
+        expected = weighted_sum(rows_alone, hostile_batch(weighting)[1])
         assert_equal_gradients(expected, run(engine, data, LOSS)["gradients"])
     else:
         with pytest.raises(RowError, match=rf"path_weighting={weighting}: expected a column .*trainer_mode=tree_sync"):
@@ -100,30 +95,12 @@ def rank_main(rank: int, model: Path) -> dict[tuple[str, str], dict[str, torch.T
         tree = TreeConfig(mode="tree", path_weighting=weighting, max_tokens=budget)
         engine, whole = build_engine(model, tree=tree), hostile_batch(weighting)[0]
         data = tu.index_select_tensor_dict(whole, list(range(rank, len(whole_rows()), 2)))
-        got = run(engine, data, LOSS)
-        gradients_of[weighting, "in turns"] = got["gradients"]
-        join_metrics(got["metrics"])
+        gradients_of[weighting, "in turns"] = run(engine, data, LOSS)["gradients"]
         gradients_of[weighting, "on one rank"] = run(engine, empty_batch() if rank else whole, LOSS)["gradients"]
-    # One rank has a row of each of two weights, the other rows of one weight.
-    shared = [row(tokens(1, 4) + tokens(seed, 3), uid="a") for seed in (2, 3, 4)]
-    rows = [shared, [*shared[:2], row(tokens(9, 6), uid="b")]][rank]
-    engine = build_engine(model, tree=TreeConfig(mode="tree", path_weighting="sep_avg"))
-    joined = join_metrics(run(engine, ppo_batch(rows, calculate_entropy=True, global_batch_size=6), LOSS)["metrics"])
-    assert len(joined) > 5
     return gradients_of
 
 
-def join_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """As verl joins the metrics of its ranks."""
-    joined = allgather_dict_into_dict(metrics, torch.distributed.group.WORLD)
-    return {
-        key: Metric.aggregate_dp(values)
-        for key, values in joined.items()
-        if isinstance(values, list) and isinstance(values[0], Metric)
-    }
-
-
-def test_rows_weigh_the_same_on_two_ranks(model_path: Path, rows_alone: list[dict[str, torch.Tensor]]) -> None:
+def test_rows_weigh_what_their_column_says(model_path: Path, rows_alone: list[dict[str, torch.Tensor]]) -> None:
     for (weighting, _), got in run_ranks(rank_main, 2, model_path)[0].items():
         assert_equal_gradients(weighted_sum(rows_alone, hostile_batch(weighting)[1]), got)
 

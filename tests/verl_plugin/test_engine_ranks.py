@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS, run
-from rank_engines import BRANCHES, assert_trains_as_one, share_of
+from rank_engines import BRANCHES, KEPT, assert_trains_as_one, share_of
 from rank_processes import run_ranks
 from tiny_families import RECURRENT, save_hybrid
 from verl.utils.metric import Metric
@@ -16,7 +16,6 @@ from verl.utils.metric import Metric
 from tree_rl.verl_plugin.options import TreeConfig
 
 DEALT = [("unequal_trees", 30), ("unequal_trees", 5), ("one_rank_untrained", 30), ("one_rank_empty", 5)]
-KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
 LAYERS_APART = {"transformer_layer_cls_to_wrap": ["Qwen3Attention", "Qwen3MLP"]}
 SHARDINGS: dict[str, dict[str, Any]] = {
     "forward_prefetch and wrap_policy": {

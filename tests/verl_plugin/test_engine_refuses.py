@@ -9,9 +9,10 @@ import pytest
 import torch
 from engine_harness import VOCAB, Row, build_engine, nested, ppo_batch, save_model, tiny_qwen3
 from equivalence import LOSS
-from hostile_rows import row, tokens, whole_batch
+from hostile_rows import SHAPES, row, tokens, whole_batch
 from peft import LoraConfig, get_peft_model
 from tensordict import TensorDict
+from tiny_sizes import ROPE, sizes
 from transformers import AutoModelForCausalLM, Ministral3Config
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig
@@ -91,10 +92,8 @@ def test_bad_rows_are_named(engine: Any, case: str) -> None:
 
 
 def test_an_offset_that_a_scale_by_position_would_read(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
-    rope["original_max_position_embeddings"] = 4
-    config = Ministral3Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=VOCAB, rope_parameters=rope)
+    rope = {**ROPE, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4}
+    config = Ministral3Config(**sizes(vocab_size=VOCAB, rope_parameters=rope))
     engine = build_engine(save_model(tmp_path, config), tree=TreeConfig(mode="tree"))
     data = batch(position_ids=[FIRST, torch.arange(9) + 2])
     refused(engine, data, r"row 1 \(uid b\): has position_ids that do not begin at 0.* absolute \(got 2\)")
@@ -149,35 +148,23 @@ def test_engines_of_one_process_keep_their_own_attention(model_path: Path) -> No
     assert [engine.attention_implementation for engine in engines] == ["reference", "sdpa", "sdpa"]
 
 
-WRONG = (0.0, -0.5, float("nan"), float("inf"))
-TRUNK = tokens(1, 8)
-BRANCHES = [row(TRUNK + tokens(2 + branch, 3)) for branch in range(3)]
-
-
 def heated(temperature: Any) -> Any:
-    data = ppo_batch(BRANCHES, calculate_entropy=True).exclude("temperature")
+    data = ppo_batch(SHAPES["no_common_root"]).exclude("temperature")
     if isinstance(temperature, torch.Tensor):
         return data.update({"temperature": temperature})
     tu.assign_non_tensor(data, temperature=temperature)
     return data
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_row_of_its_own_temperature_is_named(wrong: float) -> None:
-    with pytest.raises(RowError, match=rf"row 1 \(uid g\): .*rollout\.temperature above 0.*got {wrong}"):
-        read_rows(heated(torch.tensor([1.0, wrong, 0.7])), vocab_size=97, max_positions=None)
-
-
-@pytest.mark.parametrize("wrong", (0.0, float("nan"), "0.7", None))
-def test_one_temperature_of_all_rows_is_checked(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", (0.0, -0.5, float("nan"), float("inf"), "0.7", None))
+def test_a_temperature_that_is_none_names_its_row(wrong: Any) -> None:
     with pytest.raises(RowError, match=r"row 0 .*rollout\.temperature above 0"):
         read_rows(heated(wrong), vocab_size=97, max_positions=None)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_step_without_verl_refuses_it_too(wrong: float) -> None:
-    with pytest.raises(ValueError, match=r"temperature=.*above 0"):
-        Rows.of([[1, 2, 3]], temperature=wrong)
+    if isinstance(wrong, float):
+        with pytest.raises(RowError, match=rf"row 1 \(uid g\): .*rollout\.temperature above 0.*got {wrong}"):
+            read_rows(heated(torch.tensor([1.0, wrong, 0.7])), vocab_size=97, max_positions=None)
+        with pytest.raises(ValueError, match=r"temperature=.*above 0"):
+            Rows.of([[1, 2, 3]], temperature=wrong)
 
 
 def test_verls_least_temperature_holds() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_harness import ALONE, build_engine, save_model, tiny_qwen3, weights, with_whole_masks
+from engine_harness import ALONE, build_engine, weights, with_whole_masks
 from equivalence import LOSS, assert_equal_gradients, infer, run, wanted_positions
 from hostile_rows import whole_batch
 from rank_engines import LAYOUTS, empty_batch
@@ -83,25 +83,13 @@ def run_policy(model: Path, layout: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def rank_main(rank: int, out: Path) -> dict[str, dict[str, Any]]:
-    return {layout: run_policy(out / "model", layout, out) for layout in LAYOUTS}
+def rank_main(rank: int, model: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    return {layout: run_policy(model, layout, folder) for layout in LAYOUTS}
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sharing")
-    save_model(path / "model", tiny_qwen3())
-    return path
-
-
-@pytest.fixture(scope="module")
-def ranks(out: Path) -> list[dict[str, Any]]:
-    return run_ranks(rank_main, WORLD, out)
-
-
-@pytest.fixture(scope="module")
-def stock(out: Path) -> Any:
-    return build_engine(out / "model", tree=None, optimizer=SGD)
+def ranks(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(rank_main, WORLD, model_path, tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(scope="module")
@@ -109,49 +97,37 @@ def expected(stock: Any) -> dict[str, dict[str, Any]]:
     return {name: update(stock, whole_batch(**ALONE), name) for name in LOSSES}
 
 
-def groups(layout: str) -> list[list[int]]:
-    """Ranks that hold the same rows, by their place among those with other rows."""
-    size = LAYOUTS[layout].get("ulysses_sequence_parallel_size", 1)
-    return [list(range(first, first + size)) for first in range(0, WORLD, size)]
-
-
-def assert_trains_as(reference: dict[str, Any], found: list[dict[str, Any]], layout: str) -> None:
-    losses = [found[members[0]]["loss"] for members in groups(layout)]
-    # verl averages the losses of ranks with other rows.
-    assert sum(losses) / len(losses) == pytest.approx(reference["loss"], rel=1e-4, abs=1e-6)
-    for rank in range(WORLD):
-        assert_equal_gradients(reference["gradients"], found[rank]["gradients"])
-
-
 @pytest.mark.parametrize("layout, loss, budget", CASES)
 def test_ranks_train_as_rows_alone(
     ranks: list[dict[str, Any]], expected: dict[str, Any], layout: str, loss: str, budget: int | None
 ) -> None:
-    assert_trains_as(expected[loss], [found[layout][loss, budget] for found in ranks], layout)
-    assert_trains_as(expected["vanilla"], [found[layout]["one with rows"] for found in ranks], layout)
+    for update_of_rank, name in (((loss, budget), loss), ("one with rows", "vanilla")):
+        found = [of_rank[layout][update_of_rank] for of_rank in ranks]
+        # verl averages the losses of ranks with other rows; those that share tokens have the same.
+        mean = sum(one["loss"] for one in found) / WORLD
+        assert mean == pytest.approx(expected[name]["loss"], rel=1e-4, abs=1e-6)
+        for one in found:
+            assert_equal_gradients(expected[name]["gradients"], one["gradients"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_log_probs_are_those_of_rows_alone(ranks: list[dict[str, Any]], stock: Any, layout: str) -> None:
     data, whole = whole_batch(), infer(stock, whole_batch(**ALONE))
     wanted = torch.nested.nested_tensor_from_jagged(wanted_positions(data), data["input_ids"].offsets()).unbind()
-    shares = groups(layout)
-    members = [(place, rank) for place, of_share in enumerate(shares) for rank in of_share]
-    for (place, rank), name in product(members, whole):
-        every = slice(place, None, len(shares))
-        mine = zip(
-            ranks[rank][layout]["outputs"][name].unbind(), wanted[every], whole[name].unbind()[every], strict=True
-        )
-        for row, mask, alone in mine:
+    sharing = LAYOUTS[layout].get("ulysses_sequence_parallel_size", 1)
+    for rank, name in product(range(WORLD), whole):
+        mine = slice(rank // sharing, None, WORLD // sharing)
+        outputs = ranks[rank][layout]["outputs"][name].unbind()
+        for row, mask, alone in zip(outputs, wanted[mine], whole[name].unbind()[mine], strict=True):
             torch.testing.assert_close(row[mask], alone[mask], rtol=2e-5, atol=2e-5)
-    if layout.startswith("sp"):
+    if sharing > 1:
         # Rows that nobody shares checked the first batch; short ones may agree to the last bit on a rank.
         assert 0 < max(found[layout]["check"] for found in ranks) < 1e-4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_moves_the_weights_as_on_one_rank(ranks: list[dict[str, Any]], out: Path, layout: str) -> None:
-    alone = build_engine(out / "model", tree=TreeConfig(mode="tree"), optimizer=SGD)
+def test_a_step_moves_the_weights_as_on_one_rank(ranks: list[dict[str, Any]], model_path: Path, layout: str) -> None:
+    alone = build_engine(model_path, tree=TreeConfig(mode="tree"), optimizer=SGD)
     before = weights(alone)
     for which in ("first", "second"):
         reference = step(alone)

@@ -55,7 +55,9 @@ def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
     wanted = wanted_positions(ppo_batch(rows))
     flags = {"calculate_entropy": True, "calculate_sum_pi_squared": True}
     trees = (None, TreeConfig(mode="tree", max_tokens=17), TreeConfig(mode="auto", max_tokens=40))
-    expected, *outputs = (infer(build_engine(model_path, tree=tree), ppo_batch(rows, **flags)) for tree in trees)
+    engines = [build_engine(model_path, tree=tree) for tree in trees]
+    engines.append(build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True}))
+    expected, *outputs = (infer(engine, ppo_batch(rows, **flags)) for engine in engines)
     for output in outputs:
         for key in ("log_probs", "entropy", "sum_pi_squared"):
             found, alone = output[key], expected[key]
@@ -63,32 +65,9 @@ def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
             assert torch.equal(found.offsets(), alone.offsets())
 
 
-def test_reference_policy_on_a_cpu(model_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree"), engine={"forward_only": True})
-    data = ppo_batch(SHAPES["branches"])
-    got, expected = (infer(one, data)["log_probs"].values() for one in (engine, build_engine(model_path, tree=None)))
-    wanted = wanted_positions(data)
-    torch.testing.assert_close(got[wanted], expected[wanted], rtol=2e-5, atol=2e-5)
-
-
-def test_checkpoint_is_plain_transformers_and_resumes(model_path: Path, tmp_path: Path) -> None:
-    engine = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    with engine.train_mode(disable_auto_offload=True):
-        engine.train_batch(ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
-    engine.step.learner.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
-    engine.save_checkpoint(str(tmp_path), global_step=1)
-    configs = list(tmp_path.rglob("config.json"))
-    assert configs and all("tree_rl" not in config.read_text() for config in configs)
-    again = build_engine(model_path, tree=TreeConfig(mode="tree"))
-    again.load_checkpoint(str(tmp_path), del_local_after_load=False)
-    saved, loaded = engine.get_per_tensor_param()[0], again.get_per_tensor_param()[0]
-    for (name, expected), (_, got) in zip(saved, loaded, strict=True):
-        assert torch.equal(got, expected), name
-    budget = again.step.learner.budget
-    assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)
-
-
-def test_updates_teach_what_work_costs_and_checkpoints_keep_it(model_path: Path, tmp_path: Path) -> None:
+def test_updates_teach_what_work_costs_and_checkpoints_of_plain_transformers_keep_it(
+    model_path: Path, tmp_path: Path
+) -> None:
     tree = TreeConfig(mode="tree", max_tokens=20)
     engine = build_engine(model_path, tree=tree)
     batches = [ppo_batch(rows, calculate_entropy=True) for rows in list(SHAPES.values())[:4]]
@@ -100,7 +79,16 @@ def test_updates_teach_what_work_costs_and_checkpoints_keep_it(model_path: Path,
     assert last["tree/cost_error"].aggregate() >= 0
     reported = {f"actor/{name}": value.aggregate() for name, value in last.items() if name.startswith(COST)}
     assert fitted_cost(reported) == engine.step.learner.calls.fitted and fitted_cost({}) is None
-    engine.save_checkpoint(str(tmp_path))
+    engine.optimizer_step()
+    engine.step.learner.budget.restore({"tokens": 4096, "most_flat_tokens": 2048})
+    engine.save_checkpoint(str(tmp_path), global_step=1)
+    configs = list(tmp_path.rglob("config.json"))
+    assert configs and all("tree_rl" not in config.read_text() for config in configs)
     other = build_engine(model_path, tree=tree)
     other.load_checkpoint(str(tmp_path), del_local_after_load=False)
+    saved, loaded = engine.get_per_tensor_param()[0], other.get_per_tensor_param()[0]
+    for (name, expected), (_, got) in zip(saved, loaded, strict=True):
+        assert torch.equal(got, expected), name
     assert other.step.learner.calls.fitted == engine.step.learner.calls.fitted is not None
+    budget = other.step.learner.budget
+    assert (budget.tokens, budget.most_flat_tokens) == (4096, 2048)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,21 +20,12 @@ def server_of(word_model: str, **rollout: Any) -> HFServer:
 async def test_concurrent_requests_are_decoded_together_and_carry_the_weight_version(word_model: str) -> None:
     server = server_of(word_model)
     await server.finish_weights(3)
-    most_running = 0
-    step = server.engine.step
-
-    def counting_step() -> Any:
-        nonlocal most_running
-        finished = step()
-        most_running = max(most_running, len(server.engine.running))
-        return finished
-
-    server.engine.step = counting_step  # type: ignore[method-assign]
+    step, running = server.engine.step, []
     params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    outputs = await asyncio.gather(
-        *[server.generate([5 + i] * (3 + i), dict(params), request_id=str(i)) for i in range(8)]
-    )
-    assert most_running == 8
+    calls = [server.generate([5 + i] * (3 + i), dict(params), request_id=str(i)) for i in range(8)]
+    with patch.object(server.engine, "step", lambda: running.append(len(server.engine.running)) or step()):
+        outputs = await asyncio.gather(*calls)
+    assert max(running) == 8
     for output in outputs:
         assert output.stop_reason == "completed" and output.extra_fields["global_steps"] == 3
         assert 1 <= len(output.token_ids) == len(output.log_probs) <= 24
@@ -91,15 +83,10 @@ def test_weights_of_another_model_are_refused_by_name() -> None:
 
 async def test_an_engine_failure_answers_every_waiting_request(word_model: str) -> None:
     server = server_of(word_model)
-
-    def failing_step() -> None:
-        raise IndexError("engine broke")
-
-    step, server.engine.step = server.engine.step, failing_step  # type: ignore[method-assign, assignment]
     calls = [server.generate([5, 6], {"temperature": 1.0}, request_id=str(i)) for i in range(3)]
-    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
+    with patch.object(server.engine, "step", side_effect=IndexError("engine broke")):
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
     assert [str(result) for result in results] == ["engine broke"] * 3
-    server.engine.step = step  # type: ignore[method-assign]
     assert (await server.generate([5, 6], {"temperature": 1.0}, request_id="x")).stop_reason == "completed"
 
 

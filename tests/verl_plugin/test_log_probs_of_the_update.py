@@ -5,10 +5,11 @@ Partitions preview log-probs only where a loss needs them and no inference has f
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from engine_harness import BFLOAT16, FLAGS, LORA, Row, build_engine, ppo_batch
+from engine_harness import BFLOAT16, FLAGS, LORA, build_engine, ppo_batch
 from equivalence import LOSS, alone, assert_equal_runs, assert_trains_as, infer, run, wanted_positions
 from hostile_rows import SHAPES, row, tokens
 from local_trainer import build_worker
@@ -18,6 +19,7 @@ from reused_log_probs import run_after_pass, without_pass
 from verl.utils import tensordict_utils as tu
 from verl_losses import AGG_MODES, POLICY_LOSSES, actor_loss
 
+from tree_rl.training.run import Runner
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -71,17 +73,11 @@ def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
         torch.testing.assert_close(values.values()[wanted], of_pass[name].values()[wanted], rtol=2e-5, atol=2e-5)
     if mode == "auto":
         assert got["metrics"]["tree/unique_tokens"].aggregate() < got["metrics"]["tree/flat_tokens"].aggregate()
-        assert any(batch.forest is None for batch in engine_plan(engine, rows))
+        with patch.object(engine, "stock_step", wraps=engine.stock_step) as without_tree:
+            infer(engine, ppo_batch(rows))
+        assert without_tree.called
     with pytest.raises(RuntimeError, match="expected an update with reuse_log_probs=True"):
         engine.take_outputs_of_update()
-
-
-def engine_plan(engine: Any, rows: list[Row]) -> Any:
-    seen: list[Any] = []
-    original = engine.step.run_call
-    engine.step.run_call = lambda call: seen.append(original(call)) or seen[-1]
-    infer(engine, ppo_batch(rows))
-    return seen[0].micro_batches
 
 
 def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
@@ -92,65 +88,47 @@ def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
     assert engines["partitioned"].take_outputs_of_update() == {}
 
 
-def ops_of_one_update(engine: Any, loss: Any, monkeypatch: pytest.MonkeyPatch, data: Any = None) -> str:
-    """The ops of an update, of "branches" or of a batch, as the engine agreed on them."""
-    from tree_rl.training.run import Runner
-
-    seen: list[str] = []
-    original = Runner.follow
-
-    def recording(runner: Runner, plan: Any, work: Any) -> int:
-        seen.append(plan.schedule)
-        return original(runner, plan, work)
-
-    monkeypatch.setattr(Runner, "follow", recording)
-    run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
-    return seen[0]
+def forwards_per_backward(engine: Any, loss: Any, data: Any = None) -> float:
+    """Of an update of "branches", or of a batch, in partitions."""
+    with patch.object(Runner, "follow", autospec=True, side_effect=Runner.follow) as followed:
+        run(engine, ppo_batch(SHAPES["branches"], **FLAGS) if data is None else data, loss)
+    schedule = followed.call_args_list[0].args[1].schedule
+    assert schedule.count("B") > 1
+    return schedule.count("F") / schedule.count("B")
 
 
 @pytest.mark.parametrize("is_reused", (False, True))
 @pytest.mark.parametrize("loss_mode", ("vanilla", "gspo", "clip_cov"))
 def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
-    engines: dict[str, Any], loss_mode: str, is_reused: bool, monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Any], loss_mode: str, is_reused: bool
 ) -> None:
     tree = engines["partitioned"]
     tree.forget()
     data = (without_pass if is_reused else ppo_batch)(SHAPES["branches"], **FLAGS)
-    ops = ops_of_one_update(tree, actor_loss(loss_mode, "token-mean"), monkeypatch, data)
     # Where ratios are one, only clip_cov still couples tokens.
     previews = loss_mode == "clip_cov" if is_reused else loss_mode != "vanilla"
-    assert ops.count("F") == (1 + previews) * ops.count("B")
+    assert forwards_per_backward(tree, actor_loss(loss_mode, "token-mean"), data) == 1 + previews
 
 
-def test_on_policy_updates_reuse_the_log_probs_of_the_inference(
-    stock: Any, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_policy_updates_reuse_the_log_probs_of_the_inference(stock: Any, engines: dict[str, Any]) -> None:
     loss, tree = actor_loss("gspo", "seq-mean-token-mean"), engines["partitioned"]
     infer(tree, ppo_batch(SHAPES["branches"]))
-    ops = ops_of_one_update(tree, loss, monkeypatch)
-    assert ops.count("F") == ops.count("B")
+    assert forwards_per_backward(tree, loss) == 1
     infer(tree, ppo_batch(SHAPES["branches"]))
     assert_trains_as(alone(stock, SHAPES["branches"], loss), tree, SHAPES["branches"], loss)
 
 
-def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_of_other_weights_or_of_an_earlier_inference_are_not_reused(model_path: Path) -> None:
     engine, loss = build_engine(model_path, tree=TREES["partitioned"]), actor_loss("gspo", "token-mean")
     for name in ("branches", "comb"):
         infer(engine, ppo_batch(SHAPES[name]))
-    ops = ops_of_one_update(engine, loss, monkeypatch)
-    assert ops.count("F") == 2 * ops.count("B")
+    assert forwards_per_backward(engine, loss) == 2
     infer(engine, ppo_batch(SHAPES["branches"]))
-    with engine.train_mode(disable_auto_offload=True):
-        engine.train_batch(ppo_batch(SHAPES["branches"], **FLAGS), loss)
-    ops = ops_of_one_update(engine, loss, monkeypatch)
-    assert ops.count("F") == 2 * ops.count("B")
+    engine.optimizer_step()
+    assert forwards_per_backward(engine, loss) == 2
 
 
-def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(model_path: Path) -> None:
     # verl's worker around a real actor, without the Ray processes that would call it.
     worker = TreeDetachActorWorker.__new__(TreeDetachActorWorker)
     worker.config = OmegaConf.create({"actor": {"strategy": "fsdp2"}})
@@ -162,13 +140,11 @@ def test_log_probs_of_weights_put_aside_or_without_the_adapter_are_not_reused(
     worker.restore_model_from_cpu(0)
     infer(worker.actor.engine, data)
     worker.restore_model_from_cpu(1)
-    ops = ops_of_one_update(worker.actor.engine, loss, monkeypatch, data)
-    assert ops.count("F") == 2 * ops.count("B") > 2
+    assert forwards_per_backward(worker.actor.engine, loss, data) == 2
     engine = build_engine(model_path, tree=TREES["partitioned"], model=LORA)
     with engine.disable_adapter():
         infer(engine, data)
-    ops = ops_of_one_update(engine, loss, monkeypatch, data)
-    assert ops.count("F") == 2 * ops.count("B") > 2
+    assert forwards_per_backward(engine, loss, data) == 2
 
 
 def test_an_adapter_trains_in_bf16_where_the_reference_pass_comes_first(model_path: Path) -> None:

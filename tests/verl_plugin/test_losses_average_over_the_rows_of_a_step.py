@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,26 +27,14 @@ from tree_rl.verl_plugin.trainer.rows_of_step import PADDING_UID
 BRANCHES = [[1, 5], [2, 3], [4, 1], [1, 3]]
 """Rows of each session of four prompts; three prompts to a mini-batch make two steps of two prompts."""
 UNTRAINED = "uid-1_1_2"
-ACTOR_CASES = [*(("vanilla", mode) for mode in AGG_MODES), ("geo_mean", "token-mean"), ("gspo", AGG_MODES[3])]
+CASES = [
+    *(("actor", "vanilla", mode) for mode in AGG_MODES),
+    *(("actor", "geo_mean", "token-mean"), ("actor", "gspo", AGG_MODES[3])),
+    *(("critic", "", mode) for mode in AGG_MODES[2:]),
+]
+"""Role, loss, aggregation."""
 TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
 """A budget that makes several micro-batches of a step."""
-
-
-class AskedError(Exception):
-    """Ends an update where verl would send it to the workers."""
-
-
-class Recorder:
-    """Workers that only note what they are asked."""
-
-    def __init__(self, ranks: int) -> None:
-        self._dispatch_info = {"actor": list(range(ranks))}
-
-    def _note(self, batch: Any) -> None:
-        self.batch = batch
-        raise AskedError
-
-    update_actor = train_mini_batch = _note
 
 
 def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[str, Any]:
@@ -65,12 +54,16 @@ def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[
     metrics: dict[str, Any] = {}
     batch = trainer._compute_advantage(trainer._balance_batch(batch, metrics), metrics)
     assert trainer._steps == (2, 2) and any(tag.get("is_padding") for tag in batch.tags)
+    trainer.actor_rollout_wg = trainer.critic_wg = workers = Mock(_dispatch_info={"actor": list(range(ranks))})
     flags = {}
-    for role, update in (("actor", trainer._update_actor), ("critic", trainer._update_critic)):
-        trainer.actor_rollout_wg = trainer.critic_wg = workers = Recorder(ranks)
-        with pytest.raises(AskedError):
+    for role, update, asked in (
+        ("actor", trainer._update_actor, workers.update_actor),
+        ("critic", trainer._update_critic, workers.train_mini_batch),
+    ):
+        asked.side_effect = InterruptedError
+        with pytest.raises(InterruptedError):
             update(batch, metrics)
-        flags[role] = dict(workers.batch.extra_info)
+        flags[role] = dict(asked.call_args.args[0].extra_info)
     real = [not tag.get("is_padding", False) for tag in batch.tags]
     return {"rows": queue.rows, "keys": batch.keys, "real": real, "flags": flags}
 
@@ -111,27 +104,20 @@ def steps_of(worker: Any, loss: Any, data: TensorDict) -> tuple[list[Any], dict[
     return found, {name: values for name, values in metrics.items() if name.endswith("loss")}
 
 
-def both_roles(root: Path, tree: TreeConfig = TREE) -> dict[str, Any]:
-    """Workers whose weights stay where they are."""
-    shared = {"learning_rate": 0.0, "tree": tree}
-    return {
-        "actor": build_worker(root / "actor", **shared),
-        "critic": build_worker(root / "critic", model_type="tree_value_model", **shared),
-    }
+def worker_of(root: Path, role: str, tree: TreeConfig = TREE) -> Any:
+    """Its weights stay where they are."""
+    model_type = "tree_language_model" if role == "actor" else "tree_value_model"
+    return build_worker(root / role, model_type=model_type, learning_rate=0.0, tree=tree)
 
 
 def rank_main(rank: int, root: Path, sent: dict[str, Any]) -> dict[tuple[str, str, str], Any]:
-    workers = both_roles(root)
+    workers = {role: worker_of(root, role) for role in ("actor", "critic")}
     share = np.array(sent["keys"]).reshape(2, -1)[rank].tolist()
     results = {}
-    for role, loss_mode, agg_mode in cases():
-        data = columns(sent["rows"], share, **sent["flags"][role])
-        results[role, loss_mode, agg_mode] = steps_of(workers[role], loss_of(role, loss_mode, agg_mode), data)
+    for case in CASES:
+        data = columns(sent["rows"], share, **sent["flags"][case[0]])
+        results[case] = steps_of(workers[case[0]], loss_of(*case), data)
     return results
-
-
-def cases() -> list[tuple[str, str, str]]:
-    return [("actor", *case) for case in ACTOR_CASES] + [("critic", "", mode) for mode in AGG_MODES[2:]]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +141,7 @@ def stock(root: Path) -> dict[str, Any]:
     return {role: build_engine(root / role, tree=None, value=role == "critic") for role in ("actor", "critic")}
 
 
-@pytest.mark.parametrize("role, loss_mode, agg_mode", cases())
+@pytest.mark.parametrize("role, loss_mode, agg_mode", CASES)
 def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
     two_ranks: Any, stock: dict[str, Any], role: str, loss_mode: str, agg_mode: str
 ) -> None:
@@ -187,9 +173,8 @@ def test_path_weights_of_a_step_make_a_weighted_average(
 ) -> None:
     torch.manual_seed(0)
     sent = prepared(queue, ranks=1, weighting=weighting)
-    tree = replace(TREE, path_weighting=weighting)
     loss, of_sums = loss_of("actor", "vanilla", agg_mode), actor_loss("vanilla", agg_mode, loss_scale_factor=1)
-    worker = both_roles(root, tree)["actor"]
+    worker = worker_of(root, "actor", replace(TREE, path_weighting=weighting))
     found, metrics = steps_of(worker, loss, columns(sent["rows"], sent["keys"], **sent["flags"]["actor"]))
     for step in range(2):
         keys = step_of(sent, step, ranks=1)

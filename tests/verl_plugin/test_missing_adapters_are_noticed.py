@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_harness import LORA
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
@@ -16,7 +17,6 @@ from tree_rl.verl_plugin.trainer.queue_rows import log_probs_of_pass
 from tree_rl.verl_plugin.trainer.workers import WITHOUT_ADAPTER
 
 BYPASS = {"rollout_is": None, "rollout_rs": None, "bypass_mode": True}
-LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]}
 RANK = "actor_rollout_ref.model.lora_rank"
 
 
@@ -46,16 +46,12 @@ def test_log_probs_tell_what_the_rollout_has_of_an_adapter(
         assert found.share == pytest.approx(share, abs=0.02)
 
 
-def test_an_offset_of_all_tokens_and_repeated_tokens_change_nothing() -> None:
+def test_an_offset_of_all_tokens_and_repeated_tokens_change_nothing_and_an_adapter_of_zeros_shows_nothing() -> None:
     rollout, adapted, base = log_probs(share=0.0, effect=1e-2, noise=1e-2, tokens=500)
     found, moved = Effect.of(rollout, adapted, base), Effect.of(rollout + 0.7, adapted, base)
     again = Effect.of(*(values.repeat(8) for values in (rollout, adapted, base)))
     assert found is not None and moved is not None and again is not None
     assert moved.share == pytest.approx(found.share) and again.deviation == pytest.approx(found.deviation)
-
-
-def test_an_adapter_of_zeros_shows_nothing() -> None:
-    rollout, _, base = log_probs(share=0.0, effect=0.0, noise=1e-2)
     assert Effect.of(rollout, base, base) is None
 
 

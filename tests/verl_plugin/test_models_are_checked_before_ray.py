@@ -13,10 +13,9 @@ import pytest
 from omegaconf import OmegaConf
 from peft import LoraConfig
 from tiny_sizes import sizes
-from transformers import AutoConfig, PretrainedConfig
-from wrapped_models import wrapped_config
+from transformers import AutoConfig
+from wrapped_models import WRAPPED, wrapped_config
 
-from tree_rl.models import UnsupportedModelError
 from tree_rl.models.fused_layers import has_liger
 from tree_rl.verl_plugin.launch.model_check import (
     load_before_images,
@@ -53,26 +52,43 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen3", UNTIED, {"target_modules": ["q_prj"]}, r"model\.target_modules=\['q_prj'\]: .*not found"),
     ("qwen3", UNTIED, {"target_modules": "["}, r"model\.target_modules=\[: unterminated character set"),
     ("qwen3", UNTIED, {"target_modules": ["mlp"]}, r"model\.target_modules=\['mlp'\]: Target module [^\n]{9,300}$"),
+    ("llama4", {}, {}, r"^actor_rollout_ref\.model\.path=.* cannot train on trees: .*chunked_attention"),
+    ("mllama", {}, {}, "cannot train on trees: .*attend to images alone"),
+    ("paligemma", {}, {}, "cannot train on trees: .*tokens of a text see tokens behind them"),
+    ("qwen3_5", {"attention_dropout": 0.1}, {}, r"cannot train on trees: .*attention_dropout=0\.1"),
 ]
+FAMILIES = (
+    *("gemma2", "gpt_oss", "qwen3_next", "mixtral"),
+    *("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3"),
+)
 
 
 def saved(folder: Path, family: str, **settings: Any) -> str:
-    config: PretrainedConfig = AutoConfig.for_model(family, **{**SMALL, **settings})
-    config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+    reads_images = family in WRAPPED
+    config = wrapped_config(family, **settings) if reads_images else AutoConfig.for_model(family, **SMALL | settings)
+    kind = "ConditionalGeneration" if reads_images else "CausalLM"
+    config.architectures = [f"{type(config).__name__.removesuffix('Config')}For{kind}"]
     config.save_pretrained(folder)
     return str(folder)
 
 
-def check(path: str, engine: dict[str, Any] | None = None, *, is_value: bool = False, **model: Any) -> None:
-    node = OmegaConf.create({"path": path, **model})
-    engines = {ENGINE: OmegaConf.create(engine or {})}
-    refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=None if is_value else "vllm")
+def check(
+    path: str,
+    engine: dict[str, Any] | None = None,
+    *,
+    rollout: str | None = "vllm",
+    is_value: bool = False,
+    **model: Any,
+) -> None:
+    engines, node = {ENGINE: OmegaConf.create(engine or {})}, OmegaConf.create({"path": path, **model})
+    refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=rollout)
 
 
-@pytest.mark.parametrize("family", ("gemma2", "gpt_oss", "qwen3_next", "mixtral"))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_trained_families_pass(tmp_path: Path, family: str) -> None:
-    for is_value in (False, True):
-        check(saved(tmp_path, family), is_value=is_value)
+    path = saved(tmp_path, family)
+    check(path)
+    check(path, is_value=True, rollout=None)
 
 
 @pytest.mark.parametrize(("family", "settings", "asked", "reason"), REFUSED)
@@ -128,49 +144,13 @@ def test_what_this_machine_does_not_have_is_left_to_the_workers(tmp_path: Path) 
 
 
 def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
-    node = OmegaConf.create({"path": saved(tmp_path, "qwen3_next")})
     with pytest.raises(ValueError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
-        refuse_model_of_job(node, key=KEY, rollout="hf")
-
-
-PUBLISHED = ("qwen3_5", "gemma3", "mistral3", "gemma4", "qwen2_5_vl", "qwen3_vl_moe", "glm46v", "idefics3")
-
-
-def saved_reader(path: Path, family: str, **text: Any) -> str:
-    config = wrapped_config(family, **text)
-    config.architectures = [f"{family}ForConditionalGeneration"]
-    config.save_pretrained(path)
-    return str(path)
-
-
-def node(path: str, **more: Any) -> Any:
-    return OmegaConf.create({"path": path, **more})
-
-
-@pytest.mark.parametrize("family", PUBLISHED)
-def test_published_kinds_pass(tmp_path: Path, family: str) -> None:
-    path = saved_reader(tmp_path, family)
-    refuse_model_of_job(node(path), key="model")
-    refuse_model_of_job(node(path), key="critic.model", is_value=True)
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "reason"),
-    (
-        ("llama4", {}, "chunked_attention"),
-        ("mllama", {}, "attend to images alone"),
-        ("paligemma", {}, "tokens of a text see tokens behind them"),
-        ("qwen3_5", {"attention_dropout": 0.1}, r"attention_dropout=0\.1"),
-    ),
-)
-def test_others_are_refused_with_the_reason(tmp_path: Path, family: str, text: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=rf"^model\.path=.* cannot train on trees: .*{reason}"):
-        refuse_model_of_job(node(saved_reader(tmp_path, family, **text)), key="model")
+        check(saved(tmp_path, "qwen3_next"), rollout="hf")
 
 
 def test_the_named_remedy_is_one(tmp_path: Path) -> None:
-    path = saved_reader(tmp_path, "gemma3", attention_dropout=0.1)
-    refuse_model_of_job(node(path, override_config={"text_config": {"attention_dropout": 0.0}}), key="model")
+    path = saved(tmp_path, "gemma3", attention_dropout=0.1)
+    check(path, override_config={"text_config": {"attention_dropout": 0.0}})
 
 
 @pytest.mark.parametrize(
@@ -184,8 +164,7 @@ def test_the_named_remedy_is_one(tmp_path: Path) -> None:
     ),
 )
 def test_vllm_reads_weights_before_images(tmp_path: Path, family: str, rollout: str, given: str, becomes: str) -> None:
-    model = node(saved_reader(tmp_path, family))
-    options = {"name": rollout, "load_format": given}
+    model, options = {"path": saved(tmp_path, family)}, {"name": rollout, "load_format": given}
     config = OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})
     note = load_before_images(config)
     assert config.actor_rollout_ref.rollout.load_format == becomes and (note is None) == (given == becomes)
@@ -205,9 +184,14 @@ def test_options_of_pixels_that_vllm_reads_elsewhere_are_refused() -> None:
 def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> None:
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a", "b", "c"], column: [[], None, ["x.png"]]}), file)
-    data = OmegaConf.create({"train_files": [str(file)], "image_key": "pictures" if column == "pictures" else "images"})
-    with pytest.raises(ValueError, match=rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; trees run rows of"):
-        refuse_rows_with_images(data)
+    files = str(file) if column == "videos" else [str(file)]
+    data = OmegaConf.create({"train_files": files, "image_key": "pictures" if column == "pictures" else "images"})
+    said = rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; "
+    for reason in ({}, {"why": "a part reads none"}, *([{"why": None}] if column == "videos" else [])):
+        with pytest.raises(ValueError, match=said + (reason.get("why") or "trees run rows of text: drop")):
+            refuse_rows_with_images(data, **reason)
+    if column != "videos":
+        refuse_rows_with_images(data, why=None)
     pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
     refuse_rows_with_images(data)
 
@@ -221,18 +205,9 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
         ("qwen3_vl", "vllm", "tree_gateway_agent", "agents of tree_gateway_agent get a sample's text alone"),
     ),
 )
-def test_files_with_images_pass_where_all_parts_read_them(
+def test_parts_that_read_no_images_are_named(
     tmp_path: Path, family: str, rollout: str, loop: str, why: str | None
 ) -> None:
-    file = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["a", "b"], "images": [[], ["x.png"]], "videos": [None, None]}), file)
-    model = node(saved_reader(tmp_path / family, family))
     options = {"name": rollout, "agent": {"default_agent_loop": loop}}
-    found = why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}}))
-    assert found == why
-    data = OmegaConf.create({"train_files": str(file)})
-    if why is None:
-        refuse_rows_with_images(data, why=None)
-        pq.write_table(pa.table({"prompt": ["a"], "videos": [["x.mp4"]]}), file)
-    with pytest.raises(ValueError, match=r"has videos; trees run" if why is None else f"row 1 has images; {why}: drop"):
-        refuse_rows_with_images(data, why=found)
+    model = {"path": saved(tmp_path, family)}
+    assert why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})) == why

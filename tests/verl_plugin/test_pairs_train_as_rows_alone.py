@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import Row, build_engine, ppo_batch, with_whole_masks
+from engine_harness import build_engine, ppo_batch, with_whole_masks
 from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES
 from rank_processes import run_ranks
@@ -27,36 +27,29 @@ LOSSES = {
     "reference_free": PairLoss(beta=0.3, reference_free=True),
 }
 BUDGET = {"dpo": None, "conservative": 16, "ipo": 16, "reference_free": None}
+TRAINED = ([replace(one, uid=name) for one in rows if any(one.mask)] for name, rows in SHAPES.items())
+PAIRS = [(one, rows[(at + 1) % len(rows)]) for rows in TRAINED for at, one in enumerate(rows)]
+"""Every row of each hostile group against the next one; each row has a trained token, as in preference data."""
+TOKENS_OF_PAIRS = np.array([[sum(one.mask) for one in pair] for pair in PAIRS])
+REFERENCES = np.random.default_rng(0).normal(-4.5, 0.5, TOKENS_OF_PAIRS.shape) * TOKENS_OF_PAIRS
+"""float64 [pairs, 2], a log-prob near the model's of each row."""
 
 
-def hostile_pairs() -> list[tuple[Row, Row]]:
-    """Every row of each hostile group against the next one; each row has a trained token, as in preference data."""
-    trained = ([replace(one, uid=name) for one in rows if any(one.mask)] for name, rows in SHAPES.items())
-    return [(one, rows[(at + 1) % len(rows)]) for rows in trained for at, one in enumerate(rows)]
-
-
-def reference_of_pairs() -> np.ndarray:
-    """float64 [pairs, 2], a log-prob near the model's of each row."""
-    per_token = np.random.default_rng(0).normal(-4.5, 0.5, (len(hostile_pairs()), 2))
-    return per_token * np.array([[sum(one.mask) for one in pair] for pair in hostile_pairs()])
-
-
-def pair_batch(picked: list[int], **flags: Any) -> TensorDict:
+def pair_batch(picked: list[int]) -> TensorDict:
     """Some pairs, as the collator of the trainer leaves them."""
-    pairs = [hostile_pairs()[number] for number in picked]
-    data = with_whole_masks(ppo_batch([one for pair in pairs for one in pair], **flags))
-    tu.assign_non_tensor(data, global_batch_size=len(hostile_pairs()))
+    pairs = [PAIRS[number] for number in picked]
+    data = with_whole_masks(ppo_batch([one for pair in pairs for one in pair]))
+    tu.assign_non_tensor(data, global_batch_size=len(PAIRS))
     data[PLACE] = torch.arange(2 * len(pairs))
-    data[REFERENCE] = torch.from_numpy(reference_of_pairs()[picked].ravel())
+    data[REFERENCE] = torch.from_numpy(REFERENCES[picked].ravel())
     return data
 
 
 def alone(path: Path, loss: PairLoss) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
     """Loss, metrics and gradients of the formula on rows that run alone through the plain model."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
-    total, pairs = 0.0, hostile_pairs()
-    sums = dict.fromkeys(("chosen", "rejected", "right"), 0.0)
-    for pair, reference in zip(pairs, reference_of_pairs().tolist(), strict=True):
+    total, sums = 0.0, dict.fromkeys(("chosen", "rejected", "right"), 0.0)
+    for pair, reference in zip(PAIRS, REFERENCES.tolist(), strict=True):
         ratios, compared = [], []
         for one, before in zip(pair, reference, strict=True):
             mask = torch.tensor([0] * one.prompt + one.mask).roll(-1)
@@ -66,11 +59,11 @@ def alone(path: Path, loss: PairLoss) -> tuple[float, dict[str, float], dict[str
         chosen, rejected = ratios
         options = {"beta": loss.beta, "label_smoothing": loss.label_smoothing, "loss_type": loss.loss_type}
         value = preference_losses(*compared, **options)
-        (value / len(pairs)).backward()
-        total += value.item() / len(pairs)
-        sums["chosen"] += loss.beta * chosen.item() / len(pairs)
-        sums["rejected"] += loss.beta * rejected.item() / len(pairs)
-        sums["right"] += float(chosen > rejected) / len(pairs)
+        (value / len(PAIRS)).backward()
+        total += value.item() / len(PAIRS)
+        sums["chosen"] += loss.beta * chosen.item() / len(PAIRS)
+        sums["rejected"] += loss.beta * rejected.item() / len(PAIRS)
+        sums["right"] += float(chosen > rejected) / len(PAIRS)
     return total, sums, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
@@ -85,7 +78,7 @@ def test_a_tree_of_pairs_is_its_pairs(
 ) -> None:
     # With `auto` some groups would run without a tree, packed row by row.
     engine = build_engine(model_path, tree=TreeConfig(mode="auto", max_tokens=budget))
-    got = run(engine, pair_batch(list(range(len(hostile_pairs())))), LOSSES[name])
+    got = run(engine, pair_batch(list(range(len(PAIRS)))), LOSSES[name])
     loss, means, gradients = expected[name]
     assert sum(got["loss"]) == pytest.approx(loss, rel=1e-5)
     assert_equal_gradients(gradients, got["gradients"])
@@ -102,7 +95,7 @@ def rank_main(rank: int, model: Path) -> list[tuple[float, dict[str, torch.Tenso
     engine, found = build_engine(model, tree=TreeConfig(mode="tree")), []
     for name in ("dpo", "ipo"):
         engine.step.options = TreeConfig(mode="tree", max_tokens=BUDGET[name])
-        got = run(engine, pair_batch(list(range(rank, len(hostile_pairs()), 2))), LOSSES[name])
+        got = run(engine, pair_batch(list(range(rank, len(PAIRS), 2))), LOSSES[name])
         found.append((sum(got["loss"]), got["gradients"]))
     return found
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,20 +31,14 @@ def test_log_probs_take_one_pass(rows: ModuleType) -> None:
     assert transformer_impl.logprobs_from_logits is fused_log_probs
 
 
-def test_packed_rows_are_rows_alone(
-    rows: ModuleType, model_path: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = build_engine(model_path, tree=None, attention=rows.NAME)
-    called = []
-    original = rows.packed_attention
-    monkeypatch.setattr(
-        rows, "packed_attention", lambda *given, **more: called.append(given) or original(*given, **more)
-    )
-    shape = SHAPES["two_groups"]
-    expected = alone(stock, shape)
-    assert not called
-    assert_trains_as(expected, packed, shape)
-    assert len(called) >= 2 and any(len(given[3].lengths) == len(shape) for given in called), "rows end to end"
+def test_packed_rows_are_rows_alone(rows: ModuleType, model_path: Path, stock: Any) -> None:
+    packed, shape = build_engine(model_path, tree=None, attention=rows.NAME), SHAPES["two_groups"]
+    with patch.object(rows, "packed_attention", wraps=rows.packed_attention) as attention:
+        expected = alone(stock, shape)
+        assert not attention.called
+        assert_trains_as(expected, packed, shape)
+    assert attention.call_count >= 2
+    assert any(len(call.args[3].lengths) == len(shape) for call in attention.call_args_list), "rows end to end"
 
 
 def test_padded_rows_are_refused_with_the_key(rows: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,17 +17,10 @@ from tree_rl.verl_plugin.options import TreeConfig
 @pytest.mark.parametrize("max_tokens, checked", ((100, True), (20, True), (5, False)))
 def test_the_check_keeps_to_the_budget(model_path: Path, max_tokens: int, checked: bool) -> None:
     engine = build_engine(model_path, tree=TreeConfig(mode="tree", max_tokens=max_tokens))
-    lengths: list[int] = []
-    stock_step = engine.stock_step
-
-    def watched(selected: Any, *args: Any) -> Any:
-        lengths.append(selected["input_ids"].values().numel())
-        return stock_step(selected, *args)
-
-    engine.stock_step = watched
-    run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
-    assert bool(lengths) == checked
-    assert sum(lengths) <= max_tokens
+    with patch.object(engine, "stock_step", wraps=engine.stock_step) as alone:
+        run(engine, ppo_batch(SHAPES["branches"], calculate_entropy=True), LOSS)
+    lengths = [call.args[0]["input_ids"].values().numel() for call in alone.call_args_list]
+    assert bool(lengths) == checked and sum(lengths) <= max_tokens
 
 
 def leaky_engine(path: Path, *, only_in_training: bool = False, **build: Any) -> Any:

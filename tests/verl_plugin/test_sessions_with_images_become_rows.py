@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embedded_server import Client, build_server, describe
 from engine_harness import Row, build_engine, nested, ppo_batch
 from equivalence import infer
 from image_rows import IMAGE_TOKEN, Picture, PictureRow, text
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.utils import tensordict_utils as tu
-from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.config import HFModelConfig
 
 from tree_rl.rollout.gateway.tokens.images import FIRST_NUMBER
 from tree_rl.tree.forest import Forest
@@ -27,7 +28,6 @@ from tree_rl.verl_plugin.agent_loops.gateway_agent_loop import TreeGatewayAgentL
 from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, spans_of_images, with_image_keys
 from tree_rl.verl_plugin.agent_loops.prompt_forests import TreeAgentLoopWorker
 from tree_rl.verl_plugin.agent_loops.session_images import SessionImages
-from tree_rl.verl_plugin.embedded_rollout.server import HFServer
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.trainer.queue_rows import fetch_row_tokens
 
@@ -43,36 +43,19 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty":
 def model(tmp_path_factory: pytest.TempPathFactory) -> HFModelConfig:
     path = tmp_path_factory.mktemp("gui") / "model"
     save(path, shown=0, seed=0)
-    return HFModelConfig(path=str(path), trust_remote_code=True, override_config={"attn_implementation": "sdpa"})
+    return describe(path, trust_remote_code=True)
 
 
-class Client:
-    """verl's client of a server in this process."""
-
-    def __init__(self, model: HFModelConfig) -> None:
-        sizes = {"tensor_model_parallel_size": 1, "prompt_length": 64, "response_length": 64}
-        rollout = RolloutConfig(name="hf", **sizes, dtype="float32")
-        self.server = HFServer(rollout, model, replica_rank=0, num_threads=1, weights_follow=False)
-
-    async def generate(self, request_id: str, **request: Any) -> Any:
-        output = await self.server.generate(request_id=request_id, **request)
-        output.extra_fields |= {"min_global_steps": 0, "max_global_steps": 0}
-        return output
-
-
-def play(model: HFModelConfig, client: Client, *seeds: int) -> list[list[AgentLoopOutput]]:
+async def play(model: HFModelConfig, *seeds: int) -> list[list[AgentLoopOutput]]:
     custom = {"gateway_agent": {"agent": "gui_window.agent.WindowAgent"}}
     settings = {"name": "hf", "prompt_length": 64, "response_length": 64, "custom": custom}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
-
-    async def sessions() -> list[list[AgentLoopOutput]]:
-        given = {"trainer_config": DictConfigWrap(config=config), "data_config": DictConfigWrap(config.data)}
-        given |= {"tokenizer": model.tokenizer, "processor": model.processor, "hf_model_type": "qwen2_5_vl"}
-        loop = TreeGatewayAgentLoop(server_manager=client, dataset_cls=None, **given)
-        samples = [{"raw_prompt": [], "extra_info": {"seed": seed}} for seed in seeds]
-        return await asyncio.gather(*[loop.run(dict(SAMPLING), **sample) for sample in samples])
-
-    return asyncio.run(sessions())
+    client = Client(build_server(model, prompt_length=64, response_length=64))
+    given = {"trainer_config": DictConfigWrap(config=config), "data_config": DictConfigWrap(config.data)}
+    given |= {"tokenizer": model.tokenizer, "processor": model.processor, "hf_model_type": "qwen2_5_vl"}
+    loop = TreeGatewayAgentLoop(server_manager=client, dataset_cls=None, **given)
+    samples = [{"raw_prompt": [], "extra_info": {"seed": seed}} for seed in seeds]
+    return await asyncio.gather(*[loop.run(dict(SAMPLING), **sample) for sample in samples])
 
 
 def stored(model: HFModelConfig, output: AgentLoopOutput) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -85,8 +68,8 @@ def stored(model: HFModelConfig, output: AgentLoopOutput) -> tuple[torch.Tensor,
     return ids, positions[0], inputs
 
 
-def test_rows_of_a_window_have_the_trainers_log_probs_and_share_screens(model: HFModelConfig) -> None:
-    sessions = play(model, Client(model), 1, 1, 2)
+async def test_rows_of_a_window_have_the_trainers_log_probs_and_share_screens(model: HFModelConfig) -> None:
+    sessions = await play(model, 1, 1, 2)
     rows = [row for session in sessions for row in session]
     for session in sessions:
         # The first row continues until the first screenshot is dropped; then every click starts a row.

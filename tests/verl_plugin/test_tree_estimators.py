@@ -10,7 +10,7 @@ import torch
 import verl.trainer.ppo.v1  # noqa: F401  # it loads our trainers, which cannot load it
 from engine_harness import nested
 from local_trainer import make_trainer
-from session_batches import estimate, make_batch
+from session_batches import COPIES, estimate, make_batch
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
@@ -20,7 +20,7 @@ from tree_rl.verl_plugin.compat import KVBatchMeta
 from tree_rl.verl_plugin.trainer.advantages import session_scores
 from tree_rl.verl_plugin.trainer.estimator_names import ON_PATHS
 from tree_rl.verl_plugin.trainer.sessions import Sessions, trained_token_weights
-from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, longest_paths, tree_advantages
+from tree_rl.verl_plugin.trainer.tree_estimators import credit_trees, tree_advantages
 
 
 def nested_mask(data: DataProto, lengths: np.ndarray) -> torch.Tensor:
@@ -29,7 +29,7 @@ def nested_mask(data: DataProto, lengths: np.ndarray) -> torch.Tensor:
 
 
 def advantages_of(
-    name: str,
+    estimator: Estimator,
     data: DataProto,
     keys: list[str],
     ids: list[np.ndarray],
@@ -48,16 +48,13 @@ def advantages_of(
     given = {"row_tokens": ids, "extras": extras or [{}] * len(keys)}
     trees = credit_trees(data, sessions, scores, nested_mask(data, lengths), **given)
     computed = {"response_lengths": lengths, "token_weights": weights}
-    return tree_advantages(data, trees, ESTIMATORS[name], options, **computed).batch["advantages"]
+    return tree_advantages(data, trees, estimator, options, **computed).batch["advantages"]
 
 
 def of_one_prompt(mask: torch.Tensor, scores: torch.Tensor) -> DataProto:
     """Three rows."""
     tensors = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores.clone()}
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": np.array(["u"] * 3, dtype=object)})
-
-
-COPIES = [3, 1, 2, 1, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +70,13 @@ def test_comparison_within_the_prompt_is_verls(
     name: str, options: dict[str, Any], verls: str, copies: list[int], tolerance: float
 ) -> None:
     expected, _ = estimate(verls, make_batch(copies))
-    got = advantages_of(name, *make_batch(copies), **options)
+    got = advantages_of(ESTIMATORS[name], *make_batch(copies), **options)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance)
 
 
 def test_whitening_counts_each_token_of_a_session_once() -> None:
     batch = make_batch(COPIES)
-    got = advantages_of("treepo", *batch)
+    got = advantages_of(ESTIMATORS["treepo"], *batch)
     mask = make_batch(COPIES)[0].batch["response_mask"].bool()
     _, keys, ids, lengths = batch
     share = trained_token_weights(Sessions.from_keys(keys), ids, mask.long(), lengths)
@@ -97,7 +94,8 @@ def test_calls_and_reports_of_sessions_reach_the_estimator() -> None:
     lengths, options = np.array([3, 3, 3]), {"omega": 0.5, "gamma": 0.5}
 
     def gigpo(extras: list[dict[str, Any]] | None = None, **more: Any) -> torch.Tensor:
-        return advantages_of("gigpo", of_one_prompt(mask, scores), keys, ids, lengths, extras=extras, **more)
+        data = of_one_prompt(mask, scores)
+        return advantages_of(ESTIMATORS["gigpo"], data, keys, ids, lengths, extras=extras, **more)
 
     # Call 1 was a side call that no row contains.
     keyed = [["s", "-", "a"], ["s", "-", "b"], ["s", "-", "a"]]
@@ -138,7 +136,7 @@ def test_the_order_of_a_batch_decides_nothing() -> None:
     for order in ([0, 1, 2], [2, 1, 0]):
         data = of_one_prompt(torch.ones(3, 2), scores[order])
         batch = data, [keys[row] for row in order], [ids[row] for row in order], np.array([2, 2, 2])
-        got = advantages_of("rtmc", *batch, states="observation", prior=0.0)
+        got = advantages_of(ESTIMATORS["rtmc"], *batch, states="observation", prior=0.0)
         found.append(got[np.argsort(order)].tolist())
     assert found[0] == found[1] == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5]]
 
@@ -147,14 +145,9 @@ def test_a_function_of_ones_own_must_return_a_number_for_each_token() -> None:
     def half(tree: Any) -> np.ndarray:
         return np.ones(1)
 
-    data, keys, ids, lengths = make_batch([1] * 6)
-    sessions = Sessions.from_keys(keys)
-    masks = nested_mask(data, lengths)
-    trees = credit_trees(data, sessions, torch.zeros(6), masks, row_tokens=ids, extras=[{}] * 6)
-    given = {"response_lengths": lengths, "token_weights": lambda: torch.ones(1)}
     for function, name in ((half, "half"), (partial(half), "functools.partial")):
         with pytest.raises(ValueError, match=rf"prompt uid-0: expected a finite advantage for each of .* from {name}"):
-            tree_advantages(data, trees, Estimator(function), {}, **given)
+            advantages_of(Estimator(function), *make_batch([1] * 6))
 
 
 def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
@@ -162,15 +155,10 @@ def test_a_penalty_in_the_reward_counts_once_per_unique_token() -> None:
     for times in ([1] * 6, COPIES):
         data, keys, ids, lengths = make_batch(times)
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] - 0.3 * data.batch["kl"]
-        results.append(advantages_of("tree_loo", data, keys, ids, lengths, with_penalty=True))
+        results.append(advantages_of(ESTIMATORS["tree_loo"], data, keys, ids, lengths, with_penalty=True))
     mask, row_of_single = make_batch(COPIES)[0].batch["response_mask"].bool(), np.repeat(np.arange(6), COPIES)
     torch.testing.assert_close(results[1][mask], results[0][row_of_single][mask], rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(results[0], advantages_of("tree_loo", *make_batch([1] * 6)))
-
-
-def test_the_longest_path_of_each_session_is_kept_and_ties_go_to_the_last() -> None:
-    sessions = Sessions.from_keys(["u_0_0", "u_0_1", "u_1_0", "u_1_1", "w_0_0"])
-    assert longest_paths(sessions, [5, 4, 7, 7, 1]) == [0, 3, 4]
+    assert not torch.allclose(results[0], advantages_of(ESTIMATORS["tree_loo"], *make_batch([1] * 6)))
 
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, *ON_PATHS])
@@ -181,15 +169,16 @@ def test_verls_own_trainers_refuse_them_with_the_key(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["full_tree", "longest_path"])
 def test_rows_that_do_not_train_leave_the_batch_and_the_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest path of each session trains; ties go to the last."""
     cleared: list[str] = []
     store = SimpleNamespace(kv_clear=lambda keys, partition_id: cleared.extend(keys))
     monkeypatch.setattr(trainer_module, "tq", store)
     keys = ["u_0_0", "u_0_1", "u_0_2", "u_1_0", "w_0_0", "w_0_1"]
-    tags = [{"seq_len": length} for length in (5, 9, 3, 4, 2, 8)]
+    tags = [{"seq_len": length} for length in (5, 9, 3, 4, 8, 8)]
     metrics: dict[str, float] = {}
     kept = make_trainer(name)._keep_trained_paths(KVBatchMeta(keys, tags, "train"), metrics)
     if name == "longest_path":
         assert kept.keys == ["u_0_1", "u_1_0", "w_0_1"] and sorted(cleared) == ["u_0_0", "u_0_2", "w_0_0"]
-        assert metrics == {"tree/untrained_rows": 3, "tree/untrained_row_tokens": 10}
+        assert metrics == {"tree/untrained_rows": 3, "tree/untrained_row_tokens": 16}
     else:
         assert kept.keys == keys and not cleared and not metrics

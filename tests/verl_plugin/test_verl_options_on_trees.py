@@ -9,14 +9,14 @@ import pytest
 import torch
 from engine_harness import ALONE, FLAGS, VOCAB, build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import alone, assert_equal_gradients, assert_equal_runs, assert_trains_as, everywhere, run
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 from tiny_sizes import sizes
 from transformers import Qwen3MoeConfig
 from verl_losses import actor_loss, critic_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
 
-ROWS = shapes()["branches"]
+ROWS = SHAPES["branches"]
 PARTITIONED = TreeConfig(mode="tree", max_tokens=17)
 
 
@@ -53,7 +53,7 @@ def test_rows_of_a_micro_batch_bound_a_forward(
     tree_engine: Any, stock: Any, rows_per_micro_batch: int, forwards: int
 ) -> None:
     # Rows of 16 tokens, two groups of 20 unique tokens: 16 and 64 tokens a forward.
-    rows = shapes()["two_groups"]
+    rows = SHAPES["two_groups"]
     flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
     got = assert_trains_as(alone(stock, rows, loss_of()), tree_engine, rows, loss_of(), **flags)
     with tree_engine.eval_mode(disable_auto_offload=True):
