@@ -27,17 +27,10 @@ def as_javascript(value: Any) -> Any:
 
 
 def arguments_of(call: CalledTool, choose: Choose) -> Any:
-    given = json.loads(call.arguments_json)
-    return choose(
-        [
-            call.arguments_json,
-            json.dumps(given, separators=(",", ":")),
-            json.dumps(given, sort_keys=True, indent=2, ensure_ascii=False),
-            json.dumps(dict(reversed(given.items()))),
-            json.dumps(as_javascript(given)),
-            given,
-        ]
-    )
+    given, text = json.loads(call.arguments_json), call.arguments_json
+    tight, pretty = json.dumps(given, separators=(",", ":")), json.dumps(given, sort_keys=True, indent=2)
+    others = (json.dumps(one, ensure_ascii=False) for one in (dict(reversed(given.items())), as_javascript(given)))
+    return choose([text, tight, pretty, *others, given])
 
 
 def thoughts_of(message: ChatMessage, choose: Choose) -> str | None:
@@ -52,12 +45,15 @@ def texts_of(message: ChatMessage, choose: Choose) -> Any:
     return choose(forms + ([None, []] if not text.strip() else []))
 
 
+def given_form(message: ChatMessage, choose: Choose, **fields: str) -> dict[str, Any]:
+    """A message that no model wrote, or one result."""
+    return {**fields, "content": choose([message.content, [{"type": "text", "text": message.content}]])}
+
+
 def openai_form(message: ChatMessage, choose: Choose, new_id: Callable[[str], str]) -> dict[str, Any]:
-    if message.role == "tool":
-        content = choose([message.content, [{"type": "text", "text": message.content}]])
-        return {"role": "tool", "tool_call_id": new_id(message.tool_call_id or ""), "content": content}
     if message.role != "assistant":
-        return {"role": message.role, "content": choose([message.content, [{"type": "text", "text": message.content}]])}
+        ids = {"tool_call_id": new_id(message.tool_call_id or "")} if message.role == "tool" else {}
+        return given_form(message, choose, role=message.role, **ids)
     extra = choose([{}, {"refusal": None, "annotations": [], "audio": None, "function_call": None}, {"name": "m"}])
     body = {"role": "assistant", "content": texts_of(message, choose), **extra}
     thought = thoughts_of(message, choose)
@@ -77,11 +73,10 @@ def openai_form(message: ChatMessage, choose: Choose, new_id: Callable[[str], st
 
 def anthropic_form(message: ChatMessage, choose: Choose, new_id: Callable[[str], str]) -> dict[str, Any]:
     if message.role == "tool":
-        content = choose([message.content, [{"type": "text", "text": message.content}]])
-        block = {"type": "tool_result", "tool_use_id": new_id(message.tool_call_id or ""), "content": content}
+        block = given_form(message, choose, type="tool_result", tool_use_id=new_id(message.tool_call_id or ""))
         return {"role": "user", "content": [block]}
     if message.role != "assistant":
-        return {"role": message.role, "content": choose([message.content, [{"type": "text", "text": message.content}]])}
+        return given_form(message, choose, role=message.role)
     thought = thoughts_of(message, choose)
     blocks = [] if thought is None else [{"type": "thinking", "thinking": thought, "signature": ""}]
     if message.content.strip() or not message.tool_calls:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -71,9 +71,7 @@ def qwen3_coder(calls: Calls) -> str:
 def glm4(calls: Calls) -> str:
     written = []
     for name, arguments in calls:
-        pairs = (
-            f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n" for key, value in arguments.items()
-        )
+        pairs = (f"<arg_key>{k}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n" for k, value in arguments.items())
         written.append(f"<tool_call>{name}\n{''.join(pairs)}</tool_call>")
     return "\n".join(written)
 
@@ -121,18 +119,9 @@ def harmony(calls: Calls) -> str:
     )
 
 
-WRITERS: dict[str, tuple[str, Callable[[Calls], str]]] = {
-    "hermes": ("hermes", hermes),
-    "qwen3_coder": ("qwen3_coder", qwen3_coder),
-    "glm4": ("glm4", glm4),
-    "kimi_k2": ("kimi_k2", kimi_k2),
-    "deepseek_v3": ("deepseek_v3", deepseek_v3),
-    "deepseek_v3_1": ("deepseek_v3", deepseek_v3_1),
-    "mistral": ("mistral", mistral),
-    "mistral_list": ("mistral", mistral_list),
-    "llama3": ("llama3", llama3),
-    "harmony": ("harmony", harmony),
-}
+ALL = (hermes, qwen3_coder, glm4, kimi_k2, deepseek_v3, deepseek_v3_1, mistral, mistral_list, llama3, harmony)
+OTHER_NAMES = {"deepseek_v3_1": "deepseek_v3", "mistral_list": "mistral"}
+WRITERS = {write.__name__: (OTHER_NAMES.get(write.__name__, write.__name__), write) for write in ALL}
 """How calls are written -> the dialect, and the writer."""
 AMBIGUOUS = re.compile(r"</parameter>\s*(<parameter=|</function>)|</arg_value>\s*(<arg_key>|</tool_call>)")
 """Text that no reader can tell from the end of a bare value."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tree_rl.rollout.gateway.backend import Answer
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.recorder import Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
@@ -20,6 +20,12 @@ def user(text: str) -> ChatMessage:
 
 def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
+    tokens = (("a", -0.5), ("\ufffd", -1.0))
+    told = {"stop_cause": cause, "stop_sequence": None, "num_tokens": 2, "reasoning_tokens": 1, "tokens": tokens}
+    return Completion(id="x", created=1, prompt_tokens=3, choices=(Choice(message=message, **told),))
 
 
 def answered(answer: Any) -> Any:

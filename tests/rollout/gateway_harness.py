@@ -219,16 +219,14 @@ class Talk:
 
     @cached_property
     def openai(self) -> openai.AsyncOpenAI:
-        plain = openai.DefaultAsyncHttpxClient(verify=WITHOUT_TLS)
-        address = {"base_url": self.endpoint.openai_url, "api_key": self.endpoint.token, "max_retries": 0}
-        client = openai.AsyncOpenAI(**address, http_client=plain)
+        given = {"base_url": self.endpoint.openai_url, "api_key": self.endpoint.token, "max_retries": 0}
+        client = openai.AsyncOpenAI(**given, http_client=openai.DefaultAsyncHttpxClient(verify=WITHOUT_TLS))
         return self._until_the_end(client, client.close)
 
     @cached_property
     def anthropic(self) -> anthropic.AsyncAnthropic:
-        plain = anthropic.DefaultAsyncHttpxClient(verify=WITHOUT_TLS)
-        address = {"base_url": self.endpoint.url, "api_key": self.endpoint.token, "max_retries": 0}
-        client = anthropic.AsyncAnthropic(**address, http_client=plain)
+        given = {"base_url": self.endpoint.url, "api_key": self.endpoint.token, "max_retries": 0}
+        client = anthropic.AsyncAnthropic(**given, http_client=anthropic.DefaultAsyncHttpxClient(verify=WITHOUT_TLS))
         return self._until_the_end(client, client.close)
 
     @cached_property

@@ -12,7 +12,7 @@ THOUGHT = "<think>\n\nlook around \n</think>\n\n"
 TURNS = (THOUGHT + "I look.\n" + LS + LS, LS, "<think>\nhm\n</think>\nso " + LS, "Done.")
 
 
-def call(name: str, **arguments: str) -> str:
+def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

@@ -3,6 +3,7 @@
 Each family's own chat template renders a recorded history byte for byte, and turns are read as it writes them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from gateway_harness import SHELL, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_families import EDIT, TEMPLATES, Family, call, tokenizer_of, written_by_the_template
+from protocol_turns import call as written_call
 
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.tokens.template_form import conversation_of
@@ -87,6 +89,10 @@ def tokenizer_with(family: Family, path: Path) -> Any:
     return tokenizer_of(family, path.read_text())
 
 
+def without_reasoning(history: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [replace(message, reasoning=None) for message in history]
+
+
 def answers_to(message: ChatMessage) -> list[ChatMessage]:
     results = [ChatMessage(role="tool", content=f"of {one.id}", tool_call_id=one.id) for one in message.tool_calls]
     return results or [user("and")]
@@ -96,24 +102,39 @@ def answers_to(message: ChatMessage) -> list[ChatMessage]:
 @settings(QUICK, max_examples=6)
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
 def test_forms_of_a_client_continue_the_row_under_every_template(family: Family, path: Path, data: Any) -> None:
+    """Turns are misspelt and read as their template writes them; prompts spell what transformers renders."""
     scene = Scene(tokenizer_with(family, path), tools=(EDIT,))
+    assert scene.renderer.dialect.name == family.dialect
     protocol = data.draw(st.sampled_from(["openai", "anthropic"]))
     keeps_reasoning = scene.renderer._form.reasoning_field is not None
     choose, new_id = chooser(data), data.draw(st.sampled_from(NEW_IDS))
-    history, prompts = [user("q")], []
-    for number in range(3):
+    # Of a turn without reasoning a template may write other marks once it is not the last.
+    thoughts = ["I think.\nTwice.", *data.draw(st.sampled_from([[], [None]]))] if keeps_reasoning else [None]
+    history = [user("q")]
+    for number in range(4):
+        prompt, is_last = scene.prompt(*sent_back(history, choose, protocol, new_id)), number == 3
+        before = list(prompt.restored.messages)
+        form = conversation_of(before, scene.renderer._form, scene.renderer.dialect)
+        expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
+        assert len(thoughts) > 1 or scene.tokenizer.decode(prompt.ids) == expected
         calls = tuple(call(number, index) for index in range(data.draw(st.integers(1, family.max_calls))))
-        thought = data.draw(st.sampled_from([None, "I think.\nTwice."])) if keeps_reasoning else None
+        thought = data.draw(st.sampled_from(thoughts))
         meant = ChatMessage(role="assistant", tool_calls=calls, reasoning=thought)
-        before = list(scene.prompt(*sent_back(history, choose, protocol, new_id)).restored.messages)
-        written = misspell(scene.tokenizer, written_by_the_template(scene, before, meant), seed=number)
-        message = scene.answer(sent_back(history, choose, protocol, new_id), written, end=family.call_end or None)
-        prompts.append(scene.recorder.calls[-1].prompt_ids)
-        assert len(message.tool_calls) == len(calls)
+        # A final answer is written behind calls without reasoning, which some templates drop in front of it.
+        meant, before = (said("It is done."), without_reasoning(before)) if is_last else (meant, before)
+        turn = written_by_the_template(scene, before, meant)
+        end = (family.answer_end if is_last else family.call_end) or None
+        sent = sent_back(history, choose, protocol, new_id)
+        message = scene.answer(sent, misspell(scene.tokenizer, turn, seed=number), end=end)
+        made, expected = (
+            [(one.name, list(one.arguments.items())) for one in some] for some in (message.tool_calls, calls)
+        )
+        assert made == ([] if is_last else expected)
+        assert is_last or (message.reasoning or "").strip() == (thought or "")
         history += [message, *answers_to(message)]
-    prompts.append(scene.prompt(*sent_back(history, choose, protocol, new_id)).ids)
-    assert scene.recorder.drift_report().branch_causes == {}
-    assert continues(scene, prompts[1:]) and len(rows_of_calls(scene.recorder.calls)) == 1
+    report = scene.recorder.drift_report()
+    assert report.unread == report.branch_causes == {}
+    assert len(rows_of_calls(scene.recorder.calls)) == 1
 
 
 @pytest.mark.parametrize("shown", ["ids", "agents", "thoughts", "nothing"])
@@ -126,10 +147,7 @@ def test_equal_siblings_go_on_in_branches_of_their_own(
     scene = Scene(tiny.tokenizer, tools=(SHELL,))
     choose = chooser(data)
     agents = [f"agent {number}" if shown == "agents" else "main" for number in range(3)]
-    body = (
-        data.draw(st.sampled_from(["", "Now."]))
-        + '<tool_call>\n{"name": "shell", "arguments": {"n": 1.0}}\n</tool_call>'
-    )
+    body = data.draw(st.sampled_from(["", "Now."])) + written_call("shell", n=1.0)
     given = [
         scene.answer([user("q")], f"<think>\nthought {number}\n</think>\n\n{body}", agent=agents[number])
         for number in range(3)
@@ -139,9 +157,7 @@ def test_equal_siblings_go_on_in_branches_of_their_own(
         reply = ChatMessage(role="tool", content=f"result {number}", tool_call_id=given[number].tool_calls[0].id)
         history = [user("q"), given[number], reply]
         if shown != "thoughts":
-            history[1] = ChatMessage(
-                role="assistant", content=given[number].content, tool_calls=given[number].tool_calls
-            )
+            history = without_reasoning(history)
         else:
             choose = lambda forms: forms[-1]  # noqa: E731 (the reasoning is kept)
         for _ in range(2):  # once more, as a client that was cut off
@@ -163,60 +179,9 @@ def test_calls_without_reasoning_are_one_row_where_thinking_is_off(tiny: SimpleN
     scene = Scene(tiny.tokenizer, tools=(SHELL,), template_options={"enable_thinking": False})
     history = [user("q")]
     for number in range(4):
-        written = f'<tool_call>\n{{"name":"shell",  "arguments":{{"command": "ls {number}"}}}}\n</tool_call>'
-        message = scene.answer(history, opening + written)
-        history += [replace(message, reasoning=None), *answers_to(message)]
+        message = scene.answer(history, opening + written_call("shell", command=f"ls {number}").replace(": ", ":  "))
+        history += [*without_reasoning([message]), *answers_to(message)]
     assert len(rows_of_calls(scene.recorder.calls)) == 1 and scene.recorder.drift_report().branch_causes == {}
-
-
-def as_a_client_sends(message: ChatMessage) -> ChatMessage:
-    """Through the OpenAI protocol, without reasoning."""
-    return sent_back([replace(message, reasoning=None)], lambda forms: forms[0], "openai", NEW_IDS[0])[-1]
-
-
-def play(scene: Scene, family: Family, reasoning: str | None) -> list[ChatMessage]:
-    """Three turns with calls and an answer, each turn as the template writes it, in odd tokens."""
-
-    def spell(text: str) -> list[int]:
-        return misspell(scene.tokenizer, text)
-
-    history = [user("q")]
-    for number in range(3):
-        calls = tuple(call(number, index) for index in range(1 + number % family.max_calls))
-        meant = ChatMessage(role="assistant", tool_calls=calls, reasoning=reasoning)
-        message = scene.answer(
-            history, spell(written_by_the_template(scene, history, meant)), end=family.call_end or None
-        )
-        assert [(one.name, one.arguments) for one in message.tool_calls] == [(one.name, one.arguments) for one in calls]
-        assert [list(one.arguments) for one in message.tool_calls] == [list(one.arguments) for one in calls]
-        assert (message.reasoning or "").strip() == (reasoning or "")
-        history += [as_a_client_sends(message), *answers_to(message)]
-    turn = written_by_the_template(scene, history, said("It is done."))
-    history.append(as_a_client_sends(scene.answer(history, spell(turn), end=family.answer_end or None)))
-    return history
-
-
-@pytest.mark.parametrize(("family", "path"), TEMPLATES)
-def test_history_is_rendered_byte_for_byte(family: Family, path: Path) -> None:
-    """A prompt spells what transformers renders, and a tool loop is one row though the client drops reasoning.
-
-    Misspelt turns keep their ids.
-    """
-    scene = Scene(tokenizer_with(family, path), tools=(EDIT,))
-    assert scene.renderer.dialect.name == family.dialect
-    reasoning = None if scene.renderer._form.reasoning_field is None else "I look\nfirst."
-    *history, _ = play(scene, family, reasoning)
-    prompt = scene.prompt(*history)
-    calls = scene.recorder.calls
-    form = conversation_of(prompt.restored.messages, scene.renderer._form, scene.renderer.dialect)
-    expected = scene.tokenizer.apply_chat_template(form, tools=[EDIT], tokenize=False, add_generation_prompt=True)
-    assert scene.tokenizer.decode(prompt.ids) == expected
-    assert len(rows_of_calls(calls[:3])) == 1
-    for earlier, later in zip(calls[:3], [*(one.prompt_ids for one in calls[1:3]), prompt.ids], strict=True):
-        drawn = earlier.prompt_ids + earlier.response_ids[:-1]
-        assert later[: len(drawn)] == drawn
-    report = scene.recorder.drift_report()
-    assert report.unread == report.branch_causes == {}
 
 
 @pytest.mark.parametrize(("family", "path"), TEMPLATES)
@@ -226,7 +191,8 @@ def test_a_later_system_message_is_part_of_the_conversation(family: Family, path
     history = [user("q")]
     message = scene.answer(history, written_by_the_template(scene, history, said("a")), end=family.answer_end or None)
     told = ChatMessage(role="system", content="a later rule")
-    prompt = scene.prompt(*history, as_a_client_sends(message), told, user("and"))
+    sent = sent_back(without_reasoning([*history, message]), lambda forms: forms[0], "openai", NEW_IDS[0])
+    prompt = scene.prompt(*sent, told, user("and"))
     first = scene.recorder.calls[0]
     assert prompt.ids[: len(first.prompt_ids)] == first.prompt_ids
     assert "a later rule" in scene.tokenizer.decode(prompt.ids[len(first.prompt_ids) :])

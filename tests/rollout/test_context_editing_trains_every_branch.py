@@ -1,38 +1,30 @@
 """Compaction, /clear, cleared results and sub-agents: every branch trains, in as few rows as the requests allow."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import talking
-from protocol_turns import call, misspelling
+from gateway_harness import SHELL, talking, user
+from protocol_turns import misspelling, shell
 
 from tree_rl.rollout.transcript import rows_of_calls
 
 CONTEXT_TOKENS = 1100
 REMINDER = "<system-reminder>\nYou can use the following context:\n</system-reminder>\n\n"
-CLAUDE_TOOL = {
-    "name": "Bash",
-    "description": "Runs a command.",
-    "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
-}
-OPENCODE_TOOL = {
-    "type": "function",
-    "function": {"name": "bash", "description": "Runs a command.", "parameters": CLAUDE_TOOL["input_schema"]},
-}
+CLAUDE_TOOL = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
+OPENCODE = {"role": "system", "content": "You are opencode."}
+RESULT = "file " * 60
 
 
-class HarnessTalk:
-    """A conversation, and fields of its requests."""
+class ClaudeTalk:
+    """A conversation as Claude Code has it."""
 
-    def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any], **fields: Any) -> None:
-        self.http, self.messages, self.fields = http, list(messages), fields
+    def __init__(self, http: httpx.AsyncClient, *messages: Mapping[str, Any]) -> None:
+        self.http, self.messages = http, list(messages)
 
-
-class ClaudeTalk(HarnessTalk):
     @staticmethod
     def says(*texts: str) -> dict[str, Any]:
         blocks = [{"type": "text", "text": text} for text in texts]
@@ -43,47 +35,45 @@ class ClaudeTalk(HarnessTalk):
         system = [{"type": "text", "text": "You are a Claude agent.", "cache_control": {"type": "ephemeral"}}]
         body = {"model": "m", "max_tokens": 300, "system": system, "tools": [CLAUDE_TOOL], "messages": self.messages}
         headers = {"anthropic-version": "2023-06-01", **({"x-claude-code-agent-id": agent} if agent else {})}
-        answer = await self.http.post("/v1/messages", json={**body, **self.fields}, headers=headers)
+        answer = await self.http.post("/v1/messages", json=body, headers=headers)
         if answer.status_code == 200:
             self.messages.append({"role": "assistant", "content": answer.json()["content"]})
         return answer.status_code
 
     async def work(self, rounds: int, agent: str = "") -> int:
-        """Run the commands that the model asks for. Returns the last status."""
-        status = 200
+        """Run the commands that the model asks for, and ask. Returns the last status."""
         for _ in range(rounds):
             calls = [block["id"] for block in self.messages[-1]["content"] if block["type"] == "tool_use"]
-            results = [{"type": "tool_result", "tool_use_id": one, "content": "file " * 60} for one in calls]
-            self.messages.append({"role": "user", "content": results})
+            results = [{"type": "tool_result", "tool_use_id": one, "content": RESULT} for one in calls]
+            self.messages += [{"role": "user", "content": results}] if results else []
             status = await self.ask(agent)
         return status
 
 
-class OpenCodeTalk(HarnessTalk):
-    async def ask(self) -> str:
-        """Ask, and append the answer as opencode keeps it. Returns its text."""
-        body = {"model": "m", "max_tokens": 300, "tools": [OPENCODE_TOOL], "messages": self.messages, **self.fields}
-        answer = await self.http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        said = answer.json()["choices"][0]["message"]
-        kept = {"role": "assistant", "content": said["content"] or ""}
-        self.messages.append(kept | ({"tool_calls": said["tool_calls"]} if said.get("tool_calls") else {}))
-        return said["content"] or ""
+async def ask_as_opencode(http: httpx.AsyncClient, messages: list[Any], tools: Sequence[Any] = (SHELL,)) -> str:
+    """Ask, and append the answer as opencode keeps it. Returns its text."""
+    body = {"model": "m", "max_tokens": 300, "tools": tools, "messages": messages}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()["choices"][0]["message"]
+    kept = {"role": "assistant", "content": said["content"] or ""}
+    messages.append(kept | ({"tool_calls": said["tool_calls"]} if said.get("tool_calls") else {}))
+    return kept["content"]
 
-    async def work(self, rounds: int) -> None:
-        """Run the commands that the model asks for."""
-        for _ in range(rounds):
-            calls = self.messages[-1]["tool_calls"]
-            self.messages += [{"role": "tool", "tool_call_id": one["id"], "content": "file " * 60} for one in calls]
-            await self.ask()
+
+async def work_as_opencode(http: httpx.AsyncClient, messages: list[Any], rounds: int) -> None:
+    """Run the commands that the model asks for, and ask."""
+    for _ in range(rounds):
+        calls = messages[-1].get("tool_calls", ())
+        messages += [{"role": "tool", "tool_call_id": one["id"], "content": RESULT} for one in calls]
+        await ask_as_opencode(http, messages)
 
 
 async def claude_compacts(http: httpx.AsyncClient) -> None:
     """A request of more tokens than the model takes gets status 400; Claude Code summarizes, and keeps the latest."""
     talk = ClaudeTalk(http, ClaudeTalk.says(REMINDER, "Repair it."))
-    status = await talk.ask()
-    while status == 200:
-        status = await talk.work(1)
+    while (status := await talk.work(1)) == 200:
+        pass
     assert status == 400 and len(talk.messages) > 8
     earlier, latest = talk.messages[:-4], talk.messages[-4:]
     asked = ClaudeTalk.says(
@@ -95,15 +85,13 @@ async def claude_compacts(http: httpx.AsyncClient) -> None:
     told = summarizing.messages[-1]["content"][-1]["text"]
     opening = ClaudeTalk.says(REMINDER, f"This session is being continued from a previous conversation. {told}")
     again = ClaudeTalk(http, opening, *latest)
-    assert (await again.ask(), await again.work(2)) == (200, 200)
+    assert await again.work(3) == 200
 
 
 async def claude_clears(http: httpx.AsyncClient) -> None:
     """A new conversation under the same opening."""
     for opening in (("Repair it.",), ("<command-name>/clear</command-name>", "<local-command-stdout>", "Test it.")):
-        talk = ClaudeTalk(http, ClaudeTalk.says(REMINDER, *opening))
-        await talk.ask()
-        assert await talk.work(4) == 200
+        assert await ClaudeTalk(http, ClaudeTalk.says(REMINDER, *opening)).work(5) == 200
 
 
 async def claude_forks(http: httpx.AsyncClient) -> None:
@@ -111,42 +99,33 @@ async def claude_forks(http: httpx.AsyncClient) -> None:
 
     async def explore(agent: str) -> None:
         talk = ClaudeTalk(http, ClaudeTalk.says(REMINDER, f"Look into {agent}."))
-        assert (await talk.ask(agent), await talk.work(3, agent)) == (200, 200)
+        assert await talk.work(4, agent) == 200
 
     main = ClaudeTalk(http, ClaudeTalk.says(REMINDER, "Repair it."))
-    assert (await main.ask(), await main.work(1)) == (200, 200)
+    assert await main.work(2) == 200
     await asyncio.gather(explore("a1"), explore("b2"))
     assert await main.work(2) == 200
 
 
 async def opencode_compacts(http: httpx.AsyncClient) -> None:
     """A summary by an agent without tools replaces the conversation."""
-    system = {"role": "system", "content": "You are opencode."}
-    talk = OpenCodeTalk(http, system, {"role": "user", "content": "Repair it."})
-    await talk.ask()
-    await talk.work(4)
-    said = "\n".join(str(message["content"]) for message in talk.messages[1:])
+    messages = [OPENCODE, user("Repair it.")]
+    await work_as_opencode(http, messages, 5)
+    said = "\n".join(str(message["content"]) for message in messages[1:])
     summarizer = {"role": "system", "content": "You are a context summarization agent."}
-    asked = OpenCodeTalk(http, summarizer, {"role": "user", "content": f"<conversation>\n{said}"}, tools=[])
-    summary = {"role": "assistant", "content": await asked.ask()}
-    question = {"role": "user", "content": "What did we do so far?"}
-    go_on = {"role": "user", "content": "Continue if you have next steps."}
-    again = OpenCodeTalk(http, system, question, summary, go_on)
-    await again.ask()
-    await again.work(3)
+    summary = await ask_as_opencode(http, [summarizer, user(f"<conversation>\n{said}")], tools=())
+    told = [user("What did we do so far?"), {"role": "assistant", "content": summary}, user("Continue.")]
+    await work_as_opencode(http, [OPENCODE, *told], 4)
 
 
 async def opencode_prunes(http: httpx.AsyncClient) -> None:
     """Old results of tools lose their text, in the place where they stand."""
-    talk = OpenCodeTalk(
-        http, {"role": "system", "content": "You are opencode."}, {"role": "user", "content": "Repair it."}
-    )
-    await talk.ask()
-    await talk.work(4)
-    for message in talk.messages[2:8]:
+    messages = [OPENCODE, user("Repair it.")]
+    await work_as_opencode(http, messages, 5)
+    for message in messages[2:8]:
         if message["role"] == "tool":
             message["content"] = "[Old tool result content cleared]"
-    await talk.work(3)
+    await work_as_opencode(http, messages, 3)
 
 
 ROWS = {claude_compacts: 3, claude_clears: 2, claude_forks: 3, opencode_compacts: 3, opencode_prunes: 2}
@@ -157,7 +136,7 @@ def working(prompt: str) -> str:
     """What the model says: the same each time, but where it is asked to sum up."""
     if "detailed summary" in prompt.rsplit("<|im_start|>user", 1)[-1] or "summarization agent" in prompt:
         return "<summary>half done</summary>"
-    return call("Bash" if "a Claude agent" in prompt else "bash", command="ls")
+    return shell("ls")
 
 
 @pytest.mark.parametrize("edits", ROWS, ids=lambda edits: edits.__name__)

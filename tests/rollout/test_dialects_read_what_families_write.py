@@ -9,6 +9,7 @@ from dialect_writers import CALLS, MARKUP, PLAIN, WRITERS, dumps, is_ambiguous, 
 from gateway_harness import SHELL
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from protocol_turns import call
 
 from tree_rl.rollout.gateway.dialects.dialect import THINK_START
 from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
@@ -21,9 +22,8 @@ ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
 
 
-def canonical(calls: object) -> str:
-    """With the order of keys, and 1, 1.0 and true apart."""
-    return dumps(calls)
+canonical = dumps
+"""With the order of keys, and 1, 1.0 and true apart."""
 
 
 def has_one_type(calls: list[tuple[str, dict[str, object]]]) -> bool:
@@ -57,14 +57,12 @@ def test_calls_come_back_as_they_were_meant_and_of_a_cut_turn_those_before_the_c
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_nothing_that_a_model_writes_raises(name: str) -> None:
-    pieces = (*MARKUP, "<|channel|>analysis", "<|channel|>final", "<|start|>assistant", " to=functions.x ")
-    words = ('{"name": "x"}', "functions.x:0", "<|tool_call_argument_begin|>", "<｜tool▁sep｜>", *"x\n{[;", '"a')
-    numbers = ("NaN", "1e999")
+    marks = ("<|channel|>analysis", "<|channel|>final", "<|start|>assistant", "<|tool_call_argument_begin|>")
+    words = (" to=functions.x ", '{"name": "x"}', "functions.x:0", "<｜tool▁sep｜>", *"x\n{[;", '"a', "NaN", "1e999")
+    turns = st.lists(st.sampled_from((*MARKUP, *marks, *words)), max_size=12).map("".join)
 
     @EXAMPLES
-    @given(
-        st.lists(st.sampled_from((*pieces, *words, *numbers)), max_size=12).map("".join), st.booleans(), st.booleans()
-    )
+    @given(turns, st.booleans(), st.booleans())
     def check(turn: str, is_open: bool, with_tools: bool) -> None:
         read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
         assert with_tools or not read.calls
@@ -119,15 +117,9 @@ def test_a_call_that_cannot_be_read_is_text_with_a_cause(form: str, turn: str, f
 
 
 def test_bare_values_have_the_type_of_their_schema() -> None:
-    schemas = {
-        "text": {"type": "string"},
-        "number": {"type": "integer"},
-        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        "flag": {"type": "boolean"},
-        "either": {"type": ["integer", "string"]},
-        "open": {},
-        "choice": {"enum": ["1", "2"]},
-    }
+    types = {"text": "string", "number": "integer", "flag": "boolean", "either": ["integer", "string"]}
+    schemas: dict[str, Any] = {name: {"type": one} for name, one in types.items()}
+    schemas |= {"maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "open": {}, "choice": {"enum": ["1", "2"]}}
     tool = {"type": "function", "function": {"name": "x", "parameters": {"properties": schemas}}}
     written = {"text": "5", "number": "5", "maybe": "null", "flag": "True", "either": "5", "open": "[5]", "choice": "1"}
     meant = {"text": "5", "number": 5, "maybe": None, "flag": True, "either": 5, "open": [5], "choice": "1"}
@@ -135,8 +127,8 @@ def test_bare_values_have_the_type_of_their_schema() -> None:
     for given_, expected in ((written, meant), (as_text, as_text)):
         for form in ("qwen3_coder", "glm4"):
             turn = WRITERS[form][1]([("x", given_)])
-            (call,) = DIALECTS[form]().read(turn, tools=[tool], is_reasoning_open=False).calls
-            assert canonical(call.arguments) == canonical(expected)
+            (one,) = DIALECTS[form]().read(turn, tools=[tool], is_reasoning_open=False).calls
+            assert canonical(one.arguments) == canonical(expected)
 
 
 def test_harmony_tells_channels_apart() -> None:
@@ -165,14 +157,14 @@ def test_an_engine_that_is_not_installed_is_named(engine: str, monkeypatch: pyte
 
 
 CALL = '<tool_call>{"name": "x"}</tool_call>'
+RENDERER: Any = SimpleNamespace(dialect=Hermes(), other_format=None)
 
 
 def read(text: str, *, is_reasoning_open: bool = False, reasoning: Any = "field") -> ChatMessage:
-    renderer: Any = SimpleNamespace(dialect=Hermes(), other_format=None)
     options = GatewayOptions(max_context_tokens=1, max_turn_tokens=1, reasoning=reasoning)
     opened = THINK_START if is_reasoning_open else ""
     prompt: Any = SimpleNamespace(request=SimpleNamespace(tools=[SHELL]), text=opened, opening="")
-    return Recorder("s", renderer=renderer, options=options).read(prompt, text, 0)[0]
+    return Recorder("s", renderer=RENDERER, options=options).read(prompt, text, 0)[0]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +174,7 @@ def read(text: str, *, is_reasoning_open: bool = False, reasoning: Any = "field"
         ("<think><tool_call>{}</tool_call></think>hi", "hi", []),
         ("<think>never closed <tool_call>{}</tool_call>", "", []),
         (f"a{CALL}b", "ab", [("x", {})]),
-        (
-            f'{CALL} and\n<tool_call>\n{{"name": "y", "arguments": {{"n": 1}}}}\n</tool_call>',
-            "and",
-            [("x", {}), ("y", {"n": 1})],
-        ),
+        (f"{CALL} and\n{call('y', n=1)}", "and", [("x", {}), ("y", {"n": 1})]),
         ('<tool_call>{"name": 3}</tool_call><tool_call>[]</tool_call>', None, []),
         ('<tool_call>{"name": "x", "arguments": "y"}</tool_call>', None, []),
         (f"{CALL}<tool_call>{{</tool_call>", None, []),

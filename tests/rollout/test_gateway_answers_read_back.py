@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from dictated_answers import answered
+from dictated_answers import answered, completed
 from drawn_values import TEXTS, TOOLS, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.protocols.fields import read_json
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.sealed_reasoning import seal, unseal
@@ -26,23 +26,10 @@ ARGUMENTS = st.one_of(st.dictionaries(TEXTS, VALUES, max_size=2), st.builds(lamb
 CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3).map(
     lambda drawn: tuple(CalledTool(id=f"call_{n}", name=name, arguments=args) for n, (name, args) in enumerate(drawn))
 )
-MESSAGES = st.builds(
-    ChatMessage,
-    role=st.just("assistant"),
-    content=TEXTS,
-    reasoning=st.one_of(st.none(), TEXTS.filter(bool)),
-    tool_calls=CALLS,
-)
+THOUGHTS = st.one_of(st.none(), TEXTS.filter(bool))
+MESSAGES = st.builds(ChatMessage, role=st.just("assistant"), content=TEXTS, reasoning=THOUGHTS, tool_calls=CALLS)
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 MESSAGE_EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-
-
-def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
-    tokens = (("a", -0.5), ("\ufffd", -1.0))
-    choice = Choice(
-        message=message, stop_cause=cause, stop_sequence=None, num_tokens=2, reasoning_tokens=1, tokens=tokens
-    )
-    return Completion(id="x", created=1, prompt_tokens=3, choices=(choice,))
 
 
 def asked(*items: Any, remembered: Any = None, **fields: Any) -> Any:

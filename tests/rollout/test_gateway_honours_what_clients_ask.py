@@ -13,27 +13,36 @@ import anthropic
 import openai
 import pytest
 from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
+from protocol_turns import call
 
 from tree_rl.rollout.transcript import rows_of_calls
 
 HELLO = [user("hello")]
 READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
-CALL = '<tool_call>\n{"name": "%s", "arguments": {"command": "ls"}}\n</tool_call>'
+LS = call("shell", command="ls")
 FORCE_SHELL = {"type": "function", "function": {"name": "shell"}}
 FORCED = '<tool_call>\n{"name": "shell", "arguments":'
 
 
+NAMED, ANY = ' {"command": "ls"}}\n</tool_call>', ' "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+OPENS = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
+
+
 @pytest.mark.parametrize(
-    ("choice", "drawn", "opening"),
+    ("choice", "drawn", "opening", "template"),
     [
-        (FORCE_SHELL, ' {"command": "ls"}}\n</tool_call>', FORCED),
-        ("required", ' "shell", "arguments": {"command": "ls"}}\n</tool_call>', '<tool_call>\n{"name":'),
+        (FORCE_SHELL, NAMED, FORCED, ""),
+        ("required", ANY, '<tool_call>\n{"name":', ""),
+        (FORCE_SHELL, NAMED, f"<|im_start|>assistant\n{FORCED}", OPENS),
     ],
+    ids=["named", "any", "named where the template opens reasoning"],
 )
 async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_trained(
-    tiny: SimpleNamespace, choice: Any, drawn: str, opening: str
+    tiny: SimpleNamespace, choice: Any, drawn: str, opening: str, template: str
 ) -> None:
-    async with talking(tiny.scripted(drawn, "done")) as talk:
+    turns = iter((drawn, "done"))
+    tokenizer = build_tokenizer(tiny.tokenizer.chat_template + template)
+    async with talking(TinyModel(tiny.model, tokenizer, lambda _: next(turns))) as talk:
         answer = await talk.ask("hello", tools=[SHELL, READ], tool_choice=choice)
         message = answer.choices[0].message
         sent = [*HELLO, message.model_dump(), tool_result(message, "a.py")]
@@ -42,44 +51,31 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
     assert answer.choices[0].finish_reason == "tool_calls" and not message.content
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert called == [("shell", '{"command": "ls"}')]
-    assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
+    assert tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
     (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
+    assert trained_text(tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
     assert record.drift.branch_causes == {}
 
 
-async def test_a_forced_call_stands_where_the_template_opens_reasoning(tiny: SimpleNamespace) -> None:
-    opens = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
-    tokenizer = build_tokenizer(tiny.tokenizer.chat_template + opens)
-    backend = TinyModel(tiny.model, tokenizer, lambda prompt: ' {"command": "ls"}}\n</tool_call>')
-    async with talking(backend) as talk:
-        answer = await talk.ask("hello", tools=[SHELL], tool_choice=FORCE_SHELL)
-        (call,) = (await talk.close()).calls
-    assert answer.choices[0].message.tool_calls[0].function.name == "shell"
-    assert tokenizer.decode(call.prompt_ids).endswith(f"<|im_start|>assistant\n{FORCED}")
-
-
-async def test_a_template_without_calls_refuses_to_force_one(tiny: SimpleNamespace) -> None:
+async def test_a_call_that_cannot_be_begun_is_refused(tiny: SimpleNamespace) -> None:
+    """By a template without calls, and behind a begun answer."""
     async with talking(TinyModel(tiny.model, build_tokenizer(CHATML))) as talk:
         with pytest.raises(openai.BadRequestError, match="tool_choice: the model's chat template cannot begin"):
             await talk.ask("hello", tools=[SHELL], tool_choice="required")
-
-
-async def test_a_begun_answer_refuses_a_forced_call(tiny: SimpleNamespace) -> None:
     tool = {"name": "shell", "input_schema": SHELL["function"]["parameters"]}
     messages = [*HELLO, {"role": "assistant", "content": "I say"}]
-    options = {"model": "m", "max_tokens": 50, "messages": messages, "tools": [tool]}
     async with talking(tiny.backend()) as talk:
         for choice in ({"type": "any"}, {"type": "tool", "name": "shell"}):
             with pytest.raises(anthropic.BadRequestError, match="tool_choice: expected no forced call"):
-                await talk.anthropic.messages.create(**options, tool_choice=choice)
+                options = {"messages": messages, "tools": [tool], "tool_choice": choice}
+                await talk.anthropic.messages.create(model="m", max_tokens=50, **options)
 
 
 @pytest.mark.parametrize("sends", [{"parallel_tool_calls": False}, {}])
 async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
     tiny: SimpleNamespace, sends: dict[str, Any]
 ) -> None:
-    both = f"Look.\n{CALL % 'shell'}\n{CALL % 'read'}"
+    both = f"Look.\n{LS}\n{call('read', command='ls')}"
     async with talking(tiny.scripted(both, "done")) as talk:
         answer = await talk.ask("hello", tools=[SHELL, READ], **sends)
         message = answer.choices[0].message
@@ -88,7 +84,7 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
         record = await talk.close()
     assert (answer.choices[0].finish_reason, len(results)) == ("tool_calls", 1 if sends else 2)
     (row,) = rows_of_calls(record.calls)
-    first = f"Look.\n{CALL % 'shell'}" if sends else f"{both}<|im_end|>"
+    first = f"Look.\n{LS}" if sends else f"{both}<|im_end|>"
     assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
     assert record.drift.branch_causes == {}
 
@@ -164,15 +160,14 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
 
 
 CHAT = "/v1/chat/completions"
-BODY = json.dumps({"messages": [user("hello")], "max_tokens": 3}).encode()
+BODY = json.dumps({"messages": HELLO, "max_tokens": 3}).encode()
 
 
-def packed(encoding: str) -> bytes:
-    return zlib.compress(BODY) if encoding == "deflate" else gzip.compress(BODY, mtime=0)
+GZIPPED = gzip.compress(BODY, mtime=0)
 
 
 async def test_packed_bodies_are_the_plain_ones(tiny: SimpleNamespace) -> None:
-    bodies = {"identity": BODY, "gzip": packed("gzip"), "GZIP": packed("gzip"), "deflate": packed("deflate")}
+    bodies = {"identity": BODY, "gzip": GZIPPED, "GZIP": GZIPPED, "deflate": zlib.compress(BODY)}
     sent = [*bodies.items(), ("identity", b"\xef\xbb\xbf" + BODY)]
     async with talking(tiny.scripted(*["hi"] * 5)) as talk:
         for encoding, body in sent:
@@ -188,8 +183,8 @@ async def test_packed_bodies_are_the_plain_ones(tiny: SimpleNamespace) -> None:
         ("br", BODY, 415, "content-encoding: expected gzip, x-gzip, deflate or none, received 'br'"),
         ("zstd", BODY, 415, "received 'zstd'"),
         ("gzip", BODY, 400, "expected data of gzip, received others"),
-        ("gzip", packed("gzip")[:-3], 400, "expected one whole stream of gzip"),
-        ("gzip", packed("gzip") * 2, 400, "expected one whole stream of gzip"),
+        ("gzip", GZIPPED[:-3], 400, "expected one whole stream of gzip"),
+        ("gzip", GZIPPED * 2, 400, "expected one whole stream of gzip"),
         ("gzip", gzip.compress(b" " * (64 << 20), mtime=0), 413, "expected a body of at most"),
     ],
 )
@@ -232,13 +227,11 @@ async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNames
         """Run a command."""
         return f"ran {command}"
 
-    async with talking(tiny.scripted(CALL % "shell", "done")) as talk:
-        runner = talk.anthropic.beta.messages.tool_runner(
-            model="m", max_tokens=90, tools=[shell], messages=[user("hello")]
-        )
-        answer = await runner.until_done()
+    async with talking(tiny.scripted(LS, "done")) as talk:
+        run = talk.anthropic.beta.messages.tool_runner
+        answer = await run(model="m", max_tokens=90, tools=[shell], messages=HELLO).until_done()
         record = await talk.close()
     assert [block.text for block in answer.content] == ["done"]
     (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == f"{CALL % 'shell'}<|im_end|>done<|im_end|>"
+    assert trained_text(tiny.tokenizer, row) == f"{LS}<|im_end|>done<|im_end|>"
     assert dict(record.refused) == {400: 1}

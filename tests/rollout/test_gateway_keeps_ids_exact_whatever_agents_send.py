@@ -5,7 +5,7 @@ The gateway's chat template writes what transformers writes, and stays in its sa
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -49,9 +49,7 @@ MESSAGES = st.one_of(
     st.builds(lambda t, r: {"role": "assistant", "content": t, "reasoning_content": r, "tool_calls": []}, TEXTS, TEXTS),
 )
 EDITS = st.one_of(
-    st.tuples(st.just("append"), MESSAGES),
-    st.tuples(st.just("append"), MESSAGES),
-    st.tuples(st.just("append"), MESSAGES),
+    *[st.tuples(st.just("append"), MESSAGES)] * 3,
     st.tuples(st.just("replace"), st.integers(0, 20), MESSAGES),
     st.tuples(st.just("lengthen"), st.integers(0, 20)),
     st.tuples(st.just("drop"), st.integers(0, 20)),
@@ -107,9 +105,8 @@ def ids_on_the_way(node: Node | None) -> tuple[int, ...]:
 def scene(request: Any) -> SimpleNamespace:
     tokenizer = build_tokenizer()
     options = GatewayOptions(max_context_tokens=4000, max_turn_tokens=100, on_drift=request.param)
-    return SimpleNamespace(
-        tokenizer=tokenizer, options=options, renderer=Renderer(tokenizer, {}), model=Dictated(tokenizer)
-    )
+    renderer, model = Renderer(tokenizer, {}), Dictated(tokenizer)
+    return SimpleNamespace(tokenizer=tokenizer, options=options, renderer=renderer, model=model)
 
 
 def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Session:
@@ -197,8 +194,8 @@ def written_in(name: str) -> Any:
     return build_tokenizer(TEMPLATES[name])
 
 
-def compiled(tokenizer: Any, options: Mapping[str, Any] | None = None) -> ChatTemplate:
-    return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **(options or {})})
+def compiled(tokenizer: Any, **options: Any) -> ChatTemplate:
+    return ChatTemplate(tokenizer.chat_template, {**tokenizer.special_tokens_map, **options})
 
 
 def outcome(render: Callable[[], str]) -> str:
@@ -223,7 +220,6 @@ def outcome(render: Callable[[], str]) -> str:
 def test_a_template_is_held_in_the_sandbox_that_transformers_has(attack: str) -> None:
     tokenizer = build_tokenizer("{{ messages[0].content.strip() }}{{ messages | length }}" + attack)
     conversation = [{"role": "user", "content": "hi"}]
-
     template = compiled(tokenizer)
     expected = outcome(lambda: tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
     for _ in range(2):
@@ -254,7 +250,7 @@ def test_whatever_agents_send_is_written_as_transformers_writes_it(
     name: str, options: dict[str, Any], edits: list[tuple[Any, ...]], is_prompt: bool
 ) -> None:
     tokenizer = written_in(name)
-    template = compiled(tokenizer, options)
+    template = compiled(tokenizer, **options)
     conversation, tools = [{"role": "user", "content": "the model answers a question"}], ()
     for edit in edits:
         tools = edit[1] if edit[0] == "offer tools" else tools
@@ -263,12 +259,6 @@ def test_whatever_agents_send_is_written_as_transformers_writes_it(
     forms = conversation_of(messages, TemplateForm(), Hermes())
     offered: Any = list(tools) or None
 
-    def expected() -> str:
-        return tokenizer.apply_chat_template(
-            forms, tools=offered, tokenize=False, add_generation_prompt=is_prompt, **options
-        )
-
-    def written() -> str:
-        return template.render(forms, tools=offered, is_prompt=is_prompt)
-
-    assert outcome(written) == outcome(expected)
+    asked = {"tokenize": False, "add_generation_prompt": is_prompt, **options}
+    expected = outcome(lambda: tokenizer.apply_chat_template(forms, tools=offered, **asked))
+    assert outcome(lambda: template.render(forms, tools=offered, is_prompt=is_prompt)) == expected

@@ -1,44 +1,28 @@
 """Demands, parts that no text model sees and unknown fields, as the Responses API and Gemini spell them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-from drawn_values import TOOLS, VALUES
+from drawn_values import NAMES, READERS, TOOLS, VALUES, asked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols import gemini
 from tree_rl.rollout.gateway.protocols.demands import ANY_OBJECT
 from tree_rl.rollout.gateway.protocols.fields import RequestError
 from tree_rl.rollout.gateway.protocols.openai_responses import requests as responses_requests
 from tree_rl.rollout.gateway.tokens.images import without_images
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
-NAMES = ("shell", "apply_patch", "agents__spawn")
-DECLARED = [{"functionDeclarations": [{"name": name} for name in NAMES]}]
-QUESTION = {"role": "user", "parts": [{"text": "q"}]}
 
 
-def respond(**fields: Any) -> Any:
-    body = {"model": "m", "input": "q", "tools": TOOLS, **fields}
-    return openai_responses.read_request(body, openai_responses.StoredResponses())
+def read_asked(protocol: str, **fields: Any) -> Any:
+    return READERS[protocol](asked(protocol, fields))
 
 
-def chat(**fields: Any) -> Any:
-    tools = [{"type": "function", "function": {"name": name}} for name in NAMES]
-    return openai_chat.read_request({"messages": [{"role": "user", "content": "q"}], "tools": tools, **fields})
-
-
-def message(**fields: Any) -> Any:
-    tools = [{"name": name, "input_schema": {"type": "object"}} for name in NAMES]
-    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "q"}], "tools": tools, **fields}
-    return anthropic_messages.read_request(body)
-
-
-def generate(**fields: Any) -> Any:
-    body = {"contents": [QUESTION], "tools": DECLARED, **fields}
-    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+chat, message, respond, generate = (partial(read_asked, name) for name in READERS)
 
 
 def calling(**config: Any) -> Any:
@@ -194,12 +178,9 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 @settings(max_examples=60)
 @given(st.data(), VALUES)
 def test_any_value_anywhere_is_read_or_refused(data: st.DataObject, new: Any) -> None:
-    for body, read in (
-        (RESPONSES_BODY, lambda sent: openai_responses.read_request(sent, openai_responses.StoredResponses())),
-        (GEMINI_BODY, lambda sent: gemini.read_request(sent, model="m", is_stream=True, as_events=True)),
-    ):
+    for protocol, body in (("responses", RESPONSES_BODY), ("gemini", GEMINI_BODY)):
         sent = changed(body, data.draw(st.sampled_from(places(body))), new)
         try:
-            read(sent)
+            READERS[protocol](sent)
         except RequestError as error:
             assert error.status in (400, 404)

@@ -12,16 +12,16 @@ from typing import Any
 
 import openai
 import pytest
-from dictated_answers import answered
+from dictated_answers import answered, completed, said
+from drawn_values import READERS
 from embedded_server import Client, build_server, describe
 from gateway_harness import build_tokenizer
 from PIL import Image
 from verl.workers.config import HFModelConfig
 
 from tree_rl.rollout.gateway.options import GatewayOptions
-from tree_rl.rollout.gateway.protocols import anthropic_messages, gemini, openai_chat, openai_responses
-from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
+from tree_rl.rollout.gateway.protocols import anthropic_messages, openai_chat, openai_responses
+from tree_rl.rollout.gateway.protocols.exchange import ChatRequest
 from tree_rl.rollout.gateway.tokens.images import ImagePlaces
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
@@ -71,8 +71,8 @@ def screen(target: str) -> Any:
 
 
 def shown(target: str, *texts: str) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": data_url(screen(target))}}]
-    return {"role": "user", "content": [*parts, *({"type": "text", "text": text} for text in texts)]}
+    image = {"type": "image_url", "image_url": {"url": data_url(screen(target))}}
+    return {"role": "user", "content": [image, *({"type": "text", "text": text} for text in texts)]}
 
 
 def test_calls_share_tokens_up_to_another_image_and_rows_carry_theirs(
@@ -127,6 +127,7 @@ def url_of(image: Any, form: str, *, is_broken: bool = False) -> str:
     return f"data:image/{form.lower()};base64,{base64.b64encode(content).decode()}"
 
 
+ADDRESS = "https://example.com/a.png"
 NO_IMAGE = "image_url: expected an image, received other data"
 BROKEN = url_of(Image.effect_noise((400, 400), 99), "PNG", is_broken=True)
 
@@ -134,10 +135,7 @@ BROKEN = url_of(Image.effect_noise((400, 400), 99), "PNG", is_broken=True)
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        (
-            "https://example.com/a.png",
-            "content.0..image_url: expected a data: URL of an image in base64, .* fetches no",
-        ),
+        (ADDRESS, "content.0..image_url: expected a data: URL of an image in base64, .* fetches no"),
         *((f"data:image/png;base64,{text}", NO_IMAGE) for text in ("aGk=", "%%")),
         (url_of(Image.new("1", (9, 9)), "TIFF"), NO_IMAGE),
         (BROKEN, r"received other data \(broken PNG file"),
@@ -177,11 +175,11 @@ def as_chat(url: str) -> ChatRequest:
 
 
 def as_responses(url: str) -> ChatRequest:
-    image, stored = {"type": "input_image", "image_url": url}, openai_responses.StoredResponses()
+    image = {"type": "input_image", "image_url": url}
     call = {"type": "function_call", "call_id": "c", "name": "click", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": [image]}
     items = [{"role": "user", "content": [image, {"type": "input_text", "text": "look"}]}, call, result]
-    return openai_responses.read_request({"model": "m", "instructions": "play", "input": items}, stored)
+    return READERS["responses"]({"model": "m", "instructions": "play", "input": items})
 
 
 def as_messages(url: str) -> ChatRequest:
@@ -190,11 +188,8 @@ def as_messages(url: str) -> ChatRequest:
     image = {"type": "image", "source": source}
     call = {"type": "tool_use", "id": "c", "name": "click", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
-    contents = [[image, {"type": "text", "text": "look"}], [call], [result]]
-    messages = [
-        {"role": role, "content": content}
-        for role, content in zip(("user", "assistant", "user"), contents, strict=True)
-    ]
+    turns = [("user", [image, {"type": "text", "text": "look"}]), ("assistant", [call]), ("user", [result])]
+    messages = [{"role": role, "content": content} for role, content in turns]
     return anthropic_messages.read_request({"max_tokens": 8, "system": "play", "messages": messages})
 
 
@@ -205,10 +200,9 @@ def as_gemini(url: str) -> ChatRequest:
     image = {"inlineData": {"mimeType": kind, "data": of_url}} if data else {"fileData": address}
     call = {"functionCall": {"id": "c", "name": "click", "args": {}}}
     result = {"functionResponse": {"id": "c", "name": "click", "response": {"output": ""}, "parts": [image]}}
-    parts = [[image, {"text": "look"}], [call], [result]]
-    contents = [{"role": role, "parts": one} for role, one in zip(("user", "model", "user"), parts, strict=True)]
-    body = {"systemInstruction": {"parts": [{"text": "play"}]}, "contents": contents}
-    return gemini.read_request(body, model="m", is_stream=False, as_events=True)
+    turns = [("user", [image, {"text": "look"}]), ("model", [call]), ("user", [result])]
+    contents = [{"role": role, "parts": parts} for role, parts in turns]
+    return READERS["gemini"]({"systemInstruction": {"parts": [{"text": "play"}]}, "contents": contents})
 
 
 @pytest.mark.parametrize(
@@ -220,11 +214,11 @@ def as_gemini(url: str) -> ChatRequest:
     ],
 )
 def test_every_protocol_reads_the_messages_of_the_chat_protocol(read: Callable[[str], ChatRequest], field: str) -> None:
-    for url in (noise(), "https://example.com/a.png"):
+    for url in (noise(), ADDRESS):
         expected, request = as_chat(url), read(url)
         # Texts and images of a message stand on lines of their own until the images have their places.
-        said, found = ([(one.role, one.content.strip("\n")) for one in each.messages] for each in (expected, request))
-        assert found == said
+        meant, found = ([(one.role, one.content.strip("\n")) for one in each.messages] for each in (expected, request))
+        assert found == meant
         assert {mark: image.url for mark, image in request.images.items()} == dict.fromkeys(expected.images, url)
         (mark,) = expected.images
         assert all(mark in request.messages[place].content for place in (1, 3))
@@ -233,9 +227,7 @@ def test_every_protocol_reads_the_messages_of_the_chat_protocol(read: Callable[[
 
 def test_images_of_a_stored_response_are_kept() -> None:
     first, stored = as_responses(noise()), openai_responses.StoredResponses()
-    message = ChatMessage(role="assistant", content="so")
-    said = Choice(message=message, stop_cause="stop", stop_sequence=None, num_tokens=1, tokens=None)
-    stored.remember(first, answered(Completion(id="x", created=1, prompt_tokens=3, choices=(said,))))
+    stored.remember(first, answered(completed(said("so"))))
     body = {"model": "m", "input": "on", "previous_response_id": first.response_id}
     later = openai_responses.read_request(body, stored)
     assert later.images == first.images

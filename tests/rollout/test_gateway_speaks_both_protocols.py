@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from gateway_harness import SHELL, talking, trained_text, user
+from protocol_turns import shell
 
 from tree_rl.rollout.transcript import rows_of_calls
 
-CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -l"}}\n</tool_call>'
+CALL = shell("ls -l")
 THOUGHT = "<think>\nlook around\n</think>\n\n"
 ANTHROPIC_SHELL = {"name": "shell", "description": "Run.", "input_schema": SHELL["function"]["parameters"]}
 
@@ -44,12 +45,8 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(tiny: SimpleNamespac
 
 
 async def test_an_anthropic_client_reads_thinking_text_and_tool_use(tiny: SimpleNamespace) -> None:
-    asked = {
-        "model": "claude",
-        "system": [{"type": "text", "text": "Be brief."}],
-        "messages": [user("hello")],
-        "tools": [ANTHROPIC_SHELL],
-    }
+    asked = {"model": "claude", "messages": [user("hello")], "tools": [ANTHROPIC_SHELL]}
+    asked["system"] = [{"type": "text", "text": "Be brief."}]
     async with talking(tiny.backend({"hello": THOUGHT + "I look.\n" + CALL})) as talk:
         whole = await talk.anthropic.messages.create(**asked, max_tokens=300)
         async with talk.anthropic.messages.stream(**asked, max_tokens=300) as stream:
@@ -101,12 +98,10 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
 
 
 async def test_a_stop_text_behind_a_call_does_not_hide_it(tiny: SimpleNamespace) -> None:
-    called = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>\nObservation: a.txt'
-    schema = SHELL["function"]["parameters"]
-    async with talking(tiny.scripted(called, called)) as talk:
+    async with talking(tiny.scripted(*[f"{CALL}\nObservation: a.txt"] * 2)) as talk:
         (choice,) = (await talk.ask("go", tools=[SHELL], stop=["Observation:"])).choices
         options = {"model": "m", "messages": [user("go")], "max_tokens": 300, "stop_sequences": ["Observation:"]}
-        message = await talk.anthropic.messages.create(**options, tools=[{"name": "shell", "input_schema": schema}])
+        message = await talk.anthropic.messages.create(**options, tools=[ANTHROPIC_SHELL])
     assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
     assert (message.stop_reason, message.stop_sequence, message.content[0].type) == ("tool_use", None, "tool_use")
 
@@ -121,37 +116,28 @@ async def test_turns_are_sampled_as_the_trainer_or_the_agent_says(
     assert [one["temperature"] for one in backend.samplings] == [temperature]
 
 
-async def test_models_are_listed_in_each_protocol(tiny: SimpleNamespace) -> None:
-    async with talking(tiny.backend()) as talk:
-        for client in (talk.openai, talk.anthropic):
-            assert [model.id async for model in client.models.list()] == ["policy"]
-
-
 CHAT = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 2}
 INPUT = {"input": "q", "max_output_tokens": 2}
 CONTENTS = {"contents": [{"parts": [{"text": "q"}]}], "generationConfig": {"maxOutputTokens": 2}}
+BODIES = {
+    **dict.fromkeys(("/chat/completions", "/messages", "/messages/count_tokens"), CHAT),
+    **dict.fromkeys(("/responses", "/responses/input_tokens"), INPUT),
+}
+OF_GEMINI = dict.fromkeys(("/models/a/b:generateContent", "/models/a:countTokens"), CONTENTS)
 PATHS = {
-    **{f"{version}/chat/completions": CHAT for version in ("", "/v1")},
-    **{f"{version}/messages": CHAT for version in ("", "/v1")},
-    **{f"{version}/messages/count_tokens": CHAT for version in ("", "/v1")},
-    **{f"{version}/responses": INPUT for version in ("", "/v1")},
-    **{f"{version}/responses/input_tokens": INPUT for version in ("", "/v1")},
-    **{f"{version}/models/a/b:generateContent": CONTENTS for version in ("", "/v1", "/v1beta")},
-    **{f"{version}/models/a:countTokens": CONTENTS for version in ("", "/v1", "/v1beta")},
+    **{version + path: body for version in ("", "/v1") for path, body in BODIES.items()},
+    **{version + path: body for version in ("", "/v1", "/v1beta") for path, body in OF_GEMINI.items()},
 }
 
 
 async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> None:
     agents = []
     async with talking(tiny.backend()) as talk:
+        for sdk in (talk.openai, talk.anthropic):
+            assert [model.id async for model in sdk.models.list()] == ["policy"]
         client, url = talk.http, talk.endpoint.url
-        root = url.split("/s/")[0]
-        for address, agent in (
-            (url, "main"),
-            (talk.endpoint.named("x").url, "x"),
-            (root, "main"),
-            (f"{root}/a/y", "y"),
-        ):
+        root, of_x = url.split("/s/")[0], talk.endpoint.named("x").url
+        for address, agent in {url: "main", of_x: "x", root: "main", f"{root}/a/y": "y"}.items():
             for path, body in PATHS.items():
                 answer = await client.post(address + path, json=body)
                 assert answer.status_code == 200, (address, path, answer.text)
@@ -178,13 +164,8 @@ async def test_nobody_reads_the_responses_of_another_session(tiny: SimpleNamespa
         mine, other = talk.endpoint, talk.gateway.endpoint(talk.gateway.open_session())
         root = mine.url.split("/s/")[0]
         stored = (await talk.http.post("/responses", json=INPUT)).json()["id"]
-        for base, token, status in (
-            (mine.url, other.token, 401),
-            (other.url, other.token, 404),
-            (root, other.token, 404),
-            (root, "wrong", 401),
-            (root, mine.token, 200),
-        ):
+        mixed = [(mine.url, other.token, 401), (other.url, other.token, 404), (root, other.token, 404)]
+        for base, token, status in (*mixed, (root, "wrong", 401), (root, mine.token, 200)):
             key = {"authorization": f"Bearer {token}"}
             answer = await client.get(f"{base}/responses/{stored}", headers=key)
             assert answer.status_code == status

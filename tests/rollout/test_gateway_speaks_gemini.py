@@ -10,14 +10,9 @@ from gateway_harness import talking
 from protocol_turns import LS, THOUGHT, writing
 
 from tree_rl.rollout.gateway.protocols.gemini import read_request
-from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 
-SCHEMA = {
-    "type": "OBJECT",
-    "properties": {"command": {"type": "STRING", "nullable": True}},
-    "propertyOrdering": ["command"],
-}
-SHELL = {"name": "shell", "description": "Run.", "parameters": SCHEMA}
+SCHEMA = {"type": "OBJECT", "properties": {"command": {"type": "STRING", "nullable": True}}}
+SHELL = {"name": "shell", "parameters": {**SCHEMA, "propertyOrdering": ["command"]}}
 MODEL = "/v1beta/models/gemini-2.5-pro"
 
 
@@ -49,9 +44,8 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
     thought, text, *calls = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
     assert (thought["text"], thought["thought"]) == ("look around ", True)
     assert text["text"] == "I look." and "thoughtSignature" in text
-    assert [(call["functionCall"]["name"], call["functionCall"]["args"]) for call in calls] == [
-        ("shell", {"command": "ls -l"})
-    ] * 2
+    called = [(one["functionCall"]["name"], one["functionCall"]["args"]) for one in calls]
+    assert called == [("shell", {"command": "ls -l"})] * 2
     usage = chunks[-1]["usageMetadata"]
     assert usage["promptTokenCount"] == counted.json()["totalTokens"] == len(call.prompt_ids)
     assert usage["candidatesTokenCount"] + usage["thoughtsTokenCount"] == len(call.response_ids)
@@ -59,26 +53,17 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
     assert '"type": ["string", "null"]' in tiny.tokenizer.decode(call.prompt_ids)
 
 
-def test_results_without_ids_answer_calls_by_name_then_in_order() -> None:
-    calls = [{"functionCall": {"name": name, "args": {}}} for name in ("a", "b", "a", "c")]
-    results = [
-        {"functionResponse": {"name": name, "response": response}}
-        for name, response in (
-            ("b", {"output": "b"}),
-            ("a", {"result": {"n": 1}}),
-            ("x", {"error": "e", "n": 1}),
-            ("c", {}),
-            ("a", {"output": "late"}),
-        )
-    ]
-    body = {"contents": [user("q"), {"role": "model", "parts": calls}, {"role": "function", "parts": results}]}
-    messages = read_request(body, model="m", is_stream=False, as_events=False).messages
-    # As `OwnTurns.restore` does for every protocol.
-    turn, *outputs = with_ids_of_calls(messages, answered_calls(messages))[1:]
-    ids = [call.id for call in turn.tool_calls]
-    assert len(set(ids)) == 4
-    assert [message.tool_call_id for message in outputs] == [ids[1], ids[0], ids[2], ids[3], None]
-    assert [message.content for message in outputs] == ["b", '{"n": 1}', '{"error": "e", "n": 1}', "{}", "late"]
+def test_calls_without_ids_get_some_and_results_keep_their_names() -> None:
+    results: list[tuple[str, dict[str, Any]]] = [("b", {"output": "b"}), ("a", {"result": {"n": 1}})]
+    results += [("x", {"error": "e", "n": 1}), ("c", {})]
+    parts = [{"functionResponse": {"name": name, "response": response}} for name, response in results]
+    calls = {"role": "model", "parts": [{"functionCall": {"name": "a", "args": {}}}] * 2}
+    body = {"contents": [user("q"), calls, {"role": "function", "parts": parts}]}
+    _, turn, *outputs = read_request(body, model="m", is_stream=False, as_events=False).messages
+    assert len({call.id for call in turn.tool_calls}) == 2
+    told = ["b", '{"n": 1}', '{"error": "e", "n": 1}', "{}"]
+    expected = [("tool", None, name, text) for (name, _), text in zip(results, told, strict=True)]
+    assert [(one.role, one.tool_call_id, one.name, one.content) for one in outputs] == expected
 
 
 async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:

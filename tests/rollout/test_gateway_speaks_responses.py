@@ -15,7 +15,6 @@ TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
 SPAWN = {"type": "namespace", "name": "agents", "description": "", "tools": [{**TOOL, "name": "spawn"}]}
 TOOLS = [TOOL, PATCH, SPAWN]
-HELLO = {"role": "user", "content": "hello"}
 
 
 async def ask(responses: Any, is_stream: bool, **request: Any) -> Any:
@@ -44,9 +43,8 @@ async def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespac
     thought, message, *calls = answer.output
     assert [part.text for part in thought.content] == ["look around "] and thought.encrypted_content
     assert answer.output_text == message.content[0].text == "I look."
-    assert [(one.type, one.name, one.arguments) for one in calls] == [
-        ("function_call", "shell", '{"command": "ls -l"}')
-    ] * 2
+    expected = [("function_call", "shell", '{"command": "ls -l"}')] * 2
+    assert [(one.type, one.name, one.arguments) for one in calls] == expected
     assert len({one.call_id for one in calls}) == 2 and (answer.status, answer.model) == ("completed", "any")
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(call.prompt_ids), len(call.response_ids))
     thought_ids = call.response_ids[: answer.usage.output_tokens_details.reasoning_tokens]

@@ -97,8 +97,10 @@ async def test_a_call_that_takes_too_long_is_cancelled_and_its_stream_stays_aliv
         (CHAT, TOLD, {"error": {"type": "invalid_request_error"}}),
         (MESSAGES, TOLD, {"type": "error", "error": {"type": "invalid_request_error"}}),
         ("/v1/responses", {"input": "go", "stream": True}, {"type": "error", "code": "refused_by_model"}),
-        (f"{MODEL}?alt=sse", {"contents": [{"parts": [{"text": "q"}]}]}, {"error": {"status": "INVALID_ARGUMENT"}}),
-        (MODEL, {"contents": [{"parts": [{"text": "q"}]}]}, {"error": {"status": "INVALID_ARGUMENT"}}),
+        *(
+            (MODEL + query, {"contents": [{"parts": [{"text": "q"}]}]}, {"error": {"status": "INVALID_ARGUMENT"}})
+            for query in ("?alt=sse", "")
+        ),
     ],
 )
 async def test_an_error_within_a_stream_keeps_the_protocols_form(
@@ -129,25 +131,22 @@ async def test_without_the_sessions_own_token_nobody_is_answered(tiny: SimpleNam
         assert talk.gateway._socket.getsockname()[0] == "127.0.0.1", "it listens on this machine alone"
         mine, other = talk.session, talk.gateway.open_session()
         root = talk.endpoint.url.split("/s/")[0]
+        chat, key = talk.endpoint.url + CHAT, {"x-api-key": mine.token}
         for url, headers, expected in (
-            (talk.endpoint.url + CHAT, {}, (401, "authentication_error")),
-            (talk.endpoint.url + CHAT, {"authorization": "Bearer wrong"}, (401, "authentication_error")),
-            (talk.endpoint.url + CHAT, {"authorization": f"Bearer {other.token}"}, (401, "authentication_error")),
+            (chat, {}, (401, "authentication_error")),
+            (chat, {"authorization": "Bearer wrong"}, (401, "authentication_error")),
+            (chat, {"authorization": f"Bearer {other.token}"}, (401, "authentication_error")),
             (talk.endpoint.url + MESSAGES, {"x-api-key": mine.token[:-1]}, (401, "authentication_error")),
             (root + CHAT, {"authorization": "Bearer wrong"}, (401, "authentication_error")),
-            (f"{root}/s/nowhere{CHAT}", {"x-api-key": mine.token}, (404, "not_found_error")),
-            (f"{talk.endpoint.url}/v1/embeddings", {"x-api-key": mine.token}, (404, "not_found_error")),
-            (talk.endpoint.url + CHAT, {"authorization": f"bearer {mine.token}"}, (200, None)),
-            (
-                talk.endpoint.url + CHAT,
-                {"x-api-key": mine.token, "x-agent-name": "a b"},
-                (400, "invalid_request_error"),
-            ),
+            (f"{root}/s/nowhere{CHAT}", key, (404, "not_found_error")),
+            (f"{talk.endpoint.url}/v1/embeddings", key, (404, "not_found_error")),
+            (chat, {"authorization": f"bearer {mine.token}"}, (200, None)),
+            (chat, {**key, "x-agent-name": "a b"}, (400, "invalid_request_error")),
         ):
             answer = await client.post(url, json=BODY, headers=headers)
             assert (answer.status_code, answer.json().get("error", {}).get("type")) == expected, (url, headers)
         await talk.close()
-        late = await client.post(talk.endpoint.url + CHAT, json=BODY, headers={"x-api-key": mine.token})
+        late = await client.post(chat, json=BODY, headers=key)
     assert (late.status_code, late.json()["error"]["code"]) == (404, "session_not_found")
 
 

@@ -13,37 +13,26 @@ DEEP = "[" * 10_000 + "]" * 10_000
 DIGITS = "9" * 5_000
 
 
-def message(content: str, role: str = "user") -> str:
-    return f'{{"messages": [{{"role": "{role}", "content": {content}}}], "max_tokens": 2}}'
+def message(content: str, more: str = "") -> str:
+    return f'{{"messages": [{{"role": "user", "content": {content}}}], "max_tokens": 2{more}}}'
 
 
 def with_field(field: str) -> str:
-    return f'{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 2, {field}}}'
+    return message('"a"', f", {field}")
 
 
-def with_call(arguments: str, name: str = '"f"') -> str:
-    call = f'{{"id": "c", "type": "function", "function": {{"name": {name}, "arguments": {arguments}}}}}'
+def with_call(arguments: str) -> str:
+    call = f'{{"id": "c", "type": "function", "function": {{"name": "f", "arguments": {arguments}}}}}'
     return f'{{"messages": [{{"role": "assistant", "content": "", "tool_calls": [{call}]}}], "max_tokens": 2}}'
 
 
 REFUSED = {
     "surrogate in model": with_field(r'"model": "\ud800"'),
-    "surrogate in content": message(r'"\udfff"'),
-    "surrogate in a role": message('"a"', r"\ud800"),
     "surrogate in a key": with_field(r'"\ud800": 1'),
-    "surrogate in stop": with_field(r'"stop": "\ud800"'),
     "surrogate in arguments": with_call(r'{"a": "\ud800"}'),
-    "surrogate in a tool's name": with_call("{}", r'"\ud800"'),
-    "surrogate in a tool": with_field(r'"tools": [{"type": "function", "function": {"name": "\ud800"}}]'),
     "halves in the wrong order": message(r'"\udc00\ud800"'),
-    "long integer": with_field(f'"seed": {DIGITS}'),
     "long integer in arguments": with_call(f'{{"a": {DIGITS}}}'),
-    "long integer in a tool": with_field(
-        f'"tools": [{{"type": "function", "function": {{"name": "f", "n": {DIGITS}}}}}]'
-    ),
     "deep content": message(DEEP),
-    "deep arguments": with_call(f'{{"a": {DEEP}}}'),
-    "deep tools": with_field(f'"tools": {DEEP}'),
     "deep objects": '{"a":' * 10_000 + "1" + "}" * 10_000,
     "infinite number": with_field('"temperature": 1e999'),
     "minus infinity": with_field('"top_p": -Infinity'),

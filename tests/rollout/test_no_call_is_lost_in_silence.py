@@ -8,6 +8,7 @@ import pytest
 from dialect_writers import WRITERS
 from dictated_answers import Scene, user
 from gateway_harness import CHATML, SHELL, build_tokenizer, talking, tool_result
+from protocol_turns import shell
 
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.dialects.dialect import Reading
@@ -19,7 +20,7 @@ from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import rows_of_calls
 
 MEANT = [("shell", {"command": "ls"})]
-HERMES_CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>'
+HERMES_CALL = shell("ls")
 ENGINES_READ = ("hermes", "qwen3_coder", "glm4", "kimi_k2", "mistral", "mistral_list")
 """Forms whose calls end open reasoning in vLLM."""
 ENGINES_LEAVE = ("deepseek_v3", "deepseek_v3_1", "llama3")
@@ -105,8 +106,7 @@ async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNam
 
 
 async def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
-    draft = HERMES_CALL.replace("ls", "rm")
-    async with talking(tiny.scripted(f"<think>\n{draft}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}")) as talk:
+    async with talking(tiny.scripted(f"<think>\n{shell('rm')}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}")) as talk:
         answer = await talk.ask("go", tools=[SHELL], parallel_tool_calls=False)
         await talk.close()
     (call,) = answer.choices[0].message.tool_calls

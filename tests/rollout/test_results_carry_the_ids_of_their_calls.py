@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dialect_writers import kimi_k2
 from dictated_answers import Scene, user
 from gateway_harness import build_tokenizer, serving
 
@@ -16,10 +15,8 @@ from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
 from tree_rl.rollout.gateway.protocols.tool_results import answered_calls, with_ids_of_calls
 from tree_rl.rollout.transcript import rows_of_calls
 
-TOOLS = tuple(
-    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
-    for name in ("look", "write")
-)
+NAMES = ("look", "write")
+TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in NAMES)
 KIMI = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n"
     "{% endif %}{{ m.content }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}"
@@ -35,7 +32,6 @@ MISTRAL = (
     "{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-NAMES = ("look", "write")
 NEW_IDS: dict[str, Callable[[str], str | None]] = {
     "kept": lambda old: old,
     "renamed": lambda old: f"toolu_{old}",
@@ -52,11 +48,10 @@ def as_sent(message: ChatMessage, new_id: Callable[[str], str | None]) -> ChatMe
 
 
 def write_kimi(number: int) -> str:
-    ids = (f"functions.{name}:{2 * number + index}" for index, name in enumerate(NAMES))
-    first = kimi_k2([(name, {"n": number}) for name in NAMES])
-    for index, id_ in enumerate(ids):
-        first = first.replace(f"functions.{NAMES[index]}:{index}<", f"{id_}<")
-    return first
+    calls = (f"functions.{name}:{2 * number + index}" for index, name in enumerate(NAMES))
+    argued = (f'{one}<|tool_call_argument_begin|>{{"n": {number}}}' for one in calls)
+    written = "".join(f"<|tool_call_begin|>{one}<|tool_call_end|>" for one in argued)
+    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
 
 
 def write_mistral(number: int) -> str:
@@ -129,6 +124,10 @@ def turn(*ids: str) -> ChatMessage:
         ([turn("a", "b"), result(None), result("a")], [None, (0, 1), (0, 0)]),
         ([turn("a", "b"), result(None), result("x", "a")], [None, (0, 1), (0, 0)]),
         ([turn("a1", "a2"), result("a2"), result("a1")], [None, (0, 1), (0, 0)]),
+        (
+            [turn("a1", "b", "a2", "c"), *(result(None, name) for name in ("b", "a", "x", "c", "a"))],
+            [None, (0, 1), (0, 0), (0, 2), (0, 3), None],
+        ),
         ([turn("a"), result("a"), result("a"), result("z")], [None, (0, 0), (0, 0), None]),
         ([turn("a", "b"), result("b"), turn("c"), result("a"), result("c")], [None, (0, 1), None, (0, 0), (2, 0)]),
         ([turn("a"), result("a"), turn("a"), result("a")], [None, (0, 0), None, (2, 0)]),

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from gateway_harness import generated_edges
+from gateway_harness import generated_edges, trained_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
+from tree_rl.rollout.transcript import ModelCall, rows_of_calls
 
 
 def call(prompt: list[int], response: list[int]) -> ModelCall:
@@ -84,32 +84,21 @@ def sessions(draw: st.DrawFn) -> list[ModelCall]:
     return calls
 
 
-def row_edges(row: Row) -> list[tuple[tuple[int, ...], int, int, float]]:
-    start, tokens = len(row.prompt_ids), row.token_ids
-    return [
-        (tokens[: start + i], tokens[start + i], mask, row.response_log_probs[i])
-        for i, mask in enumerate(row.response_mask)
-    ]
-
-
 @settings(max_examples=60, deadline=None)
 @given(sessions())
 def test_a_token_is_trained_exactly_where_it_was_generated_in_that_context(calls: list[ModelCall]) -> None:
     edges = generated_edges([one for one in calls if one.weight])
-    trained = set()
-    for row in rows_of_calls(calls):
-        assert len(row.response_ids) == len(row.response_log_probs) == len(row.response_calls)
-        for context, token, mask, log_prob in row_edges(row):
-            assert mask == ((context, token) in edges)
-            assert log_prob == (edges[context, token] if mask else 0.0)
-            if mask:
-                trained.add((context, token))
-        for offset, index in enumerate(row.response_calls):
-            if index < 0:
-                assert row.response_mask[offset] == 0
-                continue
-            source, position = calls[index], len(row.prompt_ids) + offset
-            assert position >= len(source.prompt_ids)
-            assert (source.prompt_ids + source.response_ids)[: position + 1] == row.token_ids[: position + 1]
-        assert row.response_weights is None
-    assert trained == edges.keys()
+    rows = rows_of_calls(calls)
+    assert trained_edges(rows) == edges
+    for row in rows:
+        tokens, start = row.token_ids, len(row.prompt_ids)
+        assert len(row.response_ids) == len(row.response_log_probs) and row.response_weights is None
+        for offset, (index, mask) in enumerate(zip(row.response_calls, row.response_mask, strict=True)):
+            position = start + offset
+            assert mask == ((tokens[:position], tokens[position]) in edges)
+            assert mask or row.response_log_probs[offset] == 0
+            assert mask == 0 or index >= 0
+            if index >= 0:
+                source = calls[index]
+                assert position >= len(source.prompt_ids)
+                assert (source.prompt_ids + source.response_ids)[: position + 1] == tokens[: position + 1]

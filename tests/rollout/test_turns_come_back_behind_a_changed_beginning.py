@@ -9,6 +9,7 @@ from client_edits import NEW_IDS as FORMS_OF_IDS
 from client_edits import sent_back
 from dictated_answers import Scene, said, user
 from gateway_harness import SHELL, build_tokenizer
+from protocol_turns import shell
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
@@ -17,7 +18,6 @@ from tree_rl.rollout.gateway.tokens.own_turns import OwnTurns
 from tree_rl.rollout.transcript import rows_of_calls
 
 History = list[ChatMessage]
-CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls %d"}}\n</tool_call>'
 KEEPS_REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
     "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -25,8 +25,7 @@ KEEPS_REASONING = (
 )
 
 
-def system(text: str) -> ChatMessage:
-    return ChatMessage(role="system", content=text)
+OPENING = [ChatMessage(role="system", content="It is 10:01."), user("Repair it.")]
 
 
 def result(text: str, call: CalledTool) -> ChatMessage:
@@ -69,13 +68,17 @@ def as_messages(history: History, new_id: Callable[[str], str]) -> History:
     return [*told, *sent_back(rest, lambda forms: forms[0], "anthropic", new_id)]
 
 
+def thinking(thought: str, answer: str) -> str:
+    return f"<think>\n{thought}\n</think>\n\n{answer}"
+
+
 def turn(thought: str, command: int) -> str:
-    return f"<think>\n{thought}\n</think>\n\n{CALL % command}"
+    return thinking(thought, shell(f"ls {command}"))
 
 
 def worked(scene: Scene, *commands: int, thought: str = "thought", behind: History | None = None) -> History:
     """A tool loop of calls whose turns read alike but for their commands; behind others a client drops its thoughts."""
-    history = list(behind or [system("It is 10:01."), user(f"Look into {thought}.")])
+    history = list(behind or [OPENING[0], user(f"Look into {thought}.")])
     begun = sum(one.role == "assistant" for one in history)
     for number, command in enumerate(commands, begun):
         message = scene.answer(without_reasoning(history) if behind else history, turn(f"{thought} {number}", command))
@@ -128,10 +131,10 @@ def test_a_tool_loop_keeps_its_reasoning(
 @pytest.mark.parametrize("change", [with_a_clock, with_a_reminder, with_all])
 def test_turns_without_calls_keep_their_reasoning(change: Callable[[History], History]) -> None:
     scene = Scene(build_tokenizer(KEEPS_REASONING))
-    history = [system("It is 10:01."), user("Repair it.")]
+    history = OPENING
     for number in range(3):
-        message = scene.answer(history, f"<think>\nthought {number}\n</think>\n\nso")
-        history += [message, user(f"and {number}")]
+        message = scene.answer(history, thinking(f"thought {number}", "so"))
+        history = [*history, message, user(f"and {number}")]
     assert thoughts_behind(scene, change(history)) == ["thought 0", "thought 1", "thought 2"]
     assert causes(scene) == {0: "rewritten"}
 
@@ -150,9 +153,8 @@ def test_sub_agents_with_one_system_text_get_their_own_thoughts_back(scene: Scen
 
 
 def test_of_several_turns_that_fit_none_is_taken_and_all_is_counted(scene: Scene) -> None:
-    asked = [system("It is 10:01."), user("Repair it.")]
-    messages = [scene.answer(asked, turn(f"thought {number}", 0)) for number in range(2)]
-    history = with_a_clock([*asked, messages[0], result("file", messages[0].tool_calls[0])])
+    message, _ = (scene.answer(OPENING, turn(f"thought {number}", 0)) for number in range(2))
+    history = with_a_clock([*OPENING, message, result("file", message.tool_calls[0])])
     assert thoughts_behind(scene, as_chat(without_reasoning(history), lambda old: "call_0")) == [None]
     report = scene.recorder.drift_report()
     assert report.guessed == (1,) and report.branch_causes == {1: "rewritten"}
@@ -181,8 +183,8 @@ def test_a_turn_that_was_edited_behind_a_changed_beginning_is_reported_as_edited
 
 def test_a_text_that_an_agent_made_up_gets_no_reasoning(tiny: SimpleNamespace) -> None:
     scene = Scene(tiny.tokenizer)
-    scene.answer([system("Be brief."), user("Repair the parser.")], "<think>\nwhy\n</think>\n\nso")
-    made_up = [system("Be brief."), user("How are you?"), said("so"), user("and")]
+    scene.answer(OPENING, thinking("why", "so"))
+    made_up = [OPENING[0], user("How are you?"), said("so"), user("and")]
     assert scene.prompt(*made_up).restored.messages == tuple(made_up)
     assert scene.recorder.drift_report().branch_causes == {}
 
@@ -225,10 +227,6 @@ def test_a_key_tells_apart_what_reads_alike_when_joined() -> None:
     for one, other in ((1, 1.0), (-0.0, 0), (12345678901234567890, 12345678901234567000), (1e21, 10**21)):
         assert key_alone(called("a", {"n": [one]})) == key_alone(called("a", {"n": [other]}))
     assert key_alone(said("b")) == key_alone(said(" b\n"))
-
-
-def thinking(thought: str, answer: str) -> str:
-    return f"<think>\n{thought}\n</think>\n\n{answer}"
 
 
 def test_the_latest_of_equal_answers_comes_back_even_if_an_earlier_one_was_found(tiny: SimpleNamespace) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import anthropic
 import openai
 import torch
+from gateway_harness import check_record, serving, user
 
 CONTEXT_TOKENS = 700
 VERSION = 7
@@ -35,14 +36,10 @@ class Witness:
     seen: list[Generated] = field(default_factory=list)
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        output = await self.client.generate(
-            request_id, prompt_ids=list(prompt_ids), sampling_params=dict(sampling_params)
-        )
-        self.seen.append(
-            Generated(
-                prompt_ids=tuple(prompt_ids), token_ids=tuple(output.token_ids), log_probs=tuple(output.log_probs)
-            )
-        )
+        asked = {"prompt_ids": list(prompt_ids), "sampling_params": dict(sampling_params)}
+        output = await self.client.generate(request_id, **asked)
+        ids, log_probs = tuple(output.token_ids), tuple(output.log_probs)
+        self.seen.append(Generated(prompt_ids=tuple(prompt_ids), token_ids=ids, log_probs=log_probs))
         return output
 
 
@@ -51,19 +48,10 @@ def start_server(model: Path, *overrides: str) -> Any:
     from hydra import compose, initialize_config_module
     from verl.workers.rollout.llm_server import LLMServerManager
 
+    sizes = {"nnodes": 1, "n_gpus_per_node": 1, "max_model_len": CONTEXT_TOKENS, "max_num_seqs": 16}
+    given = (f"actor_rollout_ref.rollout.{name}={value}" for name, value in {"load_format": "auto", **sizes}.items())
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(
-            "ppo_trainer",
-            overrides=[
-                f"actor_rollout_ref.model.path={model}",
-                "actor_rollout_ref.rollout.load_format=auto",
-                "actor_rollout_ref.rollout.nnodes=1",
-                "actor_rollout_ref.rollout.n_gpus_per_node=1",
-                f"actor_rollout_ref.rollout.max_model_len={CONTEXT_TOKENS}",
-                "actor_rollout_ref.rollout.max_num_seqs=16",
-                *overrides,
-            ],
-        )
+        config = compose("ppo_trainer", overrides=[f"actor_rollout_ref.model.path={model}", *given, *overrides])
 
     async def start() -> Any:
         manager = await LLMServerManager.create(config)
@@ -91,10 +79,6 @@ def serve(model: Path, tokenizer: Any, *overrides: str, environment: Mapping[str
         os.environ.update(before)
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def backend(served: SimpleNamespace, client: Any) -> Any:
     """The gateway's way to the server through a client of verl."""
     from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
@@ -107,7 +91,6 @@ def ask(
     served: SimpleNamespace, talk: Any, *, sampling: Mapping[str, Any] | None = None, **options: Any
 ) -> SimpleNamespace:
     """Run `talk(openai client, anthropic client)` as one session; `sampling` is the trainer's beside the usual one."""
-    from gateway_harness import serving
 
     async def run() -> SimpleNamespace:
         witness = Witness(client=served.client)
@@ -174,6 +157,4 @@ def hugging_face(served: SimpleNamespace) -> Any:
 
 def check_rows(served: SimpleNamespace, record: Any) -> None:
     """Rows train what was generated and nothing else, with the log-probs that transformers computes."""
-    from gateway_harness import check_record
-
     check_record(SimpleNamespace(model=hugging_face(served)), record)

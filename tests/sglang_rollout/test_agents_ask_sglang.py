@@ -4,6 +4,7 @@ SGLang draws anew in every run: it heeds a seed only with attention kernels of C
 """
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,29 +19,16 @@ from tree_rl.rollout.transcript import rows_of_calls
 pytestmark = [pytest.mark.sglang, pytest.mark.ray, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def conversation(served: SimpleNamespace) -> SimpleNamespace:
-    return ask(served, branching_talk)
-
-
-def test_recorded_calls_are_what_sglang_was_asked_and_answered(
-    served: SimpleNamespace, conversation: SimpleNamespace
-) -> None:
+def test_calls_and_rows_hold_what_sglang_generated_and_the_tree_engine_agrees(served: SimpleNamespace) -> None:
+    """On every trained token; it notices a foreign one."""
+    conversation = ask(served, branching_talk)
     check_calls(conversation)
     said = {text for name, text in conversation.result.items() if name != "openai tokens"}
     # What is between thinking tags or the like reaches the agent apart from the text.
     markup = set(served.tokenizer.added_tokens_decoder) - {served.tokenizer.eos_token_id}
     plain = [one.token_ids for one in conversation.seen if markup.isdisjoint(one.token_ids)]
     assert plain and {served.tokenizer.decode(ids).removesuffix("<|im_end|>") for ids in plain} <= said
-
-
-def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
     check_rows(served, conversation.record)
-
-
-def test_the_tree_engine_agrees_with_sglang_on_every_trained_token_and_notices_a_foreign_one(
-    served: SimpleNamespace, conversation: SimpleNamespace
-) -> None:
     check_agreement(served, conversation.record.calls)
     check_a_foreign_token_shows(served, conversation.record.calls)
 
@@ -60,26 +48,21 @@ def test_log_probs_are_those_at_the_temperature_of_the_draw(served: SimpleNamesp
 def test_turns_end_by_their_end_token_a_limit_or_a_stop_text(served: SimpleNamespace) -> None:
     end = served.tokenizer.eos_token_id
 
-    def asking(**options: Any) -> Any:
+    def asking(sampling: Any, **options: Any) -> tuple[str, list[int]]:
         async def talk(chat: openai.AsyncOpenAI, _: Any) -> Any:
             return (await chat.chat.completions.create(model="m", messages=[user("write")], **options)).choices[0]
 
-        return talk
+        asked = ask(served, talk, sampling=sampling)
+        (call,) = asked.record.calls
+        return asked.result.finish_reason, list(call.response_ids)
 
-    ended = ask(served, asking(max_tokens=300), sampling={"logit_bias": {str(end): 8.0}})
-    (call,) = ended.record.calls
-    assert ended.result.finish_reason == "stop" and len(call.response_ids) < 300
-    assert call.response_ids[-1] == end and end not in call.response_ids[:-1]
-
-    limited = ask(served, asking(max_tokens=60), sampling={"ignore_eos": True})
-    (call,) = limited.record.calls
-    assert limited.result.finish_reason == "length" and len(call.response_ids) == 60
-
-    stopped = ask(served, asking(max_tokens=300, stop=["e"]), sampling={"ignore_eos": True})
-    (call,) = stopped.record.calls
-    text, before = (served.tokenizer.decode(ids) for ids in (call.response_ids, call.response_ids[:-1]))
-    assert stopped.result.finish_reason == "stop" and "e" in text and "e" not in before
-    assert len(call.response_ids) < 300
+    cause, ids = asking({"logit_bias": {str(end): 8.0}}, max_tokens=300)
+    assert cause == "stop" and len(ids) < 300 and ids.index(end) == len(ids) - 1
+    cause, ids = asking({"ignore_eos": True}, max_tokens=60)
+    assert cause == "length" and len(ids) == 60
+    cause, ids = asking({"ignore_eos": True}, max_tokens=300, stop=["e"])
+    text, before = (served.tokenizer.decode(some) for some in (ids, ids[:-1]))
+    assert cause == "stop" and len(ids) < 300 and "e" in text and "e" not in before
 
 
 def test_an_answer_that_verl_aborts_is_not_recorded(served: SimpleNamespace) -> None:
@@ -87,13 +70,9 @@ def test_an_answer_that_verl_aborts_is_not_recorded(served: SimpleNamespace) -> 
     (replica,) = served.manager.rollout_replicas
 
     async def talk(chat: openai.AsyncOpenAI, _: Any) -> None:
-        async def answer(max_tokens: int) -> Any:
-            return await chat.chat.completions.create(
-                model="m", messages=[user("a long answer")], max_tokens=max_tokens
-            )
-
+        answer = partial(chat.chat.completions.create, model="m", messages=[user("a long answer")])
         # Several at once, so that none is done in a second.
-        waiting = [asyncio.create_task(answer(400)) for _ in range(12)]
+        waiting = [asyncio.create_task(answer(max_tokens=400)) for _ in range(12)]
         await asyncio.sleep(0.8)
         await replica.abort_all_requests()
         for task in waiting:
@@ -101,7 +80,7 @@ def test_an_answer_that_verl_aborts_is_not_recorded(served: SimpleNamespace) -> 
                 await task
             assert refused.value.status_code == 503
         await replica.resume_generation()
-        assert (await answer(5)).usage.completion_tokens == 5
+        assert (await answer(max_tokens=5)).usage.completion_tokens == 5
 
     (call,) = ask(served, talk, sampling={"ignore_eos": True}).record.calls
     assert len(call.response_ids) == 5

@@ -12,29 +12,16 @@ from vllm_harness import check_a_foreign_token_shows, check_agreement
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def conversation(served: SimpleNamespace) -> SimpleNamespace:
-    return ask(served, branching_talk)
-
-
-def test_recorded_calls_are_what_vllm_was_asked_and_answered(
-    served: SimpleNamespace, conversation: SimpleNamespace
-) -> None:
+def test_calls_and_rows_hold_what_vllm_generated_and_the_tree_engine_agrees(served: SimpleNamespace) -> None:
+    """On every trained token; it notices a foreign one."""
+    conversation = ask(served, branching_talk)
     check_calls(conversation)
     said = dict(conversation.result)
     tokens = "".join(token for token, _ in said.pop("openai tokens"))
     assert tokens.replace("<|im_end|>", "") == said["openai"]
     written = {served.tokenizer.decode(one.token_ids).replace("<|im_end|>", "") for one in conversation.seen}
     assert set(said.values()) <= written
-
-
-def test_rows_train_what_was_generated_and_nothing_else(served: SimpleNamespace, conversation: SimpleNamespace) -> None:
     check_rows(served, conversation.record)
-
-
-def test_the_tree_engine_agrees_with_vllm_on_every_trained_token_and_notices_a_foreign_one(
-    served: SimpleNamespace, conversation: SimpleNamespace
-) -> None:
     check_agreement(served, conversation.record.calls)
     check_a_foreign_token_shows(served, conversation.record.calls)
 

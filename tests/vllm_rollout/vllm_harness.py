@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tiny_sizes import sizes
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from tree_rl.rollout.transcript import ModelCall, Row, rows_of_calls
@@ -57,23 +58,10 @@ def save_model(folder: Path, tokenizer: Any, *, experts: int = 0, tied: bool = F
     """
     torch.manual_seed(0)
     sparse = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    config = (Qwen3MoeConfig if experts else Qwen3Config)(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=tied,
-        dtype="float32",
-        **(sparse if experts else {}),
-    )
+    own = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "tie_word_embeddings": tied}
+    usual = sizes(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, head_dim=32, **own)
+    usual |= {"max_position_embeddings": 2048, "bos_token_id": None, "dtype": "float32"}
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(**usual, **(sparse if experts else {}))
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
