@@ -272,7 +272,7 @@ def test_a_name_stands_for_a_config(printed: Printed, refused: Refused, rows: Pa
         read(printed("inspect", rows, "--model", model, "--json", "--gpus", 1))
         for model in (config, "8b", "qwen3-8b", "Qwen3-8B")
     )
-    assert by_file["verdict"].pop("next").startswith(f"tree-rl plan {rows} --model {config} --max-tokens ")
+    assert f" --model {config} " in by_file["verdict"].pop("next")
     for found in by_name:
         del found["verdict"]["next"]
         assert found == by_file
@@ -353,6 +353,7 @@ def test_a_model_too_large_for_the_gpus_is_said_to_be(printed: Printed, rows: Pa
     assert out.splitlines()[-1].endswith("--gpus 2")
     found = read(printed("inspect", rows, "--model", "8b", "--gpu", "a100", "--json"))["verdict"]
     assert found["memory"]["gpus"] == 8 and found["memory"]["max_tokens"] > 1024
+    assert found["next"].startswith(f"tree-rl plan {rows} --model 8b --max-tokens ")
 
 
 def test_plans_are_json_too(printed: Printed, rows: Path) -> None:
