@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 GIVEN = ["whole", "offloaded:1+tiled:16", "partitioned:60+offloaded+relays_on_host", "budget:400", "budget:100"]
 
 
-def test_plans_agree() -> None:
+def test_plans_agree_and_unknown_ones_are_refused() -> None:
     sizes = {"model": "tiny", "layers": None, "trunk": 200, "branches": 3, "branch_tokens": 30}
     args = argparse.Namespace(**sizes, plans=GIVEN, liger=False, repeats=1)
     rows = list(deep_trunks.measured(args, torch.device("cpu")))
@@ -25,9 +25,6 @@ def test_plans_agree() -> None:
     for row in rows:
         assert row["failed"] == "" and row["unique"] == 290
         assert row["loss_deviation"] < 1e-6 and row["gradient_norm_deviation"] < 1e-5
-
-
-def test_unknown_plans_are_refused() -> None:
     with pytest.raises(ValueError, match="--plans halved"):
         deep_trunks.Plan.parse("halved", layers=2)
 

@@ -20,9 +20,8 @@ def test_thoughts_that_the_template_drops_make_a_row_of_every_call(
     table = pq.read_table(tmp_path / f"{CASE}.parquet").to_pydict()
     # Three commands and the submission.
     assert table["session"] == ["0"] * 4 + ["1"] * 4 and line["calls"] == line["rows"] == 8
-    assert line["tokens"] == sum(map(len, table["input_ids"])) and line["longest_row"] == max(
-        map(len, table["input_ids"])
-    )
+    lengths = [len(row) for row in table["input_ids"]]
+    assert (line["tokens"], line["longest_row"]) == (sum(lengths), max(lengths))
     assert sum(map(sum, table["response_mask"])) == line["trained_tokens"]
     prefixes = {tuple(row[:end]) for row in table["input_ids"] for end in range(1, len(row) + 1)}
     assert line["unique_tokens"] == len(prefixes)

@@ -68,7 +68,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     return built
 
 
-def test_rows_end_to_end_and_alone_run_one_kernel(model: Any) -> None:
+def test_rows_end_to_end_and_alone_run_one_kernel_and_a_padded_batch_is_refused(model: Any) -> None:
     ids = torch.tensor([[token for row in ROWS for token in row]])
     positions = torch.tensor([[place for row in ROWS for place in range(len(row))]])
     packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
@@ -79,14 +79,11 @@ def test_rows_end_to_end_and_alone_run_one_kernel(model: Any) -> None:
         alone.append(model(input_ids=torch.tensor([row]), position_ids=positions, use_cache=False).logits[0])
     assert CALLS[2:] == [[0, 5]] * 2 + [[0, 6]] * 2
     torch.testing.assert_close(torch.cat(alone), packed)
+    with pytest.raises(ValueError, match="expected one row or rows end to end, received a batch of 2 rows"):
+        model(input_ids=torch.ones(2, 5, dtype=torch.long), use_cache=False)
     model.set_attn_implementation("sdpa")
     by_torch = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in ROWS]
     torch.testing.assert_close(torch.cat(by_torch), packed)
-
-
-def test_a_padded_batch_is_refused(model: Any) -> None:
-    with pytest.raises(ValueError, match="expected one row or rows end to end, received a batch of 2 rows"):
-        model(input_ids=torch.ones(2, 5, dtype=torch.long), use_cache=False)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -110,10 +107,9 @@ def test_log_probs_and_gradients_are_those_of_verl_s_loop(dtype: torch.dtype, sh
 
 def test_flash_attn_s_own_kernel_stays_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     before = transformer_impl.logprobs_from_logits
-    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
-    with without.log_probs_in_one_pass() as what:
-        assert (what, transformer_impl.logprobs_from_logits) == ("flash-attn", before)
-    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
-    with without.log_probs_in_one_pass() as what:
-        assert (what, transformer_impl.logprobs_from_logits) == ("tree_kernels, from logits", without.fused_log_probs)
+    ours = ("tree_kernels, from logits", without.fused_log_probs)
+    for is_there, expected in ((True, ("flash-attn", before)), (False, ours)):
+        monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", is_there)
+        with without.log_probs_in_one_pass() as what:
+            assert (what, transformer_impl.logprobs_from_logits) == expected
     assert transformer_impl.logprobs_from_logits is before

@@ -31,12 +31,9 @@ def test_trees_have_the_gradient_of_rows_alone(tmp_path: Path, shape: str, capsy
 def test_attention_of_packed_rows_is_causal_from_their_ends() -> None:
     torch.manual_seed(0)
     q, k = torch.randn(3, 2, 4), torch.randn(7, 1, 4)
-    got = tree_rivals._VariableLength.flash_attn_varlen_func(
-        *(q, k, k, torch.tensor([0, 1, 3]), torch.tensor([0, 3, 7]), 2, 4),
-        softmax_scale=1.0,
-        causal=True,
-        window_size=(-1, -1),
-    )
+    rows = (q, k, k, torch.tensor([0, 1, 3]), torch.tensor([0, 3, 7]), 2, 4)
+    options = {"softmax_scale": 1.0, "causal": True, "window_size": (-1, -1)}
+    got = tree_rivals._VariableLength.flash_attn_varlen_func(*rows, **options)
     for query, visible in ((0, k[:3]), (1, k[3:6]), (2, k[3:7])):
         wanted = (q[query] @ visible[:, 0].T).softmax(-1) @ visible[:, 0]
         torch.testing.assert_close(got[query], wanted)

@@ -16,35 +16,32 @@ from tree_rl.cost.model_sizes import MODEL_SIZES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-MAX_TOKENS = 8_000
+CUDA = torch.device("cuda")
+# Several forwards per update: what one still computes must not stop the planning of the next.
+PLANNERS = {TREE: tree_planner(8_000, CUDA), PACKED: packed_planner(8_000, CUDA)}
+MODELS = (("qwen3.5-4b", 4), ("qwen3-30b-a3b", 2), ("deepseek-v2-lite", 2), ("glm-4.7-flash", 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"), (("qwen3.5-4b", 4), ("qwen3-30b-a3b", 2), ("deepseek-v2-lite", 2), ("glm-4.7-flash", 2))
-)
+@pytest.mark.parametrize(("name", "layers"), MODELS)
 def test_gradients_of_hybrid_and_sparse_models_are_no_further_off_than_those_of_packed_rows(
     name: str, layers: int
 ) -> None:
-    cuda = torch.device("cuda")
     size = MODEL_SIZES[name].with_layers(layers)
-    model = build_model(size, device=cuda, dtype=torch.bfloat16)
+    model = build_model(size, device=CUDA, dtype=torch.bfloat16)
     batch = agent_batch(por=0.7, num_rows=8, row_tokens=500, num_groups=1, trained_share=0.3, vocab=size.shape.vocab)
-    gradients = check_gradients(model, batch, tree_planner(MAX_TOKENS, cuda), packed_planner(MAX_TOKENS, cuda))
+    gradients = check_gradients(model, batch, *PLANNERS.values())
     assert gradients.tree <= gradients.limit < 0.1
 
 
 @pytest.mark.parametrize("por", [0.0, 0.7])
 def test_update_is_exact_asynchronous_and_no_larger(por: float) -> None:
-    cuda = torch.device("cuda")
     size = MODEL_SIZES["0.6b"].with_layers(2)
-    model = build_model(size, device=cuda, dtype=torch.bfloat16)
+    model = build_model(size, device=CUDA, dtype=torch.bfloat16)
     optimizer = build_optimizer(model, lr=1e-6)
     batch = agent_batch(por=por, num_rows=8, row_tokens=1_000, num_groups=2, trained_share=0.3, vocab=size.shape.vocab)
-    # Several forwards per update: what one still computes must not stop the planning of the next.
-    planners = {TREE: tree_planner(MAX_TOKENS, cuda), PACKED: packed_planner(MAX_TOKENS, cuda)}
-    comparison = compare(model, optimizer, batch, planners, repeats=2)
+    comparison = compare(model, optimizer, batch, PLANNERS, repeats=2)
     assert comparison.errors.tree <= comparison.errors.limit < 0.1
-    peak = {side: max(times.peak_bytes for times in comparison.times[side]) for side in planners}
+    peak = {side: max(times.peak_bytes for times in comparison.times[side]) for side in PLANNERS}
     assert peak[TREE] <= 1.02 * peak[PACKED]
-    waits_in_layers, _ = profile_update(model, lambda: update(model, optimizer, batch, planners[TREE]))
+    waits_in_layers, _ = profile_update(model, lambda: update(model, optimizer, batch, PLANNERS[TREE]))
     assert waits_in_layers == 0

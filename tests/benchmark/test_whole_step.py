@@ -68,7 +68,7 @@ def write_run(folder: Path) -> None:
     (folder / "gpus.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
 
 
-def test_the_parts_of_a_step_are_its_seconds(tmp_path: Path) -> None:
+def test_the_parts_of_a_step_are_its_seconds_and_amdahl_shortens_the_update_alone(tmp_path: Path) -> None:
     write_run(tmp_path)
     rows = step_rows(tmp_path)
     assert [row["step"] for row in rows] == [1, 2], "nobody saw the end of the last step"
@@ -80,28 +80,13 @@ def test_the_parts_of_a_step_are_its_seconds(tmp_path: Path) -> None:
     assert (rows[1]["gpu_idle_share"], rows[1]["gpu_memory_gib"]) == (pytest.approx(0.5), 11)
     with pytest.raises(ValueError, match="--steps"):
         summary(rows, warm_up=2)
-
-
-def test_amdahl_shortens_the_update_alone(tmp_path: Path) -> None:
-    write_run(tmp_path)
     (tmp_path / "gpus.jsonl").unlink()
     stock = summary(step_rows(tmp_path), warm_up=0)
     assert sum(stock[name] for name in UPDATE) == pytest.approx(3.0)
     assert amdahl(stock, 1.0) == pytest.approx(1.0)
     assert amdahl(stock, 2.0) == pytest.approx(10 / 8.5)
     assert stock["gpu_idle_share"] == "", "a CPU reports none"
-
-
-def test_an_arm_that_did_other_work_is_refused(tmp_path: Path) -> None:
-    given = ["--output", str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--por", "0.5", "--commit", "x"]
-    arguments = whole_step.parse([*given, "--prompts", "1", "--sessions", "1", "--warm-up", "0"])
-    write_run(tmp_path / "verl_0.5")
-    with pytest.raises(ValueError, match=r"verl_0.5, step 1: expected .*rows"):
-        whole_step.report(arguments, {"stock_attention": ""})
-
-
-def test_a_run_is_ended_when_the_last_step_is_written_and_the_next_has_begun(tmp_path: Path) -> None:
-    write_run(tmp_path)
+    # A run is ended when the last step is written and the next has begun.
     assert [whole_step.is_whole(tmp_path, step) for step in (1, 2, 3)] == [True, True, False]
     (tmp_path / "metrics.jsonl").unlink()
     assert not whole_step.is_whole(tmp_path, 2)
@@ -114,8 +99,12 @@ def test_gpus_are_the_first_that_this_process_may_use(monkeypatch: pytest.Monkey
     assert whole_step.gpu_numbers(1) == [2]
 
 
-def test_vllm_alone_is_reported_beside_the_arms(tmp_path: Path) -> None:
+def test_an_arm_that_did_other_work_is_refused_and_vllm_alone_is_reported_beside_the_arms(tmp_path: Path) -> None:
     given = ["--output", str(tmp_path), "--csv", str(tmp_path / "t.csv"), "--por", "0.5", "--commit", "x"]
+    arguments = whole_step.parse([*given, "--prompts", "1", "--sessions", "1", "--warm-up", "0"])
+    write_run(tmp_path / "verl_0.5")
+    with pytest.raises(ValueError, match=r"verl_0.5, step 1: expected .*rows"):
+        whole_step.report(arguments, {"stock_attention": ""})
     arguments = whole_step.parse([*given, "--warm-up", "1"])
     assert whole_step.alone_per_second(arguments, 0.5) is None
     (tmp_path / "vllm_0.5").mkdir()
@@ -131,15 +120,9 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path) -> N
     command = [sys.executable, str(ROOT / "benchmarks" / "whole_step.py"), "--output", str(tmp_path)]
     command += ["--csv", str(tmp_path / "table.csv"), "--commit", "test", "--gpus", "0", "--model", "tiny"]
     command += ["--por", "0.7", "--prompts", "2", "--sessions", "2", "--scale", "0.05", "--turns", "4", "--steps", "2"]
-    finished = subprocess.run(
-        [*command, "--warm-up-turns", "2", "--update-ratio", "0.7=2"],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        check=False,
-    )
+    command += ["--warm-up-turns", "2", "--update-ratio", "0.7=2"]
+    shell = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(command, env=shell, cwd=tmp_path, capture_output=True, text=True, timeout=1100)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     stock, tree = read_csv(tmp_path / "table.csv")
     assert (stock["arm"], tree["arm"]) == ("verl", "tree_rl")

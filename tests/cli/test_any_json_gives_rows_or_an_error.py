@@ -1,7 +1,6 @@
 """Whatever a file holds: rows, or an error that is a line; never another exception."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,16 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from record_files import write
 
 from tree_rl.cost import ModelShape
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.overlap_by_group import report_groups, total_of
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.row_file import read_recording
 from tree_rl.inspection.run_plan import plan_run
 from tree_rl.inspection.text import format_report, format_run_plan
+from tree_rl.inspection.verdict.grouping import regroup
 from tree_rl.tree import RowError
 
 NUMBERS = st.one_of(
@@ -27,9 +28,10 @@ NUMBERS = st.one_of(
     st.booleans(),
     st.none(),
 )
+KEYS = st.one_of(st.text(max_size=3), st.sampled_from(["messages", "choices", "message", "role", "content", "text"]))
 ANYTHING = st.recursive(
     st.one_of(NUMBERS, st.text(st.characters(codec=None), max_size=6)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(KEYS, inner, max_size=3)),
     max_leaves=8,
 )
 IDS = st.one_of(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(NUMBERS, max_size=4), ANYTHING)
@@ -45,14 +47,16 @@ SHAPE = ModelShape(hidden=8, layers=1, intermediate=8, heads=2, kv_heads=2, head
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def read_and_show(path: Path) -> list[Row] | None:
+def read_and_show(path: Path, tokenizer: Path | None = None) -> list[Row] | None:
     """The rows that a file holds, reported and planned; None where it is refused."""
     try:
-        rows = read_row_file(path)
+        recording = read_recording(path, tokenizer=tokenizer)
     except (InputError, RowError) as error:
         assert str(error)
         return None
-    assert all(row.token_ids.dtype == np.int64 for row in rows)
+    rows = recording.rows
+    assert all(row.token_ids.dtype == np.int64 and len(row.token_ids) for row in rows)
+    assert regroup(recording) is not None and str(recording.taken[0]).isprintable()
     reports = report_groups(rows)
     report = format_report(reports, total_of(reports), total_of(reports), SHAPE, at_most=9)
     assert (report + format_run_plan(plan_run(rows, 64), at_most=9)).replace("\n", "").isprintable()
@@ -62,18 +66,27 @@ def read_and_show(path: Path) -> list[Row] | None:
 @QUICK
 @given(records=RECORDS)
 def test_json_rows(records: list[Any], tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps(records))
-    whole = read_and_show(path)
-    lines = tmp_path / "rows.jsonl"
-    lines.write_text("\n".join(map(json.dumps, records)))
-    by_line = read_and_show(lines)
+    whole, by_line = (read_and_show(write(tmp_path / name, records)) for name in ("rows.json", "rows.jsonl"))
     assert (whole is None) == (by_line is None)
     if whole is not None and by_line is not None:
         # What passes is what stands there: nothing was rounded.
         assert [row.token_ids.tolist() for row in whole] == [row.token_ids.tolist() for row in by_line]
         if all("input_ids" in one and not {"prompts", "prompt_ids"} & one.keys() for one in records):
             assert [row.token_ids.tolist() for row in whole] == [record["input_ids"] for record in records]
+
+
+ANSWER = {"role": "assistant", "content": "Done.", "tool_calls": None, "refusal": None}
+ASKED = [{"role": role, "content": "Fix it."} for role in ("system", "user")]
+MESSAGE = st.one_of(st.sampled_from([*ASKED, ANSWER]), ANYTHING)
+VALUES = st.one_of(st.lists(MESSAGE, max_size=3), MESSAGE.map(lambda one: {"choices": [{"message": one}]}), ANYTHING)
+COLUMNS = ["request", "messages", "response", "input", "output", "prompt", "completion", "segments", "type"]
+
+
+@QUICK
+@given(records=st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5), max_size=3))
+def test_records_of_logs(records: list[Any], tmp_path: Path, chatml: Path) -> None:
+    rows = read_and_show(write(tmp_path / "log.jsonl", records), chatml)
+    assert rows is None or all(row.trained is not None for row in rows)
 
 
 JSON_LIKE = st.text(st.sampled_from('[]{}",:\\ \n0123456789.eE+-truefalsnINy\ufeff\x00\x1b'), max_size=60)

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from fixture_types import Printed, Refused, Run
+from record_files import write
 
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.inspection.model_shape import read_model_config
@@ -41,13 +41,6 @@ def damaged(where: int) -> bytes:
     return bytes(data)
 
 
-def zipped() -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("rows.json", GOOD)
-    return stream.getvalue()
-
-
 PARQUET = parquet(input_ids=[[1, 2]])
 OTHER_MASK = parquet(input_ids=[[1], [1, 2]], loss_mask=[[1], [1]])
 SHORT_MASK = parquet(input_ids=[[0, 1]], attention_mask=[[1]])
@@ -67,7 +60,7 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "lines named json": ("r.json", '{"a": 1}\n{"a": 2}', "one object a line is named *.jsonl"),
     "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
     "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),
-    "cut zip": ("r.json", zipped()[:40], "received a zip archive"),
+    "cut zip": ("r.json", b"PK\x03\x04" + bytes(36), "received a zip archive"),
     "packed": ("r.json.gz", b"", "expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .gz"),
     "empty json": ("r.json", b"", "expected at least one row"),
     "empty parquet": ("r.parquet", b"", "not a parquet file: it is empty"),
@@ -150,6 +143,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, refused: Refused) -> None:
         "pipe.json": "expected a file, received a pipe",
         "link.json": "no such file",
         "circle.json": "expected a file that can be read",
+        "*.nothing": "expected files that match, found none",
         "absent.parquet": "no such file",
         "n" * 3000 + ".json": "File name too long",
         "\x1b[31mred\n.json": "\\x1b[31mred\\n.json: no such file",
@@ -159,6 +153,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, refused: Refused) -> None:
 
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 100}
+VALUES = {"linear_num_value_heads": 2, "linear_value_head_dim": 4}
 CONFIGS: dict[str, tuple[Any, str]] = {
     "list": ([SIZES], "expected an object, received list"),
     "nothing": ({}, "expected the sizes hidden_size"),
@@ -170,10 +165,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "layer types": ({**SIZES, "layer_types": [[1]]}, "layer_types: expected a list of names"),
     "width of a layer": ({**SIZES, "intermediate_size": [8, -8]}, "intermediate_size: expected a count, received list"),
     "layers": ({**SIZES, "num_hidden_layers": 2**31 - 1}, "num_hidden_layers: expected at most 65536, received 2147"),
-    "delta net": (
-        SIZES | {"linear_num_value_heads": 2, "linear_value_head_dim": 4},
-        "expected the sizes linear_num_key_heads, linear_key_head_dim in its config.json",
-    ),
+    "delta net": (SIZES | VALUES, "expected the sizes linear_num_key_heads, linear_key_head_dim in its config.json"),
     "delta net of names": ({**SIZES, "linear_num_value_heads": "x"}, "linear_num_value_heads: expected a count"),
     "decoder": ({"text_config": [1]}, "expected text_config: an object, received list [1]"),
 }
@@ -182,24 +174,22 @@ CONFIGS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_bad_model_config_is_named(case: str, tmp_path: Path, refused: Refused) -> None:
     config, message = CONFIGS[case]
-    rows, model = tmp_path / "rows.json", tmp_path / "config.json"
-    rows.write_text(GOOD)
-    model.write_text(json.dumps(config))
+    model = write(tmp_path / "config.json", config)
+    (tmp_path / "rows.json").write_text(GOOD)
     for command in (("inspect",), ("plan", "--max-tokens", "8")):
-        refused(message, *command, rows, "--model", model)
+        refused(message, *command, tmp_path / "rows.json", "--model", model)
 
 
 def test_a_width_for_each_layer_is_read_as_their_mean(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "num_hidden_layers": 2, "intermediate_size": [8, 16]}))
+    write(tmp_path / "config.json", {**SIZES, "num_hidden_layers": 2, "intermediate_size": [8, 16]})
     shape, config = read_model_config(tmp_path)
     assert shape.intermediate == 12
     assert Parameters.of(shape, config) == Parameters.of(shape, {**config, "intermediate_size": 12})
 
 
 def test_a_bad_option_is_named(tmp_path: Path, tree_rl: Run) -> None:
-    rows, model = tmp_path / "rows.json", tmp_path / "config.json"
+    rows, model = tmp_path / "rows.json", write(tmp_path / "config.json", {**SIZES, "vocab_size": 3})
     rows.write_text(GOOD)
-    model.write_text(json.dumps({**SIZES, "vocab_size": 3}))
     for options, message in (
         (("--group-by", "colour"), "--group-by colour: no such column"),
         (("--tokenizer", tmp_path), "expected a folder with tokenizer.json"),
@@ -232,8 +222,7 @@ def test_a_bad_tokenizer_folder_is_named(
 ) -> None:
     folder = Path(shutil.copytree(chatml, tmp_path / "tokenizer"))
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    rows = tmp_path / "rows.json"
-    rows.write_text('[{"messages": [{"role": "user", "content": "hi"}]}]')
+    rows = write(tmp_path / "rows.json", [{"messages": [{"role": "user", "content": "hi"}]}])
     refused(message, "inspect", rows, "--tokenizer", folder)
 
 
@@ -253,6 +242,8 @@ def test_a_bad_tokenizer_folder_is_named(
         ("inspect a.json --gpus 8", "--gpus: expected it together with --model"),
         ("inspect a.json --gpu h200", "--gpu: expected it together with --model"),
         ("inspect a.json --draw-group a", "--draw-group: expected it together with --draw"),
+        ("view a.json --html page.html --port 8000", "--port: expected it without --html"),
+        ("report a.json --watch --out page.html", "--out: expected it without --watch"),
         ("nothing\x1b[2J", "nothing"),
         ("inspect a.json --\x1b[2J", "--\\x1b[2J"),
     ],
@@ -261,10 +252,9 @@ def test_a_mistake_in_the_command_line_is_one_line(line: str, message: str, refu
     refused(message, *line.split())
 
 
-def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, printed: Printed) -> None:
-    rows = tmp_path / "rows.json"
-    hostile = ["\x1b[31mred\x07\r\n\x00", "\u202eevil", "\ud800", "x" * 100_000, "é 漢"]
-    rows.write_text(json.dumps([{"input_ids": [1, 2], "uid": uid} for uid in hostile]))
+def test_texts_of_a_file_reach_the_terminal_escaped_and_stay_inside_json(tmp_path: Path, printed: Printed) -> None:
+    hostile = ["\x1b[31mred\x07\r\n\x00", "\u202eevil", "\ud800", "x" * 100_000, "é 漢", "</script>"]
+    rows = write(tmp_path / "rows.json", [{"input_ids": [1, 2], "uid": uid} for uid in hostile])
     picture = tmp_path / "drawing.svg"
     for uid in hostile:
         out = printed("inspect", rows, "--draw", "text", "-", "--draw-group", uid)
@@ -274,3 +264,6 @@ def test_texts_of_a_file_reach_the_terminal_escaped(tmp_path: Path, printed: Pri
         printed("inspect", rows, "--draw", "svg", picture, "--draw-group", uid)
         assert picture.read_text("utf-8").replace("\n", "").isprintable()
     assert printed("plan", rows, "--max-tokens", 100).replace("\n", "").isprintable()
+    out = printed("inspect", rows, "--json")
+    assert out.isascii() and out[:-1].isprintable()
+    assert [group["name"] for group in json.loads(out)["groups"]] == hostile

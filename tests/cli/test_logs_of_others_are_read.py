@@ -13,8 +13,6 @@ import pyarrow.parquet
 import pytest
 from byte_tokenizer import write_byte_tokenizer
 from fixture_types import Printed, Refused
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from record_files import read_of, write
 from tokenizers import Tokenizer
 
@@ -23,7 +21,6 @@ from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
 from tree_rl.inspection.recording import Recording
 from tree_rl.inspection.row_file import read_recording, read_row_file
-from tree_rl.inspection.verdict.grouping import regroup
 
 ASKED = [{"role": "system", "content": "You mend code."}, {"role": "user", "content": "Fix it."}]
 ANSWER = {"role": "assistant", "content": "Done."}
@@ -143,34 +140,6 @@ def test_wrong_records_end_in_one_line(
     record: dict[str, Any], said: str, tmp_path: Path, tokenizer: Path, refused: Refused
 ) -> None:
     refused(said, "inspect", write(tmp_path / "log.jsonl", [record]), "--tokenizer", tokenizer)
-
-
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(st.characters(codec=None)))
-ANYTHING = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["messages", "choices", "message", "role", "content", "text"]), inner),
-    ),
-    max_leaves=8,
-)
-MESSAGE = st.one_of(st.sampled_from([*SECOND, {**ANSWER, **NULLS}]), ANYTHING)
-VALUES = st.one_of(st.lists(MESSAGE, max_size=3), MESSAGE.map(lambda one: choices(one)), ANYTHING)
-LOG_COLUMNS = ["request", "messages", "response", "input", "output", "prompt", "completion", "segments", "type"]
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(records=st.lists(st.dictionaries(st.sampled_from(LOG_COLUMNS), VALUES, max_size=5), max_size=3))
-def test_whatever_a_log_holds_is_read_or_refused(
-    records: list[dict[str, Any]], tmp_path: Path, tokenizer: Path
-) -> None:
-    try:
-        found = read_recording(write(tmp_path / "log.jsonl", records), tokenizer=tokenizer)
-    except InputError as error:
-        assert str(error)
-        return
-    assert all(len(row.token_ids) and row.trained is not None for row in found.rows)
-    assert regroup(found) is not None and str(found.taken[0]).isprintable()
 
 
 def test_texts_of_trl(tmp_path: Path, tokenizer: Path) -> None:

@@ -64,6 +64,8 @@ BLOCKS = [
     say("user", [{"type": "tool_result", "tool_use_id": "t", "content": blocks("x = 1")}]),
     say("assistant", blocks("Done.")),
 ]
+BLOCKS_AS_TEXT = [SYSTEM, *({**one, "content": TEXT(one["content"])} for one in BLOCKS[1:])]
+TOOLS_OF_ANTHROPIC = [{"name": "look", "input_schema": SCHEMA}]
 GEMINI = [
     SYSTEM,
     {"role": "user", "parts": [{"text": "Fix it."}]},
@@ -80,15 +82,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "text of wrapped": {"messages": TEXT({"input": TEXT(PLAIN), "tools": TOOLS})},
     "parameters as text": {"messages": PLAIN, "tools": function(TEXT({"name": "look", "parameters": TEXT(SCHEMA)}))},
     "blocks": {"messages": BLOCKS, "tools": TOOLS},
-    "blocks as text": {
-        "messages": [{**one, "content": TEXT(one["content"])} if n else one for n, one in enumerate(BLOCKS)],
-        "tools": TOOLS,
-    },
-    "tools of Anthropic": {
-        "messages": BLOCKS[1:],
-        "system": SYSTEM["content"],
-        "tools": [{"name": "look", "input_schema": SCHEMA}],
-    },
+    "blocks as text": {"messages": BLOCKS_AS_TEXT, "tools": TOOLS},
+    "tools of Anthropic": {"messages": BLOCKS[1:], "system": SYSTEM["content"], "tools": TOOLS_OF_ANTHROPIC},
     "Gemini": {"messages": GEMINI, "tools": TOOLS},
     "nulls": {"messages": [{"tool_calls": None, "name": None, **one} for one in PLAIN], "tools": TOOLS},
 }
@@ -119,12 +114,9 @@ def test_spellings_give_the_rows_of_the_plain_form(
         assert read_of(found) == read_of(expected)
 
 
-BEFORE = PLAIN[:-1]
+BEFORE, CHOICES = PLAIN[:-1], TEXT({"choices": [{"message": DONE}]})
 LOGS: dict[str, dict[str, Any]] = {
-    "openai": {
-        "request": TEXT({"messages": BEFORE, "tools": TEXT(TOOLS)}),
-        "response": TEXT({"choices": [{"message": DONE}]}),
-    },
+    "openai": {"request": TEXT({"messages": BEFORE, "tools": TEXT(TOOLS)}), "response": CHOICES},
     "litellm": {"messages": TEXT(BEFORE), "response": TEXT(DONE), "model_parameters": TEXT({"tools": TOOLS})},
     "langfuse": {"input": TEXT({"messages": BEFORE, "tools": TOOLS}), "output": TEXT(TEXT(DONE)), "type": "GENERATION"},
     "list of texts": {"input": [TEXT(one) for one in BEFORE], "output": {"output": DONE}, "tools": TEXT(TOOLS)},
@@ -141,26 +133,31 @@ def test_logs_kept_as_text(name: str, ending: str, tmp_path: Path, chatml: Path)
     assert read_of(found) == read_of(expected)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    (
-        {"name": "x", "content": "y"},
-        [{"type": "file", "name": "a.txt"}],
-        [{"type": "text", "value": "hi"}],
-        [{"type": "image", "id": 3}],
-        [{"type": "document", "title": "T"}],
-    ),
-)
+ANSWERS = ({"type": "file", "name": "a"}, {"type": "text", "value": "hi"}, {"type": "image", "id": 3}, {"type": "x"})
+
+
+@pytest.mark.parametrize("answer", ({"name": "x", "content": "y"}, *([one] for one in ANSWERS)))
 def test_an_answer_in_json_stays_text(answer: Any, tmp_path: Path, chatml: Path) -> None:
     record = {"request": {"messages": PLAIN[:2]}, "response": TEXT(answer)}
     (row,) = read_row_file(write(tmp_path / "f.jsonl", [record]), tokenizer=chatml)
     assert trained_text(row, chatml).strip() == record["response"] + "<|im_end|>"
 
 
-@pytest.mark.parametrize("tools", ["look around", ["look"], 7])
-def test_tools_that_are_none_are_named(tools: Any, tmp_path: Path, chatml: Path) -> None:
-    with pytest.raises(InputError, match="row 0, column messages, tools: expected function schemas"):
-        read_row_file(write(tmp_path / "f.json", [{"messages": PLAIN, "tools": tools}]), tokenizer=chatml)
+NO_TOOLS = r"row 0, column messages, tools: expected function schemas"
+NO_ROLE = r"row 0, column messages, message 1: expected the role .*, received policy"
+UNKNOWN = [[{key: role, "content": "x"} for role in ("user", "policy")] for key in ("role", "from")]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        *(({"messages": PLAIN, "tools": tools}, NO_TOOLS) for tools in ("look around", ["look"], 7)),
+        *(({"messages": chat}, NO_ROLE) for chat in UNKNOWN),
+    ],
+)
+def test_tools_that_are_none_and_unknown_roles_are_named(record: Any, said: str, tmp_path: Path, chatml: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        read_row_file(write(tmp_path / "f.json", [record]), tokenizer=chatml)
 
 
 def test_every_turn_trains_where_beginnings_are_refused(tmp_path: Path, question_first: Path) -> None:
@@ -174,15 +171,12 @@ def test_every_turn_trains_where_beginnings_are_refused(tmp_path: Path, question
     calls = read_row_file(file, tokenizer=question_first, rows_per=RowsPer.CALL)
     said = [trained_text(call, question_first) for call in calls]
     assert said == [f"\n</think>\n\n{answer}{end}" for answer in ("Done.", "No.")]
-
-
-def test_a_conversation_without_a_question_is_refused(tmp_path: Path, question_first: Path) -> None:
     file = write(tmp_path / "f.json", [{"messages": [SYSTEM, DONE]}])
     with pytest.raises(InputError, match=r"row 0, message 0: the chat template refuses it: .*No user query"):
         read_row_file(file, tokenizer=question_first)
 
 
-def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> None:
+def test_nulls_that_parquet_adds_are_dropped_and_one_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:
     other = function({"name": "run", "arguments": {"file": "b.py"}})
     chats = [PLAIN, [*PLAIN[:2], {**LOOKS, "tool_calls": other}, *PLAIN[3:]]]
     tools = TOOLS + function({"name": "run", "parameters": {"properties": {"file": {"type": "string"}}}})
@@ -191,9 +185,6 @@ def test_nulls_that_parquet_adds_are_dropped(tmp_path: Path, chatml: Path) -> No
     assert padded[0][2]["tool_calls"][0]["function"]["arguments"] == {"path": "a.py", "file": None}
     expected = read_row_file(write(tmp_path / "p.json", records), tokenizer=chatml)
     assert read_of(read_row_file(write(tmp_path / "f.parquet", records), tokenizer=chatml)) == read_of(expected)
-
-
-def test_a_null_in_json_text_stays(tmp_path: Path, chatml: Path) -> None:
     call = function({"name": "look", "arguments": '{"path": null}'})
     chat = [*PLAIN[:2], say("assistant", "", tool_calls=call)]
     (row,) = read_row_file(write(tmp_path / "f.parquet", [{"messages": chat}]), tokenizer=chatml)
@@ -213,13 +204,6 @@ def test_the_models_turns_train_under_every_name(
     renamed = [{names[0]: role, names[1]: one["content"]} for role, one in zip(roles, chat, strict=True)]
     found = read_row_file(write(tmp_path / "f.jsonl", [{"conversations": renamed}]), tokenizer=chatml)
     assert read_of(found) == read_of(expected) and found[0].trained.any()
-
-
-@pytest.mark.parametrize("name", ["role", "from"])
-def test_an_unknown_role_is_named(name: str, tmp_path: Path, chatml: Path) -> None:
-    chat = [{name: role, "content": "Done."} for role in ("user", "policy")]
-    with pytest.raises(InputError, match=r"row 0, column messages, message 1: expected the role .*, received policy"):
-        read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=chatml)
 
 
 @pytest.mark.parametrize(

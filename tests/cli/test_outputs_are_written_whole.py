@@ -51,20 +51,17 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(tmp_path: Path, rows: P
 
 
 @pytest.mark.parametrize(
-    ("redirected", "arguments", "said"),
+    ("redirected", "argument", "said"),
     [
-        ('"$@" >/dev/full', ("inspect",), "No space left on device"),
-        ('"$@" >/dev/full', ("--help",), "No space left on device"),
-        ('"$@" >&-', ("inspect",), "but it is closed"),
+        ('"$@" >/dev/full', "inspect", "No space left on device"),
+        ('"$@" >/dev/full', "--help", "No space left on device"),
+        ('"$@" >&-', "inspect", "but it is closed"),
         # A pipe whose reader has left.
-        ('exec 3> >(:); sleep 0.3; "$@" >&3', ("inspect",), "expected to write the whole result: Broken pipe"),
+        ('exec 3> >(:); sleep 0.3; "$@" >&3', "inspect", "expected to write the whole result: Broken pipe"),
     ],
 )
-def test_a_standard_output_that_takes_nothing_is_told(
-    rows: Path, redirected: str, arguments: tuple[str, ...], said: str
-) -> None:
-    given = [*TREE_RL, *arguments, *([str(rows)] if arguments == ("inspect",) else [])]
-    command = ["bash", "-c", redirected, "bash", *given]
+def test_a_standard_output_that_takes_nothing_is_told(rows: Path, redirected: str, argument: str, said: str) -> None:
+    command = ["bash", "-c", redirected, "bash", *TREE_RL, argument, str(rows)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2 and said in ended.stderr, ended
     assert ended.stderr.endswith("\n") and ended.stderr[:-1].isprintable(), ended.stderr
@@ -167,18 +164,3 @@ def test_a_page_replaces_no_data(tmp_path: Path, rows: Path, refused: Refused, p
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     for _ in range(2):
         printed("view", rows, "--html", tmp_path / "page.html")
-
-
-def test_options_that_do_nothing_beside_another_are_refused(tmp_path: Path, rows: Path, refused: Refused) -> None:
-    page = tmp_path / "page.html"
-    refused("--port: expected it without --html", "view", rows, "--html", page, "--port", 8000)
-    refused("--out: expected it without --watch", "report", rows, "--watch", "--out", page)
-    assert not page.exists()
-
-
-def test_an_implementation_that_is_not_there_is_told(refused: Refused) -> None:
-    bench = ("bench", "--model", "tiny", "--num-rows", 2, "--row-tokens", 64, "--por", 0)
-    refused("--tree-attention \\x1b[31m: expected one of auto, ", *bench, "--tree-attention", "\x1b[31m")
-    refused("--packed-attention none: expected one of auto, ", *bench, "--packed-attention", "none")
-    for name in ("cudnn", "flash"):
-        refused(f"--packed-attention {name}: it needs", *bench, "--packed-attention", name, "--dtype", "float32")

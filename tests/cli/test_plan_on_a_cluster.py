@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_files import write
 
-from tree_rl.cost.balance.batch import lay_out_groups, paths_of_groups
 from tree_rl.cost.cluster.hardware import OPTIMIZER_RATE, Cluster
 from tree_rl.cost.cluster.parameters import Parameters
 from tree_rl.cost.cluster.step import KEPT, StepModel, StepWork
@@ -127,18 +126,6 @@ def test_micro_batches_gather_again() -> None:
     assert four > 3 * one
 
 
-def test_a_layout_counts_the_tokens_of_every_cell() -> None:
-    trunk = list(range(1, 40))
-    rows = [np.array([*trunk, *[100 + row] * 10 * (row + 1)]) for row in range(6)]
-    cost = MODEL_SIZES["tiny"].shape.cost
-    group_of_row = np.array([0, 0, 0, 1, 1, 1])
-    paths = paths_of_groups(group_of_row, rows, cost)
-    layout = lay_out_groups(group_of_row, paths, num_ranks=3, num_cells=1)
-    unique = sum(one.order.num_unique for one in paths)
-    assert layout.tokens_DC.sum() == unique + layout.repeated_tokens
-    assert (layout.tokens_DC > 0).all()
-
-
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """Four groups; one has a trajectory longer than all the others together."""
@@ -149,42 +136,30 @@ def rows(tmp_path: Path) -> Path:
     return write(tmp_path / "rows.jsonl", records)
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return write(tmp_path / "config.json", MODEL_SIZES["tiny"].config)
-
-
-def test_the_longest_trajectory_asks_for_shared_tokens(printed: Printed, rows: Path, config: Path) -> None:
-    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 4, "--tflops", 1)
-    out = printed(*given)
+def test_the_longest_trajectory_asks_for_shared_tokens(printed: Printed, rows: Path) -> None:
+    out = printed("plan", rows, "--max-tokens", 8192, "--model", "tiny", "--ranks", 4, "--tflops", 1)
     lines = out.splitlines()
-    assert "the longest trajectory" in lines[2]
+    assert "the longest trajectory" in lines[2] and "Would help: --sp 4 (" in out
     assert [line.split()[1] for line in lines[2:5]] == ["1", "2", "4"]
-    assert "Would help: --sp 4 (" in out
 
 
-def test_a_single_micro_batch_asks_for_no_larger_budget(printed: Printed, rows: Path, config: Path) -> None:
-    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64)
+def test_a_single_micro_batch_asks_for_no_larger_budget_and_a_sweep_names_what_breaks_first(
+    printed: Printed, rows: Path
+) -> None:
+    given = ("plan", rows, "--max-tokens", 8192, "--model", "tiny", "--ranks", 64, "--prompts", 64)
     out = printed(*given)
     assert "tokens in 1 micro-batch; no layout" in out
     assert "Would help: more prompts in a step, or fsdp_size within a node (--shards)." in out
-    out = printed(*given, "--gpu-memory", 1, "--network", 0.1)
-    assert "a larger --max-tokens" not in out
+    assert "a larger --max-tokens" not in printed(*given, "--gpu-memory", 1, "--network", 0.1)
+    out = printed(*given, "--cluster")
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["8", "64"]
+    assert "First to break: FSDP's gathers, on 8 GPUs." in out
 
 
 def test_what_alone_fits_is_advised_for_its_memory(printed: Printed, rows: Path) -> None:
     given = ("plan", rows, "--max-tokens", 200_000, "--model", "8b", "--ranks", 4, "--prompts", 1024)
-    lines = printed(*given).splitlines()[2:4]
-    memory = [float(line.split()[9]) for line in lines]
-    out = printed(*given, "--gpu-memory", sum(memory) / 2)
-    assert "Would help: --sp 2, which fits in memory (" in out
-
-
-def test_a_sweep_names_what_breaks_first(printed: Printed, rows: Path, config: Path) -> None:
-    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 64, "--prompts", 64, "--cluster")
-    out = printed(*given)
-    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["8", "64"]
-    assert "First to break: FSDP's gathers, on 8 GPUs." in out
+    memory = [float(line.split()[9]) for line in printed(*given).splitlines()[2:4]]
+    assert "Would help: --sp 2, which fits in memory (" in printed(*given, "--gpu-memory", sum(memory) / 2)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +173,12 @@ def test_a_sweep_names_what_breaks_first(printed: Printed, rows: Path, config: P
         (["--tflops", "nan"], "'--tflops': Input should be greater than or equal to 1, received nan"),
     ],
 )
-def test_wrong_settings_are_named(refused: Refused, rows: Path, config: Path, given: list[object], said: str) -> None:
-    refused(said, "plan", rows, "--max-tokens", 64, "--model", config, "--ranks", 8, *given)
+def test_wrong_settings_are_named(refused: Refused, rows: Path, given: list[object], said: str) -> None:
+    refused(said, "plan", rows, "--max-tokens", 64, "--model", "tiny", "--ranks", 8, *given)
     refused("--ranks needs --model, whose sizes decide the costs", "plan", rows, "--max-tokens", 64, "--ranks", 8)
 
 
-def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, config: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, tmp_path: Path) -> None:
     """Updates on two GPUs that share tokens, a second for every 1e9 operations."""
     cost = MODEL_SIZES["tiny"].shape.cost
     fit = CostFit(cost)
@@ -214,8 +189,7 @@ def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, config: Pa
     folder = tmp_path / "global_step_3" / "actor"
     folder.mkdir(parents=True)
     (folder / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
-    given = ("plan", rows, "--max-tokens", 8192, "--model", config, "--ranks", 1, "--checkpoint", folder.parent)
-    out = printed(*given)
+    out = printed("plan", rows, "--max-tokens", 8192, "--model", "tiny", "--ranks", 1, "--checkpoint", folder.parent)
     groups = [[row.token_ids for row in read_row_file(rows) if row.group == group] for group in "0123"]
     operations = sum(cost.forest(Forest.from_rows(group)) for group in groups)
     # Twice for one GPU instead of two; a pass for log-probs costs a quarter of an update.
@@ -224,9 +198,9 @@ def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, config: Pa
 
 @pytest.mark.parametrize("state", [{}, {"costs": None}, {"costs": {"equations": []}}, {"costs": {"equations": [[1]]}}])
 def test_a_checkpoint_without_costs_is_named(
-    refused: Refused, rows: Path, config: Path, tmp_path: Path, state: dict[str, object]
+    refused: Refused, rows: Path, tmp_path: Path, state: dict[str, object]
 ) -> None:
     (tmp_path / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
-    given = ("plan", rows, "--max-tokens", 64, "--model", config, "--ranks", 8, "--checkpoint")
+    given = ("plan", rows, "--max-tokens", 64, "--model", "tiny", "--ranks", 8, "--checkpoint")
     for folder in (tmp_path, tmp_path / "elsewhere"):
         refused(f"--checkpoint {folder}: expected", *given, folder)

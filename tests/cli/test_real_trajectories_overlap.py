@@ -33,9 +33,7 @@ def test_overlap_of_recorded_trajectories(rows_per: RowsPer, num_rows: int, por:
     # Trials part where the simulated user speaks; a call's row ends where the next call goes on.
     assert total.causes[BranchCause.OBSERVATION] >= 145
     assert (total.causes[BranchCause.PREFIX_END] > 0) is (rows_per is RowsPer.CALL)
-
-
-def test_each_sampled_token_is_trained_once_per_trial(recorded: Recorded) -> None:
+    # Each sampled token is trained once per trial.
     sampled = {per: sum(int(np.sum(row.trained)) for row in rows) for per, rows in recorded.items()}
     assert sampled[RowsPer.TRIAL] == sampled[RowsPer.CALL] > 100_000
 

@@ -131,42 +131,45 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
         '{"step": 1, "data": {"timing_s/step": 1.5, "train/loss": 0.5, "tree/por": 1' + "0" * 400 + "}}",
     ],
 )
-def test_figures_that_are_no_numbers_are_skipped(line: str, tmp_path: Path) -> None:
-    (tmp_path / "run.log").write_text(f"step:{'1' * 5000} - train/loss:1\n{line}\n")
-    assert read_run(tmp_path).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
-
-
-def test_a_folder_is_read_past_what_is_no_file(tmp_path: Path) -> None:
+def test_figures_that_are_no_numbers_are_skipped_and_a_folder_is_read_past_what_is_no_file(
+    line: str, tmp_path: Path
+) -> None:
     (tmp_path / "old.log").mkdir()
     (tmp_path / "latest.log").symlink_to(tmp_path / "gone.log")
-    assert read_run(log_file(tmp_path, [step(1)])).steps == (1,)
+    run = log_file(tmp_path, [f"step:{'1' * 5000} - train/loss:1", line], "run.log")
+    assert read_run(run).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
 
 
-def test_figures_too_large_to_draw_are_left_out(printed: Printed, tmp_path: Path) -> None:
+def test_figures_too_large_to_draw_are_left_out_and_names_of_files_cannot_change_the_page(
+    printed: Printed, tmp_path: Path
+) -> None:
     lines = [step(1), step(2, **{"critic/score/mean": 1e308, "actor/pg_loss": -1e308}), step(10**20)]
-    out = printed("report", log_file(tmp_path / "run", lines), "--out", tmp_path / "page.html")
-    assert "2 (last: 2)" in out
+    run = log_file(tmp_path / "<img src=x onerror=alert(1)>", lines)
+    assert "2 (last: 2)" in printed("report", run, "--out", tmp_path / "page.html")
+    assert "<img" not in (tmp_path / "page.html").read_text()
+
+
+def said_of(folder: Path, *lines: str) -> dict[str, str]:
+    return dict(summary_rows(read_run(log_file(folder, [*lines]))))
 
 
 def test_most_memory_is_that_of_any_step(tmp_path: Path) -> None:
     lines = [step(number, **{"actor/perf/max_memory_allocated_gb": 40.0 - number}) for number in (1, 2)]
-    assert dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))["most memory"] == "39 GiB"
+    assert said_of(tmp_path / "run", *lines)["most memory"] == "39 GiB"
     sft = json.dumps({"step": 1, "data": {"train/loss": 2.0, "perf/max_memory_allocated_gb": 7.5}})
-    assert dict(summary_rows(read_run(log_file(tmp_path / "sft", [sft]))))["most memory"] == "7.5 GiB"
+    assert said_of(tmp_path / "sft", sft)["most memory"] == "7.5 GiB"
 
 
 def test_what_few_steps_do_counts_over_all_steps(tmp_path: Path) -> None:
     nothing = {"tree/session_score/mean": -1e-5, "timing_s/step": 10.0}
     saves = {"timing_s/step": 100.0, "timing_s/save_checkpoint": 80.0, "timing_s/old_log_prob": 10.0}
     saves["timing_s/testing"] = 200.0  # After the step.
-    lines = [step(number, **nothing) for number in range(1, 10)] + [step(10, **{**nothing, **saves})]
-    said = dict(summary_rows(read_run(log_file(tmp_path / "run", lines))))
+    said = said_of(tmp_path / "run", *(step(at, **nothing) for at in range(1, 10)), step(10, **{**nothing, **saves}))
     # 190 s of steps: 80 in one checkpoint, 60 in rollouts, 30 in updates; four times the passes are 120 s more.
     assert said["most of it"] == "checkpoint 42%, rollouts 32%, actor's update 16%"
     assert said["gain of a whole step, estimated by tokens"].startswith("1.63 times: rows 31.00 s, trees 19.00 s (4.00")
     assert said["mean reward, first and last 5 steps"] == "0.000, 0.000"
-    instant = log_file(tmp_path / "instant", [step(1, **{"timing_s/step": 0.0})])
-    assert "most of it" not in dict(summary_rows(read_run(instant)))
+    assert "most of it" not in said_of(tmp_path / "instant", step(1, **{"timing_s/step": 0.0}))
 
 
 def test_the_page_of_a_long_run_has_one_outline_per_part(tmp_path: Path) -> None:
@@ -182,12 +185,6 @@ def test_mistakes_end_in_one_line(refused: Refused, tmp_path: Path) -> None:
         refused(said, "report", run, "--out", tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
     refused("no such file", "report", absent, "--watch")
-
-
-def test_names_of_files_cannot_change_the_page(printed: Printed, tmp_path: Path) -> None:
-    run = log_file(tmp_path / "<img src=x onerror=alert(1)>", [step(1), step(2)])
-    printed("report", run, "--out", tmp_path / "page.html")
-    assert "<img" not in (tmp_path / "page.html").read_text()
 
 
 def test_watching_shows_the_latest_steps(printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,23 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS, MOST_EQUATIONS, CostFit, Work
-from tree_rl.cost.cost_model import CostModel, ModelShape
+from tree_rl.cost.cost_model import CostModel
+from tree_rl.cost.model_sizes import MODEL_SIZES
 
-SHAPE = ModelShape(hidden=4096, layers=36, intermediate=12288, heads=32, kv_heads=8, head_dim=128, vocab=151936)
-START = SHAPE.cost
+START = MODEL_SIZES["8b"].shape.cost
 RATE = 4e14
 """Floating point operations a second."""
 
 
 def draw_work(draw: np.random.Generator) -> Work:
-    tokens = draw.uniform(2e3, 2e5)
-    forwards = draw.integers(1, 8)
-    return Work(
-        forwards=float(forwards),
-        tokens=tokens,
-        pairs=tokens * draw.uniform(500, 40_000),
-        head_tokens=tokens * draw.uniform(0.05, 1.0),
-    )
+    tokens, forwards = draw.uniform(2e3, 2e5), float(draw.integers(1, 8))
+    pairs, head_tokens = tokens * draw.uniform(500, 40_000), tokens * draw.uniform(0.05, 1.0)
+    return Work(forwards=forwards, tokens=tokens, pairs=pairs, head_tokens=head_tokens)
 
 
 def seconds_of(model: CostModel, work: Work) -> float:
@@ -34,13 +29,23 @@ def seconds_of(model: CostModel, work: Work) -> float:
 
 def machine(factors: tuple[float, ...], per_forward: float) -> CostModel:
     """A GPU whose terms run at shares of the assumed rate."""
-    token, pair, head = (1 / (RATE * factor) for factor in factors)
-    return CostModel(
-        per_token=START.per_token * token,
-        per_pair=START.per_pair * pair,
-        per_head_token=START.per_head_token * head,
-        per_forward=per_forward,
-    )
+    names = ("per_token", "per_pair", "per_head_token")
+    terms = {name: getattr(START, name) / (RATE * factor) for name, factor in zip(names, factors, strict=True)}
+    return CostModel(per_forward=per_forward, **terms)
+
+
+def vars_of(model: CostModel) -> list[float]:
+    return [model.per_forward, model.per_token, model.per_pair, model.per_head_token]
+
+
+def fitted(updates: int, draw: np.random.Generator, truth: CostModel, noise: float = 0.0, warm_up: int = 0) -> CostFit:
+    """After updates that a machine ran, the first of them while it warmed up."""
+    fit = CostFit(START)
+    for number in range(updates):
+        work = draw_work(draw)
+        slower = draw.uniform(3, 20) if number < warm_up else 1.0
+        fit.add(work, seconds_of(truth, work) * slower * (1 + noise * draw.normal()))
+    return fit
 
 
 @settings(max_examples=25, deadline=None)
@@ -54,29 +59,16 @@ def test_updates_are_predicted_through_noise_and_warm_up(
     factors: tuple[float, ...], per_forward: float, seed: int, noise: float
 ) -> None:
     draw, truth = np.random.default_rng(seed), machine(factors, per_forward)
-    fit = CostFit(START)
-    for number in range(30):
-        work = draw_work(draw)
-        warm_up = draw.uniform(3, 20) if number < 4 else 1.0
-        fit.add(work, seconds_of(truth, work) * warm_up * (1 + noise * draw.normal()))
-    assert fit.model is not None
-    assert min(vars_of(fit.model)) >= 0
-    errors = [abs(seconds_of(fit.model, work) / seconds_of(truth, work) - 1) for work in map(draw_work, [draw] * 50)]
+    model = fitted(30, draw, truth, noise, warm_up=4).model
+    assert model is not None
+    errors = [abs(seconds_of(model, work) / seconds_of(truth, work) - 1) for work in map(draw_work, [draw] * 50)]
     assert np.median(errors) < 0.05
 
 
-def vars_of(model: CostModel) -> list[float]:
-    return [model.per_forward, model.per_token, model.per_pair, model.per_head_token]
-
-
 def test_coefficients_are_found_without_noise() -> None:
-    truth, draw = machine((0.5, 1.2, 0.8), 0.1), np.random.default_rng(0)
-    fit = CostFit(START)
-    for _ in range(MOST_EQUATIONS):
-        work = draw_work(draw)
-        fit.add(work, seconds_of(truth, work))
-    assert fit.model is not None
-    assert vars_of(fit.model)[:3] == pytest.approx(vars_of(truth)[:3], rel=0.1)
+    truth = machine((0.5, 1.2, 0.8), 0.1)
+    model = fitted(MOST_EQUATIONS, np.random.default_rng(0), truth).model
+    assert model is not None and vars_of(model)[:3] == pytest.approx(vars_of(truth)[:3], rel=0.1)
 
 
 def test_updates_that_are_all_alike_leave_the_shape_of_the_start() -> None:
@@ -108,9 +100,6 @@ def test_a_rank_without_rows_teaches_nothing() -> None:
 
 
 def test_a_checkpoint_keeps_what_was_learnt() -> None:
-    draw, fit, again = np.random.default_rng(1), CostFit(START), CostFit(START)
-    for _ in range(9):
-        work = draw_work(draw)
-        fit.add(work, seconds_of(machine((1, 1, 1), 0.01), work))
+    fit, again = fitted(9, np.random.default_rng(1), machine((1, 1, 1), 0.01)), CostFit(START)
     again.restore(json.loads(json.dumps(fit.state())))
     assert again.model == fit.model is not None

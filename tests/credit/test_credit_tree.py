@@ -7,14 +7,10 @@ from worked_trees import CONTEXT, tree_of
 from tree_rl.credit import CreditRow, CreditTree, Leaf, estimator_named
 from tree_rl.credit.by_step import gigpo
 
-ROWS = [[1, 2, 3], [1, 2, 4, 4], [1, 5], [900, 6]]
-
 
 def test_nodes_have_spans_parents_and_cuts() -> None:
     # Leaf 2 has a sub-agent with a prompt of its own.
-    tree = tree_of(
-        ROWS, [1.0, 0.0, 0.5], leaf_of_row=[0, 1, 2, 2], steps=[[CONTEXT] + [0] * (len(r) - 1) for r in ROWS]
-    )
+    tree = tree_of([[1, 2, 3], [1, 2, 4, 4], [1, 5], [900, 6]], [1.0, 0.0, 0.5], leaf_of_row=[0, 1, 2, 2])
     first, second, third, sub_agent = (tree.path(row) for row in range(4))
     assert [(start, end) for _, start, end in first] == [(0, 1), (1, 2), (2, 3)]
     assert [(start, end) for _, start, end in second] == [(0, 1), (1, 2), (2, 4)]
@@ -40,14 +36,9 @@ def test_trees_are_leaves_that_share_what_the_model_said_or_their_key() -> None:
 def test_steps_are_those_that_rows_contain_in_order_of_time() -> None:
     # Calls 0 and 3 are in rows, 1 and 2 were side calls that train nothing: call 0 earns their rewards, and call 3 that
     # of an empty answer after it. Row order is not the order of time.
-    rows = [[1, 7, 9, 4], [1, 7, 8]]
-    tree = tree_of(
-        rows,
-        [2.0],
-        leaf_of_row=[0, 0],
-        steps=[[CONTEXT, CONTEXT, CONTEXT, 3], [CONTEXT, 0, 0]],
-        leaves=[{"step_rewards": [0.25, 9.0, 8.0, 1.0, 0.5]}],
-    )
+    rows, steps = [[1, 7, 9, 4], [1, 7, 8]], [[CONTEXT, CONTEXT, CONTEXT, 3], [CONTEXT, 0, 0]]
+    rewards = [{"step_rewards": [0.25, 9.0, 8.0, 1.0, 0.5]}]
+    tree = tree_of(rows, [2.0], leaf_of_row=[0, 0], steps=steps, leaves=rewards)
     assert tree.steps.number_T.tolist() == [0, 3] and tree.steps.reward_T.tolist() == [17.25, 1.5]
     assert tree.steps.returns(0.5).tolist() == [18.0, 1.5]
     assert tree.on_steps(np.array([5.0, 6.0])).tolist() == [0, 0, 0, 6, 0, 5, 5]
@@ -60,9 +51,8 @@ def test_a_missing_state_is_named_with_the_ways_to_report_it() -> None:
     with pytest.raises(ValueError, match="states='seen': expected reported or observation"):
         gigpo(tree, states="seen")
     # Agents that failed have reported none, and end no job.
-    failed = tree_of(
-        [[1, 2], [1, 3], [1, 4], [1, 5]], [1.0, 0.0, 0.0, 1.0], leaves=[{"states": ["s"]}] * 2 + [{"states": []}] * 2
-    )
+    reported = [{"states": ["s"]}] * 2 + [{"states": []}] * 2
+    failed = tree_of([[1, 2], [1, 3], [1, 4], [1, 5]], [1.0, 0.0, 0.0, 1.0], leaves=reported)
     assert failed.states().tolist() == [0, 0, 1, 2]
 
 

@@ -4,7 +4,7 @@ import pytest
 from worked_trees import CONTEXT, credit_of, tree_of, worked
 
 from tree_rl.credit import CreditTree
-from tree_rl.credit.by_node import branpo, spo, tree_grpo, treepo, treerl
+from tree_rl.credit.by_node import branpo, spo, tree_grpo, tree_loo, treepo, treerl
 from tree_rl.credit.by_step import gigpo, rtmc, vine
 
 THIRD, HALF_ROOT = 0.33333, 0.70711
@@ -15,6 +15,36 @@ OUTCOMES = [1.0, 0.0, 0.0, 0.0]
 
 def behind_the_prompt(credit: list[list[float]]) -> list[list[float]]:
     return [row[1:] for row in credit]
+
+
+SUBTREES = {
+    # RLOO: 1 - 0.25, 0 - 0.75, 0.5 - 0.5.
+    "independent sessions": (
+        [[1, 2, 3], [1, 4], [1, 5, 6]], [0, 1, 2], [1.0, 0.0, 0.5], [[0, 0.75, 0.75], [0, -0.75], [0, 0, 0]],
+    ),
+    # 1 -> 2 -> {6, 7, 8} (0, 1, 1), 1 -> 3 (1), 1 -> 4 (0).
+    # Segment 2: 2/3 - 1/2 = 1/6. 3: 1 - (0 + 1 + 1 + 0) / 4 = 1/2. 4: 0 - 3/4. Leaves: 0 - 1, 1 - 1/2, 1 - 1/2.
+    "three subtrees of different size": (
+        [[1, 2, 6], [1, 2, 7], [1, 2, 8], [1, 3], [1, 4]], [0, 1, 2, 3, 4], [0.0, 1.0, 1.0, 1.0, 0.0],
+        [[0, 1 / 6, -1], [0, 1 / 6, 0.5], [0, 1 / 6, 0.5], [0, 0.5], [0, -0.75]],
+    ),
+    # Token 2 is shared by both sessions; session 0 goes on in two rows, session 1 in one; session 2 went elsewhere.
+    "a fork inside a session below a token of two": (
+        [[1, 2, 3, 8], [1, 2, 3, 9], [1, 2, 4], [1, 5]], [0, 0, 1, 2], [1.0, 0.0, 1.0],
+        [[0, -0.5, 1, 1], [0, -0.5, 1, 1], [0, -0.5, -1], [0, 0.5]],
+    ),
+    "a sub-agent with a prompt of its own": (
+        [[1, 2], [900, 3], [1, 4]], [0, 0, 1], [1.0, 0.0], [[0, 1], [1, 1], [0, -1]],
+    ),
+    "a session that ends where another goes on": ([[1, 2], [1, 2, 3]], [0, 1], [1.0, 0.0], [[0, 0], [0, 0, -1]]),
+}  # fmt: skip
+"""Rows, their sessions, the sessions' outcomes, the credit of each token."""
+
+
+@pytest.mark.parametrize("case", SUBTREES)
+def test_tree_loo_compares_sibling_subtrees(case: str) -> None:
+    rows, sessions, outcomes, expected = SUBTREES[case]
+    assert credit_of(tree_loo, tree_of(rows, outcomes, leaf_of_row=sessions)) == worked(expected, error=1e-9)
 
 
 def test_spo_is_the_difference_to_the_parent() -> None:
@@ -61,9 +91,8 @@ def test_tree_grpos_second_normalisation_is_of_the_first() -> None:
     # Prompt: outcomes 1, 0, 0 in two trees of two leaves, one given by key. 2norm differs where a tree's spread does.
     tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 0.0], leaves=[{"tree": "a"}, {"tree": "a"}, {"tree": "b"}])
     # Within the prompt: 1.154701, -0.577350, -0.577350. Tree a: mean 0.288675, deviation 1.224745.
-    assert behind_the_prompt(credit_of(tree_grpo, tree, variant="tree_2norm")) == worked(
-        [[HALF_ROOT], [-HALF_ROOT], [0]]
-    )
+    twice = behind_the_prompt(credit_of(tree_grpo, tree, variant="tree_2norm"))
+    assert twice == worked([[HALF_ROOT], [-HALF_ROOT], [0]])
     assert behind_the_prompt(credit_of(tree_grpo, tree)) == worked([[1.86181], [-1.28446], [-0.57735]])
 
 
@@ -79,16 +108,13 @@ def two_trunks(outcomes: list[float]) -> CreditTree:
     return tree_of(rows, outcomes, steps=steps)
 
 
-def test_branpo_takes_a_positive_first_step_away_from_the_longer_of_two_equals() -> None:
+def test_branpo_takes_a_positive_first_step_away_from_the_longer_of_two_equals_or_the_worse_of_two_good() -> None:
     # Suffixes 1, 1, 0, 1: mean 3/4, deviation 0.5. The second leaf has three steps, its sibling two.
     credit = behind_the_prompt(credit_of(branpo, two_trunks([1.0, 1.0, 0.0, 1.0])))
     assert [row[1:] for row in credit] == worked([[0.5], [0, 0.5], [-1.5], [0.5]])
     # Trunks 1 and 1/2: +-0.25 / 0.353553.
     assert [row[:1] for row in credit] == worked([[HALF_ROOT], [HALF_ROOT], [-HALF_ROOT], [-HALF_ROOT]])
     assert credit_of(branpo, two_trunks([1.0, 1.0, 0.0, 1.0]), solved_from=0.75)[1][2] == pytest.approx(0.5, abs=3e-5)
-
-
-def test_branpo_takes_it_away_from_the_worse_of_two_good_ones() -> None:
     # Suffixes 0.8, 1, 0, 0: mean 0.45, deviation 0.525991. The first is above the mean and below its sibling.
     credit = credit_of(branpo, two_trunks([0.8, 1.0, 0.0, 0.0]))
     assert [row[-1:] for row in credit] == worked([[0], [1.04564], [-0.85553], [-0.85553]])
@@ -184,20 +210,15 @@ def test_a_fork_inside_a_session_does_not_end_its_credit() -> None:
 
 def test_a_leaf_without_weight_has_no_scaled_credit_where_the_others_agree() -> None:
     tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 1.0, 0.0], leaves=[{}, {}, {"weight": 0.0}])
-    for estimator, options in (
-        (tree_grpo, {}),
-        (branpo, {}),
-        (gigpo, {"states": "observation"}),
-        (spo, {"by_std": True}),
-    ):
+    given = {tree_grpo: {}, branpo: {}, gigpo: {"states": "observation"}, spo: {"by_std": True}}
+    for estimator, options in given.items():
         assert credit_of(estimator, tree, **options) == worked([[0, 0]] * 3)
-    # Where they differ, its own outcome is measured by their deviation: mean 1/2, deviation 0.707107.
-    differ = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
-    assert behind_the_prompt(credit_of(tree_grpo, differ)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
 
 
 def test_a_leaf_without_weight_is_compared_by_its_own_outcome() -> None:
     tree = tree_of([[1, 2], [1, 3], [1, 4]], [1.0, 0.0, 1.0], leaves=[{}, {}, {"weight": 0.0}])
+    # By the deviation of the others: mean 1/2, deviation 0.707107.
+    assert behind_the_prompt(credit_of(tree_grpo, tree)) == worked([[HALF_ROOT], [-HALF_ROOT], [HALF_ROOT]])
     # V(s) = 1/2 of the first two, and Q of the third's action is its 1. Prior 2: (1 + 2 / 2) / 3 - 1/2.
     third = [credit_of(rtmc, tree, states="observation", prior=prior)[2] for prior in (0.0, 2.0)]
     assert third == worked([[0, 0.5], [0, 0.16667]])
@@ -236,7 +257,6 @@ def test_treepo_counts_a_group_of_leaves_once() -> None:
 def test_a_call_that_context_interrupts_earns_its_reward_once_per_row() -> None:
     steps = [[CONTEXT, 0, CONTEXT, 0], [CONTEXT, 0, CONTEXT, 0]]
     # Token rewards 0 1, 0 0: mean 1/4, deviation 1/2 over the prompt. Every leaf is a tree: 0 1 has deviation 0.707107.
-    credit = credit_of(
-        tree_grpo, tree_of([[1, 2, 9, 3], [1, 4, 9, 5]], [1.0, 0.0], steps=steps), variant="tree_per_token"
-    )
+    tree = tree_of([[1, 2, 9, 3], [1, 4, 9, 5]], [1.0, 0.0], steps=steps)
+    credit = credit_of(tree_grpo, tree, variant="tree_per_token")
     assert credit == worked([[0, -1.20711, 0, 2.20711], [0, -0.5, 0, -0.5]])

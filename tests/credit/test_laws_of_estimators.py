@@ -15,7 +15,8 @@ CASES = [
     *((name, {"states": "observation"}) for name in ("gigpo", "rtmc")),
     ("rtmc", {"states": "observation", "smooth": "state"}),
 ]
-SHIFTED = [case for case in CASES if case[0] not in ("gigpo", "rtmc")]
+SHIFTED = [case for case in CASES if case[0] not in ("gigpo", "rtmc") and case[1].get("variant") != "tree_per_token"]
+"""Discounts, and tokens without a reward, tell equal outcomes apart."""
 
 
 def built(group: Group, order: list[int] | None = None) -> CreditTree:
@@ -38,51 +39,37 @@ def credit(name: str, tree: CreditTree, options: dict[str, str]) -> list[np.ndar
 @pytest.mark.parametrize("name, options", CASES)
 @settings(max_examples=10, deadline=None)
 @given(group=groups(), seed=st.integers(0, 99))
-def test_the_order_of_rows_does_not_matter(name: str, options: dict[str, str], group: Group, seed: int) -> None:
-    order = np.random.default_rng(seed).permutation(len(group[0])).tolist()
-    expected = credit(name, built(group), options)
+def test_credit_is_finite_in_any_order_of_rows_and_constant_over_a_nodes_and_a_steps_tokens(
+    name: str, options: dict[str, str], group: Group, seed: int
+) -> None:
+    tree, order = built(group), np.random.default_rng(seed).permutation(len(group[0])).tolist()
+    by_row = credit(name, tree, options)
+    assert all(np.isfinite(row).all() for row in by_row)
     for place, got in zip(order, credit(name, built(group, order), options), strict=True):
-        np.testing.assert_allclose(got, expected[place], atol=1e-9)
-
-
-@pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=10, deadline=None)
-@given(group=groups())
-def test_equal_outcomes_teach_nothing_and_credit_is_finite(name: str, options: dict[str, str], group: Group) -> None:
-    rows, sessions, outcomes = group
-    assert all(np.isfinite(row).all() for row in credit(name, built(group), options))
-    if name in ("gigpo", "rtmc") or options.get("variant") == "tree_per_token":
-        return  # discounts, and tokens without a reward, tell equal outcomes apart
-    same = credit(name, built((rows, sessions, [0.25] * len(outcomes))), options)
-    assert max(np.abs(row).max() for row in same) < 1e-6
-
-
-@pytest.mark.parametrize("name, options", [case for case in SHIFTED if case[1].get("variant") != "tree_per_token"])
-@settings(max_examples=10, deadline=None)
-@given(group=groups())
-def test_a_shift_of_all_outcomes_changes_nothing(name: str, options: dict[str, str], group: Group) -> None:
-    rows, sessions, outcomes = group
-    shifted = credit(name, built((rows, sessions, [7 + outcome for outcome in outcomes])), options)
-    if name == "branpo":  # it asks whether half of the prompt's outcomes are good
-        options = {**options, "solved_from": -1e9}  # type: ignore[dict-item]
-        shifted = credit(name, built((rows, sessions, [7 + outcome for outcome in outcomes])), options)
-    for ours, theirs in zip(credit(name, built(group), options), shifted, strict=True):
-        np.testing.assert_allclose(theirs, ours, atol=1e-5)
-
-
-@pytest.mark.parametrize("name, options", CASES)
-@settings(max_examples=10, deadline=None)
-@given(group=groups())
-def test_credit_is_constant_over_a_nodes_and_a_steps_tokens(name: str, options: dict[str, str], group: Group) -> None:
-    tree = built(group)
+        np.testing.assert_allclose(got, by_row[place], atol=1e-9)
     if options.get("variant") == "tree_per_token":
         return
-    by_step = tree.forest.row_index.with_values(tree.steps.step_F)
-    for row, values in enumerate(credit(name, tree, options)):
+    step_of = tree.forest.row_index.with_values(tree.steps.step_F)
+    for row, values in enumerate(by_row):
         for _, start, end in tree.path(row):
-            for step in set(by_step[row][start:end].tolist()) - {CONTEXT}:
-                inside = values[start:end][by_step[row][start:end] == step]
-                assert np.ptp(inside) == 0
+            for step in set(step_of[row][start:end].tolist()) - {CONTEXT}:
+                assert np.ptp(values[start:end][step_of[row][start:end] == step]) == 0
+
+
+@pytest.mark.parametrize("name, options", SHIFTED)
+@settings(max_examples=10, deadline=None)
+@given(group=groups())
+def test_equal_outcomes_teach_nothing_and_a_shift_of_all_changes_nothing(
+    name: str, options: dict[str, str], group: Group
+) -> None:
+    rows, sessions, outcomes = group
+    same = credit(name, built((rows, sessions, [0.25] * len(outcomes))), options)
+    assert max(np.abs(row).max() for row in same) < 1e-6
+    if name == "branpo":  # it asks whether half of the prompt's outcomes are good
+        options = {**options, "solved_from": -1e9}  # type: ignore[dict-item]
+    shifted = credit(name, built((rows, sessions, [7 + outcome for outcome in outcomes])), options)
+    for ours, theirs in zip(credit(name, built(group), options), shifted, strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
 @pytest.mark.parametrize("name, options", CASES)
@@ -107,8 +94,7 @@ def test_a_leaf_that_stands_for_several_counts_as_many(
     many = tree_of([*[rows[0]] * copies, *rows[1:]], [*[outcomes[0]] * copies, *outcomes[1:]])
     one = tree_of(rows, outcomes, leaves=[{"multiplicity": copies}, *[{}] * (len(rows) - 1)])
     expected = credit(name, many, options)
-    got = credit(name, one, options)
-    for ours, theirs in zip(got, [expected[0], *expected[copies:]], strict=True):
+    for ours, theirs in zip(credit(name, one, options), [expected[0], *expected[copies:]], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
@@ -126,6 +112,41 @@ def test_the_outcome_of_a_leaf_without_weight_moves_no_other_leaf(
     for row, ours, theirs in zip(rows[1:], runs[0][1:], runs[1][1:], strict=True):
         if tuple(row) not in own:
             np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(group=groups(), copies=st.integers(2, 3))
+def test_tree_loo_is_linear_and_nothing_on_the_prompt_and_identical_branches_do_not_matter(
+    group: Group, copies: int
+) -> None:
+    rows, sessions, outcomes = group
+    once = credit("tree_loo", tree_of(rows, outcomes, leaf_of_row=sessions), {})
+    assert all(values[0] == 0 for values in once)
+    scaled = [3 * outcome + 7 for outcome in outcomes]
+    for ours, theirs in zip(once, credit("tree_loo", tree_of(rows, scaled, leaf_of_row=sessions), {}), strict=True):
+        np.testing.assert_allclose(theirs, 3 * ours, atol=1e-7)
+    more = credit("tree_loo", tree_of(rows * copies, outcomes, leaf_of_row=sessions * copies), {})
+    for ours, theirs in zip(once * copies, more, strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(group=groups())
+def test_weighted_by_who_stays_and_who_leaves_tree_loos_credits_of_a_fork_sum_to_zero(group: Group) -> None:
+    # One row per session: with k of n sessions in a child, the sum of k (n - k) credit over children and ends.
+    rows, sessions, outcomes = group
+    tree = tree_of([rows[sessions.index(session)] for session in range(len(outcomes))], outcomes)
+    credit_V = np.zeros(len(tree.parent_V))
+    credit_V[tree.node_F] = ESTIMATORS["tree_loo"].credit(tree)
+    passes_VP = tree.passes_VP
+    for parent in range(len(credit_V)):
+        children = np.flatnonzero(tree.parent_V == parent)
+        here = int(passes_VP[parent].sum())
+        total = sum(passes_VP[c].sum() * (here - passes_VP[c].sum()) * credit_V[c] for c in children)
+        for session in np.flatnonzero(passes_VP[parent] & ~passes_VP[children].any(axis=0)):
+            others = [outcomes[o] for o in np.flatnonzero(passes_VP[parent]) if o != session]
+            total += (here - 1) * (outcomes[session] - np.mean(others)) if others else 0
+        assert total == pytest.approx(0, abs=1e-9)
 
 
 @settings(max_examples=50, deadline=None)

@@ -38,9 +38,9 @@ def credit_of(estimator: Callable[..., np.ndarray], tree: CreditTree, **options:
     return [row.tolist() for row in tree.forest.row_index.with_values(estimator(tree, **options))]
 
 
-def worked(rows: Sequence[Sequence[float]]) -> list[Any]:
+def worked(rows: Sequence[Sequence[float]], *, error: float = 3e-5) -> list[Any]:
     """Numbers of five digits, to compare credit with; deviations have an epsilon."""
-    return [pytest.approx(list(row), abs=3e-5) for row in rows]
+    return [pytest.approx(list(row), abs=error) for row in rows]
 
 
 @st.composite

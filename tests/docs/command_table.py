@@ -1,7 +1,7 @@
 """The list of docs/commands.md: what a test does with every command of the documents, and how long it takes."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shell_blocks import ALL, ROOT, Command
 
@@ -10,14 +10,11 @@ RUNS, SLOW, PARSED, RECIPE, SHELL = TREATMENTS = ("runs", "runs, slow", "parsed"
 ROW = re.compile(rf"^\* `([^`]+)`:\s+(?:({'|'.join(TREATMENTS)})|\[file\]\(\.\./([^)]+)\)); (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A line of the page's list."""
+class Row(NamedTuple):
+    """A line of the page's list: how a command starts, without quotes; a treatment or a test file; the time."""
 
     start: str
-    """Of a command, without quotes."""
     treatment: str
-    """One of those above, or the path of a test file."""
     time: str
 
 

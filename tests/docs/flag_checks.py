@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import typer
@@ -17,6 +16,7 @@ from shell_blocks import ALL, ROOT, Command
 
 from tree_rl.cli import app
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLACEHOLDERS = {"MODEL": "model", "ROWS": "rows.jsonl", "RATIO": "10", "HEAD": "0123abc"}
 """What a reader replaces, and one value of it."""
 OPTIONS_OF_TORCHRUN = {"--nproc-per-node": 1, "--standalone": 0}
@@ -89,10 +89,7 @@ def check_tree_rl(command: Command) -> None:
 def check_option_names(words: Sequence[str]) -> None:
     """The command of `tree-rl` and its options exist, whatever their values."""
     group = typer.main.get_command(app)
-    if words[1].startswith("-"):
-        command = group
-    else:
-        command = group.commands[words[1].rstrip(",")]  # type: ignore[attr-defined]
+    command = group if words[1].startswith("-") else group.commands[words[1].rstrip(",")]  # type: ignore[attr-defined]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for word in words[1:]:
         name = word.partition("=")[0]
@@ -119,8 +116,7 @@ def check_pytest(command: Command) -> None:
     words = command.words[command.words.index("pytest") + 1 :]
     paths = [ROOT / word for word in words if "/" in word]
     assert paths and all(path.exists() for path in paths)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    markers = {line.partition(":")[0] for line in project["tool"]["pytest"]["ini_options"]["markers"]}
+    markers = {line.partition(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
     for option, value in itertools.pairwise(words):
         assert option != "-m" or value in markers
         assert option != "-k" or any(value in path.read_text(encoding="utf-8") for path in paths)
@@ -132,14 +128,7 @@ def check_pip(command: Command) -> None:
     assert all((ROOT / value).is_file() for option, value in itertools.pairwise(words) if option == "-c")
     for word in words:
         for extra in (part for found in re.findall(r"^(?:\.|tree_rl)\[(.*)\]$", word) for part in found.split(",")):
-            assert extra in extras(), f"no extra {extra}"
-
-
-@cache
-def extras() -> frozenset[str]:
-    """Optional dependencies of the project."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return frozenset(project["project"]["optional-dependencies"])
+            assert extra in PROJECT["project"]["optional-dependencies"], f"no extra {extra}"
 
 
 def check_docker(command: Command) -> None:

@@ -5,7 +5,8 @@ import random
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -178,16 +179,12 @@ def tiny_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-@pytest.fixture
-def registered(files: Path) -> Iterator[Callable[..., Any]]:
-    import own_policy_loss  # type: ignore[import-not-found]  # noqa: F401
-
-    yield get_policy_loss_fn("soft_reinforce")
-    POLICY_LOSS_REGISTRY.pop("soft_reinforce")
-    sys.modules.pop("own_policy_loss")
-
-
-def test_verl_finds_the_registered_loss_and_the_job_is_accepted(registered: Callable[..., Any], tmp_path: Path) -> None:
+def test_verl_finds_the_registered_loss_and_the_job_is_accepted(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "soft_reinforce", None)
+    import_module("own_policy_loss")
+    registered = get_policy_loss_fn("soft_reinforce")
     keys = re.findall(r"`(actor_rollout_ref[\w.]+=\w+)`", PAGE.read_text(encoding="utf-8"))
     assert len(keys) == 2
     check_train(on_this_machine(["trainer.v1.trainer_mode=tree_sync", *keys], tmp_path))

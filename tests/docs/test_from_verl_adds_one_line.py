@@ -28,15 +28,12 @@ def overrides_of(words: list[str]) -> list[str]:
     return words[words.index("verl.trainer.main_ppo") + 1 :]
 
 
-def test_stock_verl_takes_its_lines() -> None:
+def test_stock_verl_takes_its_lines_and_the_marked_one_makes_it_a_job_on_trees(tmp_path: Path) -> None:
     stock, tree = script(of_trees=False), script(of_trees=True)
     assert [word for word in tree if word not in stock] == ["trainer.v1.trainer_mode=tree_sync"]
     with initialize_config_module("verl.trainer.config", version_base=None):
         assert compose("ppo_trainer", overrides=overrides_of(stock)).actor_rollout_ref.rollout.n == 5
-
-
-def test_the_marked_line_makes_it_a_job_on_trees(tmp_path: Path) -> None:
-    check_train(on_this_machine(overrides_of(script(of_trees=True)), tmp_path))
+    check_train(on_this_machine(overrides_of(tree), tmp_path))
 
 
 def test_keys_that_stand_for_those_of_others_exist() -> None:

@@ -18,19 +18,13 @@ def is_for_users(page: Path) -> bool:
     relative = page.relative_to(ROOT)
     if relative.parts[:2] == ("docs", "benchmarks"):
         return page.name == "README.md"
-    folder = relative.parts[0]
-    return str(relative) == "README.md" or (
-        folder in ("docs", "recipes", "examples") and page.stem not in FOR_DEVELOPERS
-    )
+    is_of_the_site = relative.parts[0] in ("docs", "recipes", "examples")
+    return str(relative) == "README.md" or (is_of_the_site and page.stem not in FOR_DEVELOPERS)
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_and_the_users_pages_are_short() -> None:
     readme = ROOT / "README.md"
-    assert len(readme.read_text().splitlines()) <= README_LINES
-    assert words(readme) <= README_WORDS
-
-
-def test_the_users_pages_are_short() -> None:
+    assert len(readme.read_text().splitlines()) <= README_LINES and words(readme) <= README_WORDS
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     counted = {name: words(ROOT / name) for name in listed.splitlines() if is_for_users(ROOT / name)}
     assert sum(counted.values()) <= USER_WORDS, sorted(counted.items(), key=lambda one: -one[1])[:10]

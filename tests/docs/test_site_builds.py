@@ -24,13 +24,9 @@ LOADED = re.compile(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     # A proxy that does not exist: whatever asked the network would fail.
-    shell = {
-        **os.environ,
-        "NO_MKDOCS_2_WARNING": "1",
-        "https_proxy": "http://127.0.0.1:9",
-        "http_proxy": "http://127.0.0.1:9",
-    }
+    shell = os.environ | dict.fromkeys(("https_proxy", "http_proxy"), "http://127.0.0.1:9")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    shell["NO_MKDOCS_2_WARNING"] = "1"
     done = subprocess.run(command, cwd=ROOT, env=shell, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

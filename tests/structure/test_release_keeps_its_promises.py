@@ -11,33 +11,21 @@ from packaging.specifiers import SpecifierSet
 import tree_rl
 
 ROOT = Path(__file__).parents[2]
-PROMISED = {"console_scripts": ("tree-rl", "tree_rl.cli:main"), "verl.plugins": ("tree_rl", "tree_rl.verl_plugin")}
+PROMISED = {("console_scripts", "tree-rl", "tree_rl.cli:main"), ("verl.plugins", "tree_rl", "tree_rl.verl_plugin")}
 
 
-@pytest.mark.parametrize("group", PROMISED)
-def test_entry_point_is_registered(group: str) -> None:
-    entries = [entry for entry in distribution("tree_rl").entry_points if entry.group == group]
-    assert [(entry.name, entry.value) for entry in entries] == [PROMISED[group]]
+def test_entry_points_are_registered_and_load_and_both_packages_are_typed() -> None:
+    entries = {(entry.group, entry.name, entry.value): entry for entry in distribution("tree_rl").entry_points}
+    assert entries.keys() == PROMISED and all(entry.load() for entry in entries.values())
+    assert all((ROOT / package / "py.typed").exists() for package in ("tree_rl", "kernels/tree_kernels"))
 
 
-def test_console_script_loads() -> None:
-    (script,) = [entry for entry in distribution("tree_rl").entry_points if entry.group == "console_scripts"]
-    assert callable(script.load())
-
-
-def test_one_version() -> None:
+def test_one_version_which_a_tag_of_this_commit_names() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert tree_rl.__version__ == version("tree_rl") == citation["version"]
-
-
-def test_a_tag_of_this_commit_names_the_version() -> None:
     command = ["git", "tag", "--points-at", "HEAD", "--list", "v*"]
     tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert set(tags) <= {f"v{tree_rl.__version__}"}
-
-
-def test_both_packages_are_typed() -> None:
-    assert all((ROOT / package / "py.typed").exists() for package in ("tree_rl", "kernels/tree_kernels"))
 
 
 # The first releases, as on Debian 12's 3.11.2.

@@ -14,14 +14,10 @@ NOT_FOR_THE_REPOSITORY = {
 }
 
 
-def tracked_files() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / name for name in listed.splitlines() if (ROOT / name).is_file()]
-
-
 @pytest.mark.parametrize("kind", NOT_FOR_THE_REPOSITORY)
 def test_no_tracked_file_names_a(kind: str) -> None:
-    files = [path for path in tracked_files() if path.suffix in TEXT]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [path for path in map(ROOT.joinpath, listed.splitlines()) if path.is_file() and path.suffix in TEXT]
     assert len(files) > 10
     found = [
         f"{path.relative_to(ROOT)}: {match.group()}"

@@ -35,7 +35,7 @@ def test_blocks_of_random_forests_are_those_of_the_kernels(seed: int, past_lengt
     assert count_attention_blocks(end, past_length=past_length) == blocks_of_the_kernels(end, past_length)
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 1000])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 1000])
 def test_a_chain_is_masked_on_its_diagonal_alone(length: int) -> None:
     counts = count_attention_blocks(np.full(length, length))
     blocks = -(-length // BLOCK)

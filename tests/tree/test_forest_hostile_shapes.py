@@ -1,5 +1,6 @@
 """Shapes and inputs on which prefix-tree code tends to break: ordinary cases here."""
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -9,17 +10,6 @@ from tree_rl.tree import Forest, RowError
 from tree_rl.tree.forest import order
 from tree_rl.tree.forest.order import RowOrder
 from tree_rl.tree.forest.trie import lay_out
-
-
-def test_no_rows_give_an_empty_forest():
-    forest = Forest.from_rows([])
-    sizes = (forest.num_unique, forest.num_flat, forest.num_rows, forest.num_segments, forest.num_trees)
-    assert sizes == (0, 0, 0, 0, 0)
-    assert (forest.por, forest.token_bound) == (0.0, 1.0)
-    assert forest.input_ids.dtype == forest.row_index.values.dtype == np.int32
-    assert forest.tree_of_row.tolist() == forest.row_order.rows.tolist() == []
-    assert forest.select_rows([]).num_rows == 0
-    assert Forest.from_rows([], merge_key=[]).num_rows == 0
 
 
 def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
@@ -33,20 +23,13 @@ def test_a_comb_of_twenty_thousand_segments_needs_no_recursion():
     assert sorted(segments.path_count) == sorted([1] * 10_000 + list(range(2, 10_001)))
 
 
-def test_row_keys_and_token_keys_never_merge():
-    assert Forest.from_rows([[1], [1]], merge_key=[0, np.array([0])]).num_trees == 2
-
-
-def test_rows_of_any_integer_type_give_the_same_forest():
-    rows = [[3, 1], [3, 2]]
+def test_rows_of_any_integer_type_give_the_same_forest_and_the_caller_keeps_its_arrays():
     kinds = [np.uint8, np.int16, np.int32, np.int64, np.uint64]
-    for left in kinds:
-        for right in kinds:
-            forest = Forest.from_rows([np.array(rows[0], dtype=left), np.array(rows[1], dtype=right)])
-            assert forest.input_ids.tolist() == [3, 1, 2]
-
-
-def test_the_caller_keeps_its_arrays():
+    for left, right in itertools.product(kinds, kinds):
+        rows = [np.array([3, 1], dtype=left), np.array([3, 2], dtype=right)]
+        forest = Forest.from_rows(rows)
+        rows[0][:] = 9
+        assert forest.input_ids.tolist() == [3, 1, 2]
     row = np.array([1, 2, 3], dtype=np.int32)
     forest = Forest.from_rows([row])
     row[:] = 9
@@ -74,7 +57,8 @@ def test_a_bad_row_is_named(row, message):
     assert str(caught.value).startswith("row 1: ")
 
 
-def test_a_bad_merge_key_is_named():
+def test_row_keys_and_token_keys_never_merge_and_a_bad_one_is_named():
+    assert Forest.from_rows([[1], [1]], merge_key=[0, np.array([0])]).num_trees == 2
     with pytest.raises(ValueError, match="one entry for each of 2 rows, received 1"):
         Forest.from_rows([[1], [2]], merge_key=["a"])
     with pytest.raises(RowError, match="row 1: expected a merge_key of 2 tokens, received 3"):

@@ -1,5 +1,7 @@
 """Forest against a trie of nested dicts, the slow and obvious definition. Legend: N unique tokens, B rows."""
 
+from operator import attrgetter
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def keyed(rows: list[list[int]], kind: str, seed: int) -> tuple[object, list[lis
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
-def test_every_array_equals_the_naive_trie(rows, kind, seed):
+def test_arrays_visible_tokens_and_the_order_of_rows_are_those_of_the_naive_trie(rows, kind, seed):
     merge_key, symbols = keyed(rows, kind, seed)
     forest = Forest.from_rows(rows, merge_key=merge_key)
     order, paths = naive_trie(rows, symbols)
@@ -84,30 +86,21 @@ def test_every_array_equals_the_naive_trie(rows, kind, seed):
     above = [number.get(id(order[start].parent), -1) for start in starts]
     assert forest.segments.parent.tolist() == (np.searchsorted(starts, above, "right") - 1).tolist()
     assert [array.dtype for array in (forest.input_ids, forest.parent, forest.row_index.values)] == [np.int32] * 3
-
-
-@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_a_token_sees_exactly_its_ancestors(rows, kind, seed):
-    forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
+    # A token sees exactly its ancestors.
     index = np.arange(forest.num_unique)
     visible = (index[None, :] <= index[:, None]) & (index[:, None] < forest.subtree_end[None, :])
     expected = np.zeros_like(visible)
-    for path in forest.row_index:
+    for path in paths:
         for depth, token in enumerate(path):
             expected[token, path[: depth + 1]] = True
     np.testing.assert_array_equal(visible, expected)
-
-
-@given(rows=ROWS)
-@settings(max_examples=60, deadline=None)
-def test_rows_and_their_tokens_are_found(rows):
-    forest = Forest.from_rows(rows)
-    for token in range(forest.num_unique):
-        expected = [row for row, path in enumerate(forest.row_index) if token in path]
-        assert forest.rows_through(token).tolist() == expected
-    for row, tokens in enumerate(rows):
-        assert forest.row_tokens(row).tolist() == tokens
+    # Neighbours in the order of rows share what their paths share.
+    found = forest.row_order
+    assert sorted(found.rows) == list(range(len(rows))) and found.num_unique == forest.num_unique
+    for rank in range(1, len(rows)):
+        assert found.shared[rank] == len(set(paths[found.rows[rank - 1]]) & set(paths[found.rows[rank]]))
+    subset = np.flatnonzero(np.random.default_rng(seed).integers(0, 2, len(rows)))
+    assert found.select(subset).num_unique == len({token for row in subset for token in paths[row]})
 
 
 @given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
@@ -119,35 +112,22 @@ def test_selected_rows_are_the_forest_of_these_rows(rows, kind, seed):
     selected = Forest.from_rows(rows, merge_key=merge_key).select_rows(picked)
     key = None if merge_key is None else [merge_key[row] for row in picked]
     direct = Forest.from_rows([rows[row] for row in picked], merge_key=key)
-    for name in ("input_ids", "parent", "position", "subtree_end", "path_count"):
-        np.testing.assert_array_equal(getattr(selected, name), getattr(direct, name), err_msg=name)
-    np.testing.assert_array_equal(selected.row_index.values, direct.row_index.values)
-    np.testing.assert_array_equal(selected.row_index.offsets, direct.row_index.offsets)
-    np.testing.assert_array_equal(selected.segments.parent, direct.segments.parent)
+    arrays = ("input_ids", "parent", "position", "subtree_end", "path_count")
+    for name in (*arrays, "row_index.values", "row_index.offsets", "segments.parent"):
+        np.testing.assert_array_equal(attrgetter(name)(selected), attrgetter(name)(direct), err_msg=name)
 
 
 @given(rows=ROWS)
 @settings(max_examples=60, deadline=None)
-def test_trees_partition_tokens_rows_and_segments(rows):
+def test_rows_of_a_token_tokens_of_a_row_and_their_trees_are_found(rows):
     forest = Forest.from_rows(rows)
+    for token in range(forest.num_unique):
+        expected = [row for row, path in enumerate(forest.row_index) if token in path]
+        assert forest.rows_through(token).tolist() == expected
+    assert [forest.row_tokens(row).tolist() for row in range(len(rows))] == rows
     roots = np.flatnonzero(forest.parent < 0)
     assert forest.num_trees == len(roots) == len({row[0] for row in rows})
     tree_of_token = np.searchsorted(roots, np.arange(forest.num_unique), "right") - 1
     for row, path in enumerate(forest.row_index):
         assert set(tree_of_token[path]) == {forest.tree_of_row[row]}
     np.testing.assert_array_equal(np.bincount(forest.tree_of_row, minlength=len(roots)), forest.rows_per_tree)
-
-
-@given(rows=ROWS, kind=KEYS, seed=st.integers(0, 999))
-@settings(max_examples=60, deadline=None)
-def test_row_order_shares_what_neighbours_share(rows, kind, seed):
-    forest = Forest.from_rows(rows, merge_key=keyed(rows, kind, seed)[0])
-    order = forest.row_order
-    assert sorted(order.rows) == list(range(len(rows)))
-    assert order.num_unique == forest.num_unique
-    for rank in range(1, len(rows)):
-        before, here = forest.row_index[order.rows[rank - 1]], forest.row_index[order.rows[rank]]
-        assert order.shared[rank] == len(set(before) & set(here))
-    subset = np.flatnonzero(np.random.default_rng(seed).integers(0, 2, len(rows)))
-    tokens = {int(token) for row in subset for token in forest.row_index[int(row)]}
-    assert order.select(subset).num_unique == len(tokens)

@@ -50,20 +50,14 @@ def test_a_group_beyond_the_budget_is_refused_by_its_first_row():
     with pytest.raises(ValueError, match="group of row 1 has 11 unique tokens, expected at most max_tokens=10"):
         pack_groups(forest, [[0], [2, 1]], max_tokens=10)
     assert len(pack_groups(forest, [[0], [2, 1]], max_tokens=11)) == 2
-
-
-def test_a_budget_holds_a_token():
     with pytest.raises(ValueError, match="max_tokens: expected at least 1"):
-        pack_groups(Forest.from_rows([[1]]), [[0]], max_tokens=0)
+        pack_groups(forest, [[0]], max_tokens=0)
 
 
-def test_best_fit_takes_the_fullest_bin_with_room():
+def test_best_fit_takes_the_fullest_bin_with_room_and_the_least_loaded_is_next():
     assert best_fit([5, 7, 3, 2], 10) == [[1, 2], [0, 3]]
     assert best_fit([5, 7, 3, 2], 10, most_bins=1) == [[1, 2]]
     assert best_fit([12, 1], 10) == [[0], [1]]
     assert best_fit([], 10) == []
-
-
-def test_the_least_loaded_bin_is_next():
     assert least_loaded([4, 9, 4, 1], 2) == [[1], [0, 2, 3]]
     assert least_loaded([4.0, 9.0], 3) == [[1], [0], []]

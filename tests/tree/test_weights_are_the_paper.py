@@ -8,7 +8,7 @@ from tree_rl.tree import Forest
 from tree_rl.tree.forest import Jagged
 from tree_rl.tree.weights import once_per_token_weights, tree_mean_weights
 
-ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=9)
 
 
 def draw_mask(forest: Forest, seed: int) -> Jagged:
@@ -55,8 +55,3 @@ def test_token_unique_weighs_every_trained_token_once(rows, seed):
     assert (weights.values[mask.values == 0] == 0).all()
     is_trained = np.isin(np.arange(forest.num_unique), forest.row_index.values[mask.values != 0])
     np.testing.assert_allclose(in_total(forest, weights), is_trained, rtol=1e-12)
-
-
-def test_no_rows_have_no_weights():
-    empty = Forest.from_rows([])
-    assert len(tree_mean_weights(empty)) == len(once_per_token_weights(empty)) == 0

@@ -7,12 +7,12 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from record_files import write
 
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
@@ -20,19 +20,14 @@ from tree_rl.viewer.page import view_data, write_page
 from tree_rl.viewer.recorded_rows import read_recorded_rows
 from tree_rl.viewer.roles import ROLES, RoleReader
 
-Write = Callable[..., Path]
 
-
-def data_of(page: bytes) -> dict[str, Any]:
+def page_of(path: Path, **options: Any) -> dict[str, Any]:
     """What a page carries."""
+    rows = read_recorded_rows(path, read_row_file)
+    page = write_page(view_data(rows, RoleReader(None), source=path.name, **options))
     found = re.search(rb'<script id="data"[^>]*>([^<]*)</script>', page)
     assert found is not None
     return json.loads(gzip.decompress(base64.b64decode(found[1])))
-
-
-def page_of(path: Path, **options: Any) -> dict[str, Any]:
-    rows = read_recorded_rows(path, read_row_file)
-    return data_of(write_page(view_data(rows, RoleReader(None), source=path.name, **options)))
 
 
 def branching_records(seed: int, count: int) -> list[dict[str, Any]]:
@@ -67,31 +62,23 @@ def ids_of(group: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_path_gives_its_rows_ids_and_no_prefix_stands_twice(seed: int, rows_file: Write) -> None:
+def test_every_path_gives_its_rows_ids_no_prefix_stands_twice_and_active_counts_are_those_of_rows_and_prefixes(
+    seed: int, tmp_path: Path
+) -> None:
     records = branching_records(seed, 40)
-    for group in page_of(rows_file(records))["groups"]:
+    for group in page_of(write(tmp_path / "rows.jsonl", records))["groups"]:
         rows = [record["input_ids"] for record in records if record["uid"] == group["name"]]
         prefixes = {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
         ids, segments = ids_of(group), group["segments"]
         assert (group["unique"], group["flat"]) == (len(prefixes), sum(map(len, rows)))
         assert sum(segments["length"]) == len(ids) == len(prefixes)
+        through = {prefix: sum(tuple(row[: len(prefix)]) == prefix for row in rows) for prefix in prefixes}
+        paths = along(group, "paths")
         for number, row in enumerate(rows):
             path = row_path(group, number)
             assert [ids[token] for token in path] == row
             assert group["paths"]["tokens"][number] == len(row)
-        through = {prefix: sum(tuple(row[: len(prefix)]) == prefix for row in rows) for prefix in prefixes}
-        for number, row in enumerate(rows):
-            paths = along(group, "paths")
-            assert [paths[token] for token in row_path(group, number)] == [
-                through[tuple(row[: end + 1])] for end in range(len(row))
-            ]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_active_counts_are_those_of_rows_and_prefixes_and_their_areas_the_bound(seed: int, rows_file: Write) -> None:
-    records = branching_records(seed, 30)
-    for group in page_of(rows_file(records))["groups"]:
-        rows = [record["input_ids"] for record in records if record["uid"] == group["name"]]
+            assert [paths[token] for token in path] == [through[tuple(row[: end + 1])] for end in range(len(row))]
         active, deepest = group["active"], max(map(len, rows))
         steps = itertools.pairwise([*active["at"], deepest])
         told = [pair for pair, (a, b) in zip(zip(active["rows"], active["distinct"], strict=True), steps, strict=False)
@@ -101,25 +88,19 @@ def test_active_counts_are_those_of_rows_and_prefixes_and_their_areas_the_bound(
         assert (sum(a for a, _ in told), sum(b for _, b in told)) == (group["flat"], group["unique"])
 
 
-def test_groups_stand_by_overlap_highest_first(rows_file: Write) -> None:
+def test_groups_stand_by_overlap_highest_first(tmp_path: Path) -> None:
     records = [{"uid": "low", "input_ids": [n, 1, 2, 3]} for n in range(3)]
     records += [{"uid": "high", "input_ids": [1, 2, 3, n]} for n in range(3)]
-    assert [group["name"] for group in page_of(rows_file(records))["groups"]] == ["high", "low"]
+    assert [group["name"] for group in page_of(write(tmp_path / "rows.jsonl", records))["groups"]] == ["high", "low"]
 
 
-def valued_records() -> list[dict[str, Any]]:
-    """Two samples that share the prompt and their first answer token, with all that a trainer knows of them."""
-    common = {"uid": "u", "prompt_ids": [1, 2], "response_mask": [1, 1, 0]}
+def test_values_are_the_means_of_the_rows_that_train_the_token(tmp_path: Path) -> None:
+    # Two samples that share the prompt and their first answer token, with all that a trainer knows of them.
     left = {"reward": 1, "advantages": [0.5, 1.5, 9], "rollout_log_probs": [-1, -2, 0], "old_log_probs": [-1.5, -1, 0]}
+    left |= {"prompt_ids": [1, 2], "response_ids": [3, 4, 5], "weight_versions": [7, 7, 7], "response_mask": [1, 1, 0]}
     right = {"reward": 0, "advantages": [-0.1, -1, 9], "rollout_log_probs": [-1, -4, 0], "old_log_probs": [-1, -1, 0]}
-    return [
-        {**common, **left, "response_ids": [3, 4, 5], "weight_versions": [7, 7, 7]},
-        {**common, **right, "response_ids": [3, 6, 5], "weight_versions": [8, 8, 8]},
-    ]
-
-
-def test_values_are_the_means_of_the_rows_that_train_the_token(rows_file: Write) -> None:
-    group = page_of(rows_file(valued_records()), max_tokens=3)["groups"][0]
+    right |= {"response_ids": [3, 6, 5], "weight_versions": [8, 8, 8]}
+    group = page_of(write(tmp_path / "rows.jsonl", [left, left | right]), max_tokens=3)["groups"][0]
     assert [ids_of(group)[token] for token in row_path(group, 0)] == [1, 2, 3, 4, 5]
     of = {key: [along(group, key)[token] for token in row_path(group, 0)] for key in group["tracks"]}
     assert of["reward"] == [0.5, 0.5, 0.5, 1, 1]
@@ -133,18 +114,16 @@ def test_values_are_the_means_of_the_rows_that_train_the_token(rows_file: Write)
     assert [cause for cause in group["segments"]["cause"] if cause] == ["sampling"]
 
 
-def test_a_file_without_values_says_what_is_missing(rows_file: Write) -> None:
-    data = page_of(rows_file([{"input_ids": [1, 2]}]))
-    lacking = [measure for measure in data["measures"] if measure["key"] not in data["groups"][0]["tracks"]]
-    assert {measure["key"] for measure in lacking} == {
-        *("reward", "advantage", "log_prob_change", "weight_version", "partition")
-    }
-    assert all(measure["missing"] for measure in lacking)
+def test_a_file_without_values_says_what_is_missing(tmp_path: Path) -> None:
+    data = page_of(write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2]}]))
+    lacking = {one["key"]: one["missing"] for one in data["measures"] if one["key"] not in data["groups"][0]["tracks"]}
+    assert sorted(lacking) == ["advantage", "log_prob_change", "partition", "reward", "weight_version"]
+    assert all(lacking.values())
 
 
-def test_padding_takes_its_values_with_it(rows_file: Write) -> None:
+def test_padding_takes_its_values_with_it(tmp_path: Path) -> None:
     padded = {"input_ids": [0, 0, 5, 6, 7, 0], "attention_mask": [0, 0, 1, 1, 1, 0], "advantages": [9, 9, 1, 2, 3, 9]}
-    group = page_of(rows_file([padded]))["groups"][0]
+    group = page_of(write(tmp_path / "rows.jsonl", [padded]))["groups"][0]
     assert (ids_of(group), along(group, "advantage")) == ([5, 6, 7], [1, 2, 3])
 
 
@@ -169,22 +148,21 @@ def test_a_run_folder_gives_its_tree_dumps_by_step(tmp_path: Path) -> None:
         assert (versions, along(group, "weight_version")[:2]) == ([step + 4, step + 5, None], [None, None])
 
 
-def test_steps_that_lie_in_a_file_each_are_shown_apart(rows_file: Write) -> None:
+def test_steps_that_lie_in_a_file_each_are_shown_apart(tmp_path: Path) -> None:
     for step in (1, 2):
         record = {"uid": "p", "step": step, "input_ids": [1, 2, step], "reward": step}
-        folder = rows_file([record, record], f"dumps/{step}.jsonl").parent
-    groups = page_of(folder)["groups"]
+        write(tmp_path / f"{step}.jsonl", [record, record])
+    groups = page_of(tmp_path)["groups"]
     assert [(group["name"], group["rows"]) for group in groups] == [("step 1 · p", 2), ("step 2 · p", 2)]
-    assert page_of(folder / "*.jsonl")["groups"] == groups
+    assert page_of(tmp_path / "*.jsonl")["groups"] == groups
 
 
-def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPatch, rows_file: Write) -> None:
+def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tree_rl.viewer.tracks.MOST_RUNS", 50)
     rng = random.Random(3)
     values = [rng.random() for _ in range(1000)]
-    group = page_of(rows_file([{"prompt_ids": [1], "response_ids": list(range(1000)), "advantages": values}]))[
-        "groups"
-    ][0]
+    record = {"prompt_ids": [1], "response_ids": list(range(1000)), "advantages": values}
+    (group,) = page_of(write(tmp_path / "rows.jsonl", [record]))["groups"]
     told = along(group, "advantage")
     assert len(group["tracks"]["advantage"]["start"]) <= 55
     assert told[0] is None and sum(told[1:]) == pytest.approx(sum(values), rel=1e-3)
@@ -192,16 +170,10 @@ def test_many_values_become_means_that_keep_the_sum(monkeypatch: pytest.MonkeyPa
 
 def test_roles_follow_the_chat_template(qwen_tokenizer: Path) -> None:
     reader = RoleReader(qwen_tokenizer)
-    turns = [
-        ("system", "be kind"),
-        ("user", "hi"),
-        ("assistant", "yes"),
-        ("user", "<tool_response>\n3</tool_response>"),
-    ]
-    text = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
+    turns = ["system\nbe kind", "user\nhi", "assistant\nyes", "user\n<tool_response>\n3</tool_response>"]
+    text = "".join(f"<|im_start|>{words}<|im_end|>\n" for words in turns)
     ids = reader.tokenizer.encode(text).ids
-    roles = reader.roles_of(ids, None)
-    told = [ROLES[role] for role, _ in itertools.groupby(roles.tolist())]
+    told = [ROLES[role] for role, _ in itertools.groupby(reader.roles_of(ids, None).tolist())]
     assert told == ["system", "user", "assistant", "tool"]
     row = Row(name="row 0", group="g", token_ids=ids, trained=np.arange(len(ids)) == len(ids) - 1)
     group = view_data([row], reader, source="s")["groups"][0]

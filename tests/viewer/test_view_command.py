@@ -8,25 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from record_files import write
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-c", "from tree_rl.cli import main; main()", "view"]
+Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def view(tmp_path: Path) -> Run:
-    """Runs the command in an empty folder."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
-
-    return run
-
-
-def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file: Callable[..., Path]) -> None:
-    path = rows_file([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}])
-    assert view(path, "--html", "page.html").returncode == 0
+def test_served_page_is_the_written_one_and_ctrl_c_ends_it(tree_rl: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2, 4]}])
+    assert tree_rl("view", path, "--html", tmp_path / "page.html")[0] == 0
     with subprocess.Popen([*COMMAND, str(path), "--no-browser"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -40,16 +30,16 @@ def test_served_page_is_the_written_one_and_ctrl_c_ends_it(view: Run, rows_file:
     assert served == (path.parent / "page.html").read_bytes()
 
 
-def test_rewards_near_the_largest_float_raise_no_warning(view: Run, rows_file: Callable[..., Path]) -> None:
-    path = rows_file([{"input_ids": [1, 2, token], "reward": 1e308} for token in (3, 4)])
-    ended = view(path, "--html", "page.html")
-    assert (ended.returncode, ended.stderr) == (0, "")
+@pytest.mark.filterwarnings("error")
+def test_rewards_near_the_largest_float_raise_no_warning(tree_rl: Run, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2, token], "reward": 1e308} for token in (3, 4)])
+    code, _, err = tree_rl("view", path, "--html", tmp_path / "page.html")
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("", [], "expected at least one row"),
         ('{"input_ids": [1], "reward": {"a": 1}}\n', [], "column reward: expected a number"),
         ('{"input_ids": [1], "advantages": [1, 2]}\n', [], "column advantages: expected 1 numbers"),
         ('{"input_ids": [1], "advantages": "high"}\n', [], "row 0, column advantages: expected a number"),
@@ -58,9 +48,7 @@ def test_rewards_near_the_largest_float_raise_no_warning(view: Run, rows_file: C
         ('{"input_ids": [1]}\n', ["--max-tokens", "0"], "--max-tokens"),
     ],
 )
-def test_mistakes_end_in_one_line(
-    tree_rl: Callable[..., tuple[int, str, str]], tmp_path: Path, text: str, options: list[str], said: str
-) -> None:
+def test_mistakes_end_in_one_line(tree_rl: Run, tmp_path: Path, text: str, options: list[str], said: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     code, _, err = tree_rl("view", path, *options)
