@@ -55,8 +55,11 @@ def options(request: pytest.FixtureRequest) -> SandboxOptions:
     return SandboxOptions(limits=LIMITS, unconfined=request.param)
 
 
-def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], directory: str | None = None) -> Any:
+def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], folder: Path | None = None) -> Any:
+    """What is done in a sandbox, a remote one in a directory of the folder."""
+
     async def run() -> Any:
+        directory = f"{folder}/work" if options.backend == "remote" else None
         sandbox = open_sandbox(options, image=None, directory=directory)
         try:
             await sandbox.start()
@@ -67,11 +70,6 @@ def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], di
     return asyncio.run(run())
 
 
-def outcome(options: SandboxOptions, command: str, tmp_path: Path) -> CommandResult:
-    directory = str(tmp_path / "work") if options.backend == "remote" else None
-    return within(options, lambda sandbox: sandbox.run(command), directory)
-
-
 def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
     async def act(sandbox: Sandbox) -> tuple[CommandResult, CommandResult]:
         await sandbox.write({"a.txt": "alpha\n", "deep/er/b.txt": "beta\n"})
@@ -79,7 +77,7 @@ def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
             await sandbox.write({"../../../etc/outside.txt": "x"})
         return await sandbox.run("cat a.txt deep/er/b.txt; echo oops >&2; exit 3"), await sandbox.run("ls | sort")
 
-    first, second = within(options, act, str(tmp_path / "work") if options.backend == "remote" else None)
+    first, second = within(options, act, tmp_path)
     assert (first.output, first.exit_code, first.timed_out) == ("alpha\nbeta\noops\n", 3, False)
     assert second.output == "a.txt\ndeep\n"
 
@@ -100,7 +98,7 @@ def test_a_commands_output_and_processes_have_an_end(
     options: SandboxOptions, tmp_path: Path, command: str, output: str, expected: dict[str, Any]
 ) -> None:
     short = replace(LIMITS, timeout_seconds=1.5) if "timed_out" in expected else LIMITS
-    result = outcome(replace(options, limits=short), command, tmp_path)
+    result = within(replace(options, limits=short), lambda sandbox: sandbox.run(command), tmp_path)
     assert re.fullmatch(output, result.output) and result.output.encode()
     assert {name: getattr(result, name) for name in expected} == expected
     assert command != "yes" or result.exit_code != 0
@@ -133,16 +131,14 @@ def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dic
         with pytest.raises(SandboxDied, match=r"sandbox\.backend=remote stopped answering"):
             await sandbox.run("true")
 
-    within(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), stop_server_and_run, str(tmp_path / "x"))
+    within(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), stop_server_and_run, tmp_path)
 
 
 def test_a_back_end_that_cannot_start_names_its_key() -> None:
-    async def start(sandbox: Sandbox) -> None:
-        raise AssertionError("it started")
-
     refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x"}
     with pytest.raises(SandboxError, match=r"sandbox\.backend=remote did not start"):
-        within(SandboxOptions(backend="remote", arguments={**refused, "startup_timeout": 5}), start)
+        options = SandboxOptions(backend="remote", arguments={**refused, "startup_timeout": 5})
+        within(options, lambda sandbox: pytest.fail("it started"))
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
         open_sandbox(options, image="python:3.11", directory="/testbed")
@@ -162,8 +158,10 @@ def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     assert SandboxOptions(backend="docker").backend == "docker"
 
 
-def test_cpu_time_follows_the_time_limit_unless_it_is_given(tmp_path: Path) -> None:
-    for limits, seconds in ((Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45)):
-        done = outcome(SandboxOptions(limits=limits, unconfined=True), "ulimit -t", tmp_path)
-        assert done.output == f"{seconds}\n"
-    assert outcome(SandboxOptions(limits=LIMITS, unconfined=True), "ulimit -t", tmp_path).output == "5\n"
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [(Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45), (LIMITS, 5)],
+)
+def test_cpu_time_follows_the_time_limit_unless_it_is_given(limits: Limits, seconds: int) -> None:
+    done = within(SandboxOptions(limits=limits, unconfined=True), lambda sandbox: sandbox.run("ulimit -t"))
+    assert done.output == f"{seconds}\n"
