@@ -33,11 +33,8 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     assert model == f"MODEL={tmp_path}: expected the folder of a Hugging Face model, found no config.json in it"
 
 
-def test_nothing_is_missing_for_random_weights_on_a_cpu() -> None:
+def test_the_script_ends_at_once_if_something_is_missing_and_a_cpu_needs_nothing(tmp_path: Path) -> None:
     assert not list(missing(device="cpu", rollout="hf", model=""))
-
-
-def test_the_script_ends_at_once_if_something_is_missing(tmp_path: Path) -> None:
     given = {"DEVICE": "cpu", "MODEL": "nowhere", "PYTHON": sys.executable, "OUTPUT": str(tmp_path / "out")}
     done = subprocess.run(
         ["bash", FOLDER / "run.sh"], env=os.environ | given, capture_output=True, text=True, check=False

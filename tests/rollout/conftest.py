@@ -1,4 +1,5 @@
 import asyncio
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,14 @@ def tiny() -> SimpleNamespace:
         return TinyModel(model, tokenizer, lambda prompt: next(left))
 
     return SimpleNamespace(tokenizer=tokenizer, model=model, backend=backend, scripted=scripted)
+
+
+@pytest.fixture
+def temporary(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files of this test alone, also of processes that it starts."""
+    monkeypatch.setenv("TMPDIR", str(open_folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    return open_folder
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,7 @@ class Duration:
 
 
 def parse(text):
-    """Read such as 1h30m.
-
-    Raises:
-        ValueError: an unknown unit.
-    """
+    """Read such as 1h30m; raises ValueError for an unknown unit."""
     total, number = 0, ""
     for sign in text:
         if sign.isdigit():

@@ -3,13 +3,14 @@
 The trainer's process here holds what attackers look for: a secret file, a variable, shared memory, sockets, a gateway.
 """
 
-import asyncio
 import json
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateway_harness import build_tokenizer
@@ -96,84 +97,61 @@ print("FOUND " + json.dumps(found))
 """
 
 
-class Trainer:
-    """What lies around in the process that trains."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "checkpoint-secret.txt"
-        self.file.write_text(SECRET)
-        self.file.chmod(0o755)
-        self.memory = SharedMemory(create=True, size=64)
-        self.memory.buf[: len(SECRET)] = SECRET.encode()
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.everywhere = socket.create_server(("0.0.0.0", 0))
-        self.abstract, self.path = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-        self.abstract.bind(f"\0tree-rl-test-{os.getpid()}")
-        self.abstract.listen()
-        self.path.bind(str(folder / "trainer.sock"))
-        self.path.listen()
-        (folder / "trainer.sock").chmod(0o777)
-
-    def place(self, gateway_port: int) -> str:
-        """What the attacker is told, which is everything."""
-        return json.dumps(
-            {
-                "file": str(self.file),
-                "source": str(Path(__file__)),
-                "pid": os.getpid(),
-                "shared": self.memory.name,
-                "ports": [self.everywhere.getsockname()[1], self.server.getsockname()[1], gateway_port],
-                "abstract": f"tree-rl-test-{os.getpid()}",
-                "socket": self.path.getsockname(),
-                "address": socket.gethostbyname(socket.gethostname()),
-            }
-        )
-
-    def close(self) -> None:
-        for made in (self.server, self.everywhere, self.abstract, self.path):
-            made.close()
-        self.memory.close()
-        self.memory.unlink()
-
-
 @pytest.fixture
-def trainer(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+def place(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What lies around in the process that trains. The attacker is told all of it."""
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", SECRET)
-    made = Trainer(open_folder)
-    yield made
-    made.close()
+    file, path, abstract = open_folder / "checkpoint-secret.txt", open_folder / "trainer.sock", f"test-{os.getpid()}"
+    file.write_text(SECRET)
+    file.chmod(0o755)
+    memory = SharedMemory(create=True, size=64)
+    memory.buf[: len(SECRET)] = SECRET.encode()
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server((host, 0))) for host in ("0.0.0.0", "127.0.0.1")]
+        for address in (f"\0{abstract}", str(path)):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(address)
+            listener.listen()
+        path.chmod(0o777)
+        yield {
+            "file": str(file),
+            "source": __file__,
+            "pid": os.getpid(),
+            "shared": memory.name,
+            "abstract": abstract,
+            "socket": str(path),
+            "ports": [server.getsockname()[1] for server in servers],
+            "address": socket.gethostbyname(socket.gethostname()),
+        }
+    memory.close()
+    memory.unlink()
 
 
-def attack(trainer: Trainer, options: SandboxOptions | None = None) -> dict[str, str]:
+async def attack(place: dict[str, Any], options: SandboxOptions | None = None) -> dict[str, str]:
     """What the script found, by name."""
-
-    async def run() -> str:
-        served = GatewayOptions(max_context_tokens=1000, max_turn_tokens=100)
-        async with Gateway(tokenizer=build_tokenizer(), backend=None, options=served) as gateway:
-            url = gateway.endpoint(gateway.open_session()).url
-            environment = SweEnvironment(options)
-            try:
-                await environment.reset({"swe": TASK.to_row()})
-                place = trainer.place(int(url.split(":")[2].split("/")[0]))
-                done = await environment.run(f"cat > attack.py <<'END'\n{SCRIPT}\nEND\npython3 attack.py '{place}'")
-                later = await environment.run("test ! -e /etc/ld.so.preload && echo clean")
-                assert later.output == "clean\n" and not Path("/etc/ld.so.preload").exists()
-            finally:
-                await environment.close()
-            return done.output
-
-    lines = [line for line in asyncio.run(run()).splitlines() if line.startswith("FOUND ")]
-    assert len(lines) == 1, "the script ran to its end"
-    return dict(json.loads(lines[0].removeprefix("FOUND ")))
+    served = GatewayOptions(max_context_tokens=1000, max_turn_tokens=100)
+    async with Gateway(tokenizer=build_tokenizer(), backend=None, options=served) as gateway:
+        port = int(gateway.endpoint(gateway.open_session()).url.split(":")[2].split("/")[0])
+        told, environment = json.dumps({**place, "ports": [*place["ports"], port]}), SweEnvironment(options)
+        try:
+            await environment.reset({"swe": TASK.to_row()})
+            done = await environment.run(f"cat > attack.py <<'END'\n{SCRIPT}\nEND\npython3 attack.py '{told}'")
+            later = await environment.run("test ! -e /etc/ld.so.preload && echo clean")
+            assert later.output == "clean\n" and not Path("/etc/ld.so.preload").exists()
+        finally:
+            await environment.close()
+    (line,) = [line for line in done.output.splitlines() if line.startswith("FOUND ")]
+    return dict(json.loads(line.removeprefix("FOUND ")))
 
 
-def test_files_variables_memory_processes_and_network_of_the_trainer_are_out_of_reach(trainer: Trainer) -> None:
-    assert attack(trainer) == {}
+async def test_files_variables_memory_processes_and_network_of_the_trainer_are_out_of_reach(
+    place: dict[str, Any],
+) -> None:
+    assert await attack(place) == {}
 
 
-def test_the_network_is_there_when_the_config_says_so_and_nothing_else_is(trainer: Trainer) -> None:
-    found = attack(trainer, SandboxOptions(limits=Limits(network=True)))
-    port = json.loads(trainer.place(0))["ports"][0]
-    assert f"port {port}" in found
+async def test_the_network_is_there_when_the_config_says_so_and_nothing_else_is(place: dict[str, Any]) -> None:
+    found = await attack(place, SandboxOptions(limits=Limits(network=True)))
+    assert f"port {place['ports'][0]}" in found
     reached = ("port ", "abstract socket", "the machine's address", "another interface", "the host's name service")
     assert not [name for name in found if not name.startswith(reached)]

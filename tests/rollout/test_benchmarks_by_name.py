@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from judged_tasks import score_task, with_pytest
 from sandboxes_here import HERE
+from small_swe import write_files, writing
 
 from tree_rl.rollout.agents.agents_by_name import ENVIRONMENTS, check
 from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
@@ -105,9 +106,7 @@ def test_a_published_file_becomes_a_data_set(name: str, kind: str, tmp_path: Pat
     published, out, row = tmp_path / f"published.{kind}", tmp_path / "out.parquet", row_of(name)
     if name == "terminal_bench":
         published = tmp_path / "tasks"
-        for path, text in row["files"].items():
-            (published / "greet" / path).parent.mkdir(parents=True, exist_ok=True)
-            (published / "greet" / path).write_text(text)
+        write_files(published / "greet", row["files"])
     elif kind == "parquet":
         pd.DataFrame([row]).to_parquet(published)
     else:
@@ -184,14 +183,11 @@ def test_r2e_expects_every_verdict_and_hides_its_tests() -> None:
     before = r2e_judged("true")
     assert (before.fail_to_pass, before.pass_to_pass) == ((1, 2), (1, 1)), before
     assert r2e_judged(f"! test -e r2e_tests && {REPAIR}").is_solved
-    everything = (
-        "printf 'class Sum(int):\\n    __eq__ = lambda a, b: True\\ndef add(a, b): return Sum()\\n' > pkg/sums.py"
-    )
-    assert not r2e_judged(everything).is_solved
-    written = (
-        "mkdir r2e_tests; printf 'class TestAdd:\\n def test_one(s): 0\\n def test_zero(s): 0\\n' > r2e_tests/test_1.py"
-    )
-    assert not r2e_judged(written).is_solved
+    for path, text in (
+        ("pkg/sums.py", "class Sum(int):\n    __eq__ = lambda a, b: True\ndef add(a, b): return Sum()\n"),
+        ("r2e_tests/test_1.py", "class TestAdd:\n def test_one(s): 0\n def test_zero(s): 0\n"),
+    ):
+        assert not r2e_judged(f"mkdir r2e_tests\n{writing({path: text})}").is_solved
 
 
 def terminal_judged(files: dict[str, str], command: str) -> TestReport:
@@ -233,7 +229,7 @@ def test_a_reward_file_holds_one_number(text: str, is_full: bool) -> None:
 
 
 SOUND = {
-    "pkg/__init__.py": "",
+    **BUGGY,
     "pkg/sums.py": "def add(a, b):\n    return a + b\n",
     "tests/test_sums.py": "from pkg.sums import add\n\n\ndef test_zero():\n    assert add(0, 0) == 0\n",
 }

@@ -22,6 +22,7 @@ from tree_rl.verl_plugin.trainer.step_metrics import branching_metrics
 
 AGENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+COLUMNS = ("prompts", "responses", "response_mask", "rollout_log_probs")
 TWO_ENDS = {"policy": "fixed", "options": {"every_tokens": 10, "depth": 2}, "rounds": 2}
 
 
@@ -41,11 +42,8 @@ class Queue:
         for index, key in enumerate(keys):
             self.tags[key].update(tags[index])
             if fields is not None:
-                self.rows[key] = {
-                    name: fields[name].unbind()[index] for name in ("prompts", "responses", "response_mask")
-                }
-                self.rows[key]["rollout_log_probs"] = fields["rollout_log_probs"].unbind()[index]
-                self.rows[key]["credit"] = fields["extra_fields"][index].get("credit")
+                row = {name: fields[name].unbind()[index] for name in COLUMNS}
+                self.rows[key] = {**row, "credit": fields["extra_fields"][index].get("credit")}
 
 
 def run_prompt(
@@ -111,10 +109,8 @@ def test_branches_are_sessions_whose_log_probs_the_model_confirms(
     assert sorted(Counter(response[:20] for response in said).values()) == [2, 2, 2, 2]
     assert len(set(said)) == 8
     trees = [queue.rows[f"u_{session}_0"]["credit"]["tree"] for session in range(8)]
-    assert {(tree, response[:10]) for tree, response in zip(trees, said, strict=True)} == {
-        (0, said[0][:10]),
-        (1, said[1][:10]),
-    }
+    beginnings = {(tree, response[:10]) for tree, response in zip(trees, said, strict=True)}
+    assert beginnings == {(0, said[0][:10]), (1, said[1][:10])}
     keys = sorted(queue.rows)
     metrics = branching_metrics([queue.tags[key] for key in keys], torch.zeros(len(keys), dtype=torch.int64).numpy())
     assert metrics == {
@@ -162,7 +158,6 @@ def test_branches_that_cannot_start_cost_no_session_and_are_counted(
     assert (tags["prompt_branches"], tags["prompt_unforked_sessions"]) == (0, unforked)
     if unforked:
         for token in (-1, 25):
-            assert (
-                f"is left out: cut at token {token}: expected a token that session 1 generated, 0 to 24" in caplog.text
-            )
+            left_out = f"is left out: cut at token {token}: expected a token that session 1 generated, 0 to 24"
+            assert left_out in caplog.text
         assert "Traceback" not in caplog.text

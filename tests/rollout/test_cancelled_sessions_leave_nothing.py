@@ -3,13 +3,11 @@
 import asyncio
 import os
 import random
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from live_processes import own_descriptors, running
 from sandboxes_here import HERE
 from small_swe import all_tasks, work_on, writing
@@ -43,12 +41,6 @@ async def session() -> FinishedTask:
     return await work_on(TASK, agent=Repairing(), environment=SweEnvironment(HERE), endpoint=endpoint)
 
 
-@pytest.fixture
-def folder(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
-    return open_folder
-
-
 def users_held() -> int:
     """Users that this process holds; other processes of the tests hold theirs."""
     own = set(own_descriptors())
@@ -76,7 +68,7 @@ async def cancelled_at_random(source: random.Random) -> None:
     assert running.cancelled() or running.result().reward == 1.0
 
 
-async def test_sessions_cancelled_at_random_moments_leave_nothing(folder: Path) -> None:
+async def test_sessions_cancelled_at_random_moments_leave_nothing(temporary: Path) -> None:
     users = users_held()
     done = await session()
     assert (done.status, done.reward) == ("completed", 1.0), done
@@ -84,21 +76,21 @@ async def test_sessions_cancelled_at_random_moments_leave_nothing(folder: Path) 
     for number in range(0, SESSIONS, AT_ONCE):
         sources = [random.Random(number + index) for index in range(min(AT_ONCE, SESSIONS - number))]
         await asyncio.gather(*map(cancelled_at_random, sources))
-        assert not list(folder.iterdir())
+        assert not list(temporary.iterdir())
     deadline = time.monotonic() + 10
     while grown(before) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     assert not grown(before), (before, left())
     assert [done.reward for done in await asyncio.gather(session(), session())] == [1.0, 1.0]
     assert not running(MARK)
-    assert not list(folder.iterdir())
+    assert not list(temporary.iterdir())
     assert users_held() <= users
 
 
-async def test_a_cancelled_clean_up_goes_to_its_end(folder: Path) -> None:
+async def test_a_cancelled_clean_up_goes_to_its_end(temporary: Path) -> None:
     sandbox = LocalSandbox(HERE)
     await sandbox.start()
-    (place,) = folder.glob("tree-rl-owned-*/files")
+    (place,) = temporary.glob("tree-rl-owned-*/files")
     for number in range(3000):
         (place / f"{number}").mkdir()
     running = asyncio.create_task(sandbox.close())
@@ -108,4 +100,4 @@ async def test_a_cancelled_clean_up_goes_to_its_end(folder: Path) -> None:
         running.cancel()
         await asyncio.sleep(0.001)
     await asyncio.wait({running})
-    assert not list(folder.iterdir())
+    assert not list(temporary.iterdir())

@@ -2,17 +2,14 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_swe
 
-from tree_rl.rollout.environments import cases as module
-from tree_rl.rollout.environments.cases import RUNNER_NAME, Case, passed_cases, programs_for_child
+from tree_rl.rollout.environments.cases import Case, passed_cases, programs_for_child
 
-RUNNER = Path(module.__file__).with_name(RUNNER_NAME)
 CALL = "from solution import f\nreturn f(2)"
 
 
@@ -20,20 +17,8 @@ def value_case(value: object, program: str = CALL, name: str = "f") -> Case:
     return Case(name=name, program=program, expected=json.dumps({"value": value}))
 
 
-def run(folder: Path, solution: str, cases: list[Case]) -> tuple[set[str], str]:
-    """What passes with `solution.py`, and what the child printed."""
-    (folder / "repository").mkdir(exist_ok=True)
-    (folder / "repository" / "solution.py").write_text(solution)
-    programs, key = programs_for_child(cases, random.Random(0))
-    (folder / "programs.json").write_text(programs)
-    done = subprocess.run(
-        [sys.executable, "-I", "-B", RUNNER, folder / "programs.json"],
-        cwd=folder / "repository",
-        stdout=subprocess.PIPE,
-        timeout=60,
-    )
-    output = done.stdout.decode("utf-8", errors="replace")
-    return passed_cases(cases, key, output), output
+def run(folder: Path, solution: str, cases: list[Case]) -> set[str]:
+    return small_swe.passed_cases(folder, {"solution.py": solution}, cases, 60.0)
 
 
 PLAIN: list[tuple[str, object]] = [
@@ -57,7 +42,7 @@ def test_plain_values_pass_and_other_types_and_values_fail(tmp_path: Path, answe
         value_case(value, f"import solution\nreturn solution.f{at}()", f"{at}: {said}")
         for at, (said, value) in enumerate(answers)
     ]
-    passed, _ = run(tmp_path, "".join(functions), cases)
+    passed = run(tmp_path, "".join(functions), cases)
     assert passed == ({case.name for case in cases} if are_right else set())
 
 
@@ -89,7 +74,7 @@ def test_objects_equal_to_everything_are_no_plain_values(tmp_path: Path, base: s
         for number in range(len(wrapped))
         for value in (4, [4], {"a": 4}, "4", [], {}, 0, "", 0.0, [[]])
     ]
-    assert run(tmp_path, EQUAL_TO_ALL.format(base=base, shown=shown) + made, cases)[0] == set()
+    assert run(tmp_path, EQUAL_TO_ALL.format(base=base, shown=shown) + made, cases) == set()
 
 
 def test_errors_pass_by_their_class_or_a_base(tmp_path: Path) -> None:
@@ -97,11 +82,11 @@ def test_errors_pass_by_their_class_or_a_base(tmp_path: Path) -> None:
         Case(name=kind, program=CALL, expected=json.dumps({"raises": kind}))
         for kind in ("KeyError", "LookupError", "ValueError", "SystemExit")
     ]
-    assert run(tmp_path, "def f(x):\n    raise KeyError(x)\n", cases)[0] == {"KeyError", "LookupError"}
-    assert run(tmp_path, "def f(x):\n    raise SystemExit(0)\n", cases)[0] == {"SystemExit"}
-    assert run(tmp_path, "def f(x):\n    return 10 ** 5000\n", cases)[0] == set(), "the encoder's error is not f's"
-    assert run(tmp_path, "def f(x):\n    return {'raises': ['KeyError']}\n", cases)[0] == set()
-    assert run(tmp_path, "def f(x):\n    raise KeyError(x)\n", [value_case(None)])[0] == set()
+    assert run(tmp_path, "def f(x):\n    raise KeyError(x)\n", cases) == {"KeyError", "LookupError"}
+    assert run(tmp_path, "def f(x):\n    raise SystemExit(0)\n", cases) == {"SystemExit"}
+    assert run(tmp_path, "def f(x):\n    return 10 ** 5000\n", cases) == set(), "the encoder's error is not f's"
+    assert run(tmp_path, "def f(x):\n    return {'raises': ['KeyError']}\n", cases) == set()
+    assert run(tmp_path, "def f(x):\n    raise KeyError(x)\n", [value_case(None)]) == set()
 
 
 REPLACED_RUNNER = """
@@ -139,13 +124,13 @@ FORGERIES = {
 @pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
 def test_what_the_child_does_besides_counts_nothing(tmp_path: Path, forgery: str) -> None:
     cases = [value_case(4), value_case(4, "import solution\nreturn solution.f(3)", "again")]
-    assert run(tmp_path, forgery, cases)[0] == set()
+    assert run(tmp_path, forgery, cases) == set()
 
 
 def test_a_thread_and_a_program_without_a_compiler_hold_nobody_up(tmp_path: Path) -> None:
     solution = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nf = lambda x: 4\n"
     cases = [value_case(4), value_case(4, "return (", "no program"), value_case(4, CALL, "again")]
-    assert run(tmp_path, solution, cases)[0] == {"f", "again"}
+    assert run(tmp_path, solution, cases) == {"f", "again"}
 
 
 def test_answers_of_strangers_do_not_raise() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from gateway_harness import talking, trained_text
 from live_processes import running
-from played_tasks import ScriptedModel, mini_turn, play, task_of
 from sandboxes_here import HERE, needs_bubblewrap
-from small_swe import all_tasks, generator, writing
+from small_swe import ScriptedModel, all_tasks, generator, mini_turn, play, task_of, writing
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
@@ -54,22 +53,13 @@ while True:
 WIDE = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=8 << 30, processes=64, output_bytes=1 << 20)
 
 
-@pytest.fixture
-def program(open_folder: Path) -> Path:
-    (open_folder / "agent.py").write_text(PROGRAM)
-    return open_folder
-
-
-def agent_of(program: Path, **options: Any) -> CommandLineAgent:
-    command = f"python3 {program}/agent.py {{model}} {{prompt}}"
-    return CommandLineAgent(CommandLineOptions(**{"command": command, "limits": WIDE, **options}))
-
-
 @needs_bubblewrap
 def test_it_solves_a_task_and_reaches_nothing_but_the_model(
-    chatml: PreTrainedTokenizerFast, program: Path, monkeypatch: pytest.MonkeyPatch
+    chatml: PreTrainedTokenizerFast, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "trainers-secret")
+    (open_folder / "agent.py").write_text(PROGRAM)
+    options = CommandLineOptions(command=f"python3 {open_folder}/agent.py {{model}} {{prompt}}", limits=WIDE)
     task = all_tasks()["lru_cache"]
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(0.1)
@@ -84,8 +74,8 @@ def test_it_solves_a_task_and_reaches_nothing_but_the_model(
 
         (session,) = play(
             ScriptedModel(chatml, script),
-            [(agent_of(program), task)],
-            environment=lambda here: SweEnvironment(replace(here, readable=(str(program),))),
+            [(CommandLineAgent(options), task)],
+            environment=lambda here: SweEnvironment(replace(here, readable=(str(open_folder),))),
         )
         with pytest.raises(TimeoutError):
             other.accept()
@@ -98,7 +88,7 @@ def test_it_solves_a_task_and_reaches_nothing_but_the_model(
     assert "OPENAI_BASE_URL=http://127.0.0.1:8700/s/" in seen
 
 
-def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokenizerFast, program: Path) -> None:
+def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokenizerFast) -> None:
     task = all_tasks()["lru_cache"]
     repair = writing(dict(task.solution_files))
     backend = ScriptedModel(chatml, lambda prompt: "DONE")
@@ -119,8 +109,7 @@ async def test_it_needs_an_environment_that_runs_agents() -> None:
 
 
 FOUR = sorted(all_tasks())[:4]
-LARGE = {"max_context_tokens": 20_000, "max_turn_tokens": 4000}
-UNCONFINED = {"unconfined": HERE.unconfined}
+UNCONFINED = {"unconfined": HERE.unconfined, "limits": {"timeout_seconds": 20}}
 
 
 def repair_for_mini(prompt: str) -> str:
@@ -171,18 +160,18 @@ async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrained
     messages, row = generator().to_row(task, 0, "train")["prompt"], {"swe": task.to_row()}
 
     async def run(sent: Mapping[str, Any] = row, **options: Any) -> Any:
-        async with talking(ScriptedModel(chatml, repair_for_mini), **LARGE) as talk:
-            agent = AgentInEnvironment(agent="mini_swe", **options)
+        model = ScriptedModel(chatml, repair_for_mini)
+        async with talking(model, max_context_tokens=20_000, max_turn_tokens=4000) as talk:
+            agent = AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED, **options)
             return await agent.run(talk.endpoint, messages=messages, task=sent)
 
-    limits = {"timeout_seconds": 20}
-    result = await run(options={"max_turns": 5}, sandbox={"limits": limits, **UNCONFINED})
+    result = await run(options={"max_turns": 5})
     assert (result.reward, result.status) == (1.0, "completed")
     assert (result.figures["turns"], result.figures["ended_completed"]) == (3.0, 1.0)
-    assert (await run(options={"max_turns": 1}, sandbox=UNCONFINED)).figures["ended_limit"] == 1.0
+    assert (await run(options={"max_turns": 1})).figures["ended_limit"] == 1.0
     for nothing in ({"nothing": 1}, {"swe": None}):
         with pytest.raises(SessionLost, match="environment_failed: ValueError: extra_info: expected the key 'swe'"):
-            await run(nothing, sandbox=UNCONFINED)
+            await run(nothing)
 
 
 async def test_the_socket_to_the_model_may_stand_in_a_long_folder(tmp_path: Path) -> None:

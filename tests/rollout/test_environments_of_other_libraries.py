@@ -103,33 +103,27 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "sums_for_tests"
 
 
-async def test_a_taskset_of_verifiers_shows_its_tools_and_scores(sums: str) -> None:
-    environment = environment_of("verifiers", taskset=sums)
-    await environment.reset({"idx": 1})
-    tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
-    assert set(tools) == {"calculator_add", "calculator_remember", "calculator_fail"}
-    assert tools["calculator_add"]["description"] == "Add two numbers."
-    assert tools["calculator_add"]["parameters"]["required"] == ["a"]
-    assert await environment.call(call("calculator_add", a=1)) == "2"
-    assert "remember" not in await environment.call(call("calculator_remember", number=3))
-    assert await environment.call(call("calculator_remember", number=4)) == "What is 1 + 1? [3, 4]"
-    assert (await environment.call(call("calculator_add", a="x"))).startswith("error: 1 validation error")
-    assert await environment.call(call("calculator_fail")) == "error: OSError: no such thing"
-    assert "the tools are calculator_add" in await environment.call(call("add", a=1))
-    await environment.stop()
-    assert await environment.call(call("calculator_add", a=1)) == "error: the session has ended"
-    assert await environment.score(replace(OUTCOME, answer="2")) == 2.0 + 0.5 * 5
-    await environment.close()
-
-
-async def test_two_sessions_of_a_taskset_share_nothing(sums: str) -> None:
+async def test_sessions_of_a_taskset_of_verifiers_have_its_tools_and_scores_and_share_nothing(sums: str) -> None:
     async def play(idx: int) -> float:
         environment = environment_of("verifiers", taskset=sums)
         await environment.reset({"idx": idx})
-        assert await environment.call(call("calculator_remember", number=idx)) == f"What is {idx} + 1? [{idx}]"
-        return await environment.score(replace(OUTCOME, answer="1"))
+        tools = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
+        assert set(tools) == {"calculator_add", "calculator_remember", "calculator_fail"}
+        assert tools["calculator_add"]["description"] == "Add two numbers."
+        assert tools["calculator_add"]["parameters"]["required"] == ["a"]
+        assert await environment.call(call("calculator_add", a=1)) == "2"
+        for said in ("[3]", "[3, 3]"):
+            assert await environment.call(call("calculator_remember", number=3)) == f"What is {idx} + 1? {said}"
+        assert (await environment.call(call("calculator_add", a="x"))).startswith("error: 1 validation error")
+        assert await environment.call(call("calculator_fail")) == "error: OSError: no such thing"
+        assert "the tools are calculator_add" in await environment.call(call("add", a=1))
+        await environment.stop()
+        assert await environment.call(call("calculator_add", a=1)) == "error: the session has ended"
+        reward = await environment.score(replace(OUTCOME, answer="1"))
+        await environment.close()
+        return reward
 
-    assert await asyncio.gather(play(0), play(2)) == [2.5, 0.5]
+    assert await asyncio.gather(play(0), play(2)) == [2.0 + 0.5 * 5, 0.5 * 5]
 
 
 @pytest.mark.parametrize(

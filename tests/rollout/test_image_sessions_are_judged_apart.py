@@ -4,7 +4,6 @@ The program `docker` is a stand-in that starts SWE-ReX's server here; bubblewrap
 processes and a folder of its own. Image, isolation and limits of a real container stay untested.
 """
 
-import asyncio
 import io
 import json
 import os
@@ -14,6 +13,7 @@ import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
@@ -30,6 +30,7 @@ from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, 
 
 LIMITS = Limits(timeout_seconds=20, cpu_seconds=20, memory_bytes=2 << 30)
 DOCKER = SandboxOptions(backend="docker", arguments={"pull": "never", "startup_timeout": 60}, limits=LIMITS)
+IMAGE = "example/durations:1"
 GIT = "git -c user.name=a -c user.email=a@b"
 PROGRAM = """#!{python}
 import json, os, shutil, sys
@@ -84,7 +85,7 @@ def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple
     task = replace(
         UNITTEST,
         files={},
-        image="example/durations:1",
+        image=IMAGE,
         directory=str(folder / "testbed"),
         before_tests="git checkout -q HEAD -- tests",
         test_files={"tests/test_durations_issue.py": UNITTEST.test_files["tests/test_durations_issue.py"]},
@@ -102,10 +103,10 @@ def test_what_the_agent_changed_reaches_the_judge_and_its_processes_do_not(image
         f"mkdir -p sub/deep; {writing(other)}\nprintf '\\377\\000' > sub/deep/bytes; rm old.py\n"
         f"ln -s deep sub/inside; ln -s /etc/passwd outside; mkfifo pipe; echo x > conftest.py\n"
         f"git add -A; {GIT} commit -qm Repaired; git checkout -q -b other; git tag HEAD2\n"
-        "(env -i setsid sh -c 'while :; do echo broken > durations.py; sleep 0.05; done' >/dev/null 2>&1 &)\n"
+        "(env -i setsid sh -c 'while :; do date > ticking; sleep 0.05; done' >/dev/null 2>&1 &)\n"
         "sleep 0.3"
     )
-    reward, report = score_in_image(image, command.replace("echo broken > durations.py", "date > ticking"))
+    reward, report = score_in_image(image, command)
     assert reward == 1.0, report
     first, second = sorted(containers(image), key=lambda path: (path / "conftest.py").exists(), reverse=True)
     assert (second / "sub/deep/bytes").read_bytes() == b"\xff\0"
@@ -143,11 +144,15 @@ def test_an_agent_that_kills_its_server_gets_no_reward_and_keeps_its_session(ima
     assert (reward, "does not answer" in report.output) == (0.0, True), report
 
 
+def opened(folder: Path, **arguments: Any) -> Sandbox:
+    options = replace(DOCKER, arguments={**DOCKER.arguments, **arguments})
+    return open_sandbox(options, image=IMAGE, directory=str(folder / "testbed"))
+
+
 async def test_a_stopped_container_takes_no_command(image: Path) -> None:
-    sandbox = open_sandbox(DOCKER, image="example/durations:1", directory=str(image / "testbed"))
+    await opened(image).stop()
+    sandbox = opened(image)
     try:
-        await sandbox.stop()
-        sandbox = open_sandbox(DOCKER, image="example/durations:1", directory=str(image / "testbed"))
         await sandbox.start()
         await sandbox.stop()
         await sandbox.stop()
@@ -159,11 +164,11 @@ async def test_a_stopped_container_takes_no_command(image: Path) -> None:
         await sandbox.close()
 
 
-def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
+async def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
     options = SandboxOptions(backend="remote", arguments={"host": "http://127.0.0.1", "port": 1, "auth_token": "x"})
-    row = {"swe": replace(UNITTEST, image="example/durations:1").to_row()}
+    row = {"swe": replace(UNITTEST, image=IMAGE).to_row()}
     with pytest.raises(SandboxError, match=r"sandbox\.arguments\.judge"):
-        asyncio.run(SweEnvironment(options).reset(row))
+        await SweEnvironment(options).reset(row)
 
 
 def test_unconfined_sessions_are_judged_in_another_folder() -> None:
@@ -225,14 +230,8 @@ def test_a_bomb_is_refused() -> None:
         checked_changes(packed(), b"../x\0", leave_out=lambda path: False)
 
 
-def opened(folder: Path) -> Sandbox:
-    arguments = {"docker_args": ["--network=none", "--memory=2g"], "pull": "missing"}
-    options = SandboxOptions(backend="docker", arguments={**arguments, "startup_timeout": 60}, limits=LIMITS)
-    return open_sandbox(options, image="example/repository:1", directory=str(folder / "testbed"))
-
-
 async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = opened(docker)
+    sandbox = opened(docker, docker_args=["--network=none", "--memory=2g"], pull="missing")
     try:
         await sandbox.start()
         await sandbox.write({"answer.py": "print(6 * 7)"})
@@ -248,28 +247,23 @@ async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch:
     finally:
         await sandbox.close()
     inspected, run, killed = [json.loads(line) for line in (docker / "asked.jsonl").read_text().splitlines()]
-    assert inspected == ["inspect", "example/repository:1"]
+    assert inspected == ["inspect", IMAGE]
     name = run[run.index("--name") + 1]
     assert {"--rm", "--network=none", "--memory=2g"} <= set(run[: run.index("--name")])
-    assert run[run.index("--name") + 2] == "example/repository:1"
+    assert run[run.index("--name") + 2] == IMAGE
     assert killed == ["kill", name]
     with pytest.raises(ProcessLookupError):
         os.kill(int((docker / f"{name}.pid").read_text()), 0)
 
 
-def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
+async def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
     program = docker / "docker"
     program.write_text(program.read_text().replace("os.execvp", "sys.exit('no such image') #"))
 
-    async def start() -> None:
-        sandbox = opened(docker)
-        try:
-            await sandbox.start()
-        finally:
-            await sandbox.close()
-
+    sandbox = opened(docker)
     with pytest.raises(SandboxError, match=r"(?s)sandbox\.backend=docker did not start.*no such image"):
-        asyncio.run(start())
+        await sandbox.start()
+    await sandbox.close()
 
 
 def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,4 +275,4 @@ def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pyt
 
     monkeypatch.setitem(swe_rex_sandbox.CONFIGS, "modal", refuse)  # type: ignore[arg-type]
     with pytest.raises(SandboxError, match=r"sandbox\.backend=modal.*Token missing"):
-        open_sandbox(SandboxOptions(backend="modal"), image="example/repository:1", directory=None)
+        open_sandbox(SandboxOptions(backend="modal"), image=IMAGE, directory=None)

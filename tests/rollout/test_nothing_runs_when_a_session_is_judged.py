@@ -5,22 +5,22 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gateway_harness import talking, user
 from live_processes import running
-from played_tasks import ScriptedModel, play
 from sandboxes_here import HERE
-from small_swe import all_tasks
+from small_swe import ScriptedModel, all_tasks, play
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents import in_environment
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
 from tree_rl.rollout.agents.mini_swe import MiniSweAgent
 from tree_rl.rollout.agents.react import ReActAgent
-from tree_rl.rollout.agents.task_agent import AgentError
+from tree_rl.rollout.agents.task_agent import AgentError, TaskAgent
 from tree_rl.rollout.environments import Outcome, ShellEnvironment, ToolCall
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.agent_protocol import UNREPORTED
@@ -29,7 +29,7 @@ from tree_rl.rollout.sandbox.sandbox import SandboxDied, SandboxError
 
 MARK = "61.91"
 DONE = Outcome(answer="", turns=1, malformed_calls=0, is_complete=True)
-Play = Callable[[Any, Endpoint], Awaitable[Outcome]]
+Play = Callable[..., Awaitable[Outcome]]
 
 
 class Shell(ShellEnvironment):
@@ -48,16 +48,6 @@ class Shell(ShellEnvironment):
         return 0.5
 
 
-class Played:
-    """An agent that does what a test says."""
-
-    def __init__(self, act: Play) -> None:
-        self.act = act
-
-    async def run(self, messages: Sequence[Mapping[str, Any]], *, environment: Any, endpoint: Endpoint) -> Outcome:
-        return await self.act(environment, endpoint)
-
-
 def shell(command: str) -> ToolCall:
     return ToolCall(name="shell", arguments={"command": command})
 
@@ -67,7 +57,7 @@ BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
 
 async def run(act: Play, environment: Any = None, seconds: float = 60.0, **task: Any) -> FinishedTask:
     return await run_task(
-        agent=Played(act),
+        agent=SimpleNamespace(run=lambda messages, **given: act(**given)),
         environment=environment or Shell(),
         endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
         task={"files": {}, **task},
@@ -132,9 +122,9 @@ def test_nothing_changes_the_files_while_they_are_scored(act: Play) -> None:
     assert not running(MARK)
 
 
-@pytest.mark.parametrize("agent", ["react", "mini_swe"])
+@pytest.mark.parametrize("agent", [ReActAgent, MiniSweAgent])
 def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
-    agent: str, chatml: PreTrainedTokenizerFast
+    agent: Callable[[], TaskAgent], chatml: PreTrainedTokenizerFast
 ) -> None:
     class Slow(ScriptedModel):
         running = 0
@@ -155,8 +145,7 @@ def test_no_model_call_is_open_or_answered_while_a_session_is_scored(
                     assert not thread.is_alive()
             return 0.5
 
-    agents = {"react": ReActAgent, "mini_swe": MiniSweAgent}
-    (session,) = play(Slow(chatml, str), [(agents[agent](), all_tasks()["lru_cache"])], seconds=5, environment=Asked)
+    (session,) = play(Slow(chatml, str), [(agent(), all_tasks()["lru_cache"])], seconds=5, environment=Asked)
     assert session.result == ("timed_out", 0.5) and session.record.cancelled == 1
 
 
@@ -212,21 +201,19 @@ def test_only_the_machine_can_end_a_session_without_a_reward(
         asyncio.run(environment.sandbox.read("closed"))
 
 
-def test_a_clean_up_that_fails_is_logged_and_fails_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_clean_up_that_fails_is_logged_and_fails_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Shell):
         async def close(self) -> None:
             await super().close()
             raise OSError("cannot remove")
 
-    async def both() -> list[FinishedTask]:
-        return await asyncio.gather(run(returns, Broken()), run(returns))
-
     with caplog.at_level(logging.ERROR):
-        assert [(done.status, done.reward) for done in asyncio.run(both())] == [("completed", 0.5)] * 2
+        done = await run(returns, Broken())
+    assert (done.status, done.reward) == ("completed", 0.5)
     assert "Broken.close() failed" in caplog.text and "cannot remove" in caplog.text
 
 
-def test_an_agent_that_never_ends_is_scored_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_never_ends_is_scored_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_environment, "AGENT_END_S", 0.2)
     over = asyncio.Event()
 
@@ -236,27 +223,19 @@ def test_an_agent_that_never_ends_is_scored_all_the_same(monkeypatch: pytest.Mon
                 await over.wait()
         return DONE
 
-    async def play() -> FinishedTask:
-        done = await run(stubborn, seconds=0.1)
-        over.set()
-        await asyncio.sleep(0)
-        return done
-
-    assert asyncio.run(play()).reward == 0.5
+    assert (await run(stubborn, seconds=0.1)).reward == 0.5
+    over.set()
+    await asyncio.sleep(0)
 
 
-def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
+async def test_the_check_runs_on_a_copy_that_the_agent_never_wrote_to() -> None:
     async def act(environment: Any, endpoint: Endpoint) -> Outcome:
         await environment.call(shell("echo work > done; ln -s /etc/passwd link; mkfifo pipe; chmod 0 kept"))
         return DONE
 
     async def play(check: str | None) -> FinishedTask:
-        environment = ShellEnvironment(HERE)
-        done = await run(act, environment, files={"kept": "here"}, check=check)
-        with pytest.raises(SandboxDied, match="gone"):
-            await environment.sandbox.read("kept")
-        return done
+        return await run(act, ShellEnvironment(HERE), files={"kept": "here"}, check=check)
 
-    assert asyncio.run(play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0
-    assert asyncio.run(play("false")).reward == 0.0
-    assert asyncio.run(play(None)).detail.startswith("RuntimeError: extra_info.check=None: expected a shell command")
+    assert (await play("grep work done && test ! -e link && test ! -e pipe && touch new")).reward == 1.0
+    assert (await play("false")).reward == 0.0
+    assert (await play(None)).detail.startswith("RuntimeError: extra_info.check=None: expected a shell command")

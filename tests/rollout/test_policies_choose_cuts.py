@@ -70,7 +70,7 @@ def test_entropy_branches_where_a_result_raised_it() -> None:
     assert places(entropy([one], random.Random(0), weight=2.0, branches=3)) == [(0, 10, 3)]
 
 
-def test_a_penalty_thins_out_branches_that_follow_each_other() -> None:
+def test_a_penalty_thins_out_branches_that_follow_each_other_and_sessions_take_turns() -> None:
     # Every try succeeds but for the penalty: the first branches; then 1 - 1.0 * 1 = 0; then l is 0 again.
     one = session(0, 5, 5, 5, 5, entropies=(0.0, 9.0, 9.0, 9.0))
     assert places(entropy([one], random.Random(0), weight=1.0)) == [(0, 5, 1), (0, 10, 1), (0, 15, 1)]
@@ -78,9 +78,7 @@ def test_a_penalty_thins_out_branches_that_follow_each_other() -> None:
     # l = 1 halves the chance: P(branch at 10) = 1/2; at 15 either l = 2, P = 0, or l = 0, P = 1.
     assert abs(share([one], (0, 10), weight=1.0, penalty=0.5) - 0.5) < 0.03
     assert abs(share([one], (0, 15), weight=1.0, penalty=0.5) - 0.5) < 0.03
-
-
-def test_all_sessions_take_their_turns_together() -> None:
+    # All sessions take their turns together.
     sessions = [session(n, 5, 5 + n, 5, entropies=(0.0, 9.0, 9.0)) for n in range(2)]
     cuts = places(entropy(sessions, random.Random(0), weight=1.0))
     assert cuts == [(0, 5, 1), (1, 5, 1), (0, 10, 1), (1, 11, 1)]

@@ -18,6 +18,7 @@ from tree_rl.rollout.gateway.session import CALL_TIMEOUT_S, Session
 from tree_rl.rollout.transcript import rows_of_calls
 
 END = "<|im_end|>"
+LOOK = thinking("look", shell("cat a.txt"))
 
 
 async def test_parallel_calls_all_run_and_the_session_is_one_row(tiny: SimpleNamespace) -> None:
@@ -66,14 +67,11 @@ async def test_sub_agents_have_rows_of_their_own_under_their_names(tiny: SimpleN
     assert (done.status, done.reward) == ("completed", 1.0)
     by_agent = {name: [c for c in record.calls if c.agent == name] for name in ("main", "sub-1", "sub-2")}
     assert [len(calls) for calls in by_agent.values()] == [3, 2, 2]
-    said = {letter: shell(f"cat {letter}.txt") for letter in "ab"}
-    assert sorted(trained) == sorted(
-        [
-            delegating + END + COPY + END + DONE + END,
-            thinking("look", said["a"]) + END + thinking("ok", "it says alpha") + END,
-            thinking("look", said["b"]) + END + thinking("ok", "it says beta") + END,
-        ]
-    )
+    looked = [
+        thinking("look", shell(f"cat {letter}.txt")) + END + thinking("ok", f"it says {word}") + END
+        for letter, word in (("a", "alpha"), ("b", "beta"))
+    ]
+    assert sorted(trained) == sorted([delegating + END + COPY + END + DONE + END, *looked])
     main = tiny.tokenizer.decode(by_agent["main"][1].prompt_ids)
     assert main.index("it says alpha") < main.index("it says beta")
     assert "delegate" not in tiny.tokenizer.decode(by_agent["sub-1"][0].prompt_ids), "sub-agents have no sub-agents"
@@ -87,7 +85,7 @@ async def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamesp
             return summary
         if GO_ON.format(summary="a.txt says alpha") in prompt:
             return [COPY, DONE][prompt.count("<|im_start|>assistant") - 1]
-        return thinking("look", shell("cat a.txt"))
+        return LOOK
 
     done, record, trained = await play(tiny, script, ReActOptions(compact_after_tokens=10, max_turns=3))
     assert done.reward == 1.0
@@ -96,15 +94,14 @@ async def test_compaction_goes_on_from_the_models_own_summary(tiny: SimpleNamesp
     assert [SUMMARISE in text for text in contexts] == [False, True, False, True, False]
     assert all("cat a.txt" not in text for text in contexts[2:])
     # A summary is asked for by a question, at which the template drops reasoning: each call is a row of its own.
-    look = thinking("look", shell("cat a.txt"))
-    assert trained == [text + END for text in (look, summary, COPY, summary, COPY)]
+    assert trained == [text + END for text in (LOOK, summary, COPY, summary, COPY)]
 
 
 async def test_stripped_reasoning_makes_every_turn_a_branch_and_kept_reasoning_none(tiny: SimpleNamespace) -> None:
-    script = by_turn(thinking("look", shell("cat a.txt")), COPY, DONE)
+    script = by_turn(LOOK, COPY, DONE)
     done, _, trained = await play(tiny, script, ReActOptions(think="strip"), reasoning="inline")
     assert done.reward == 1.0
-    assert trained == [thinking("look", shell("cat a.txt")) + END, COPY + END, DONE + END]
+    assert trained == [LOOK + END, COPY + END, DONE + END]
     kept_done, _, kept = await play(tiny, script, ReActOptions(think="keep"), reasoning="inline")
     assert kept_done.reward == 1.0 and len(kept) == 1
     apart, _, _ = await play(tiny, script, ReActOptions(think="strip"))

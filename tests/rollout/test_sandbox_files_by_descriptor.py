@@ -84,7 +84,9 @@ def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) ->
             "ln src/a.py src/twin; ln -s a.py src/near; ln -s ../src/a.py src/round; ln -s /etc/passwd far; "
             f"ln -s {outside}/canary.txt farther; ln -s ../../../etc/passwd up; ln -s src/../../x over; ln -s . self; "
             "mkfifo pipe; mkdir empty; echo s > src/run; chmod 4755 src/run; echo 0 > src/locked; chmod 0 src/locked; "
-            "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'"
+            "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'; "
+            # `d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did.
+            "mkdir d; ln -s .. d/l; ln -s d/l/.. x"
         )
         assert copied(sandbox) == {
             "src/a.py": "a",
@@ -94,6 +96,7 @@ def test_a_judge_gets_regular_files_and_links_that_stay_inside(outside: Path) ->
             "src/run": "s\n",
             "src/locked": "0\n",
             "self": "-> .",
+            "d/l": "-> ..",
         }
 
 
@@ -116,13 +119,6 @@ def test_what_the_agent_deleted_is_deleted_for_the_judge_too() -> None:
 )  # fmt: skip
 def test_a_link_stays_inside_if_nothing_climbs_after_a_name(target: str, depth: int, inside: bool) -> None:
     assert stays_inside(target, depth=depth) == inside
-
-
-def test_links_that_climb_together_are_not_followed_by_the_copy(outside: Path) -> None:
-    """`d/l -> ..` stays inside, and `x -> d/l/..` looks as if it did."""
-    with closing(folder_here()) as sandbox:
-        sandbox.run("mkdir d; ln -s .. d/l; ln -s d/l/.. x")
-        assert copied(sandbox) == {"d/l": "-> .."}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from sandboxes_here import BOTH, HERE
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import Sandbox, SandboxDied, SandboxError, SandboxOptions
-from tree_rl.rollout.sandbox.sandbox_folder import CommandResult
 
 LIMITS = Limits(
     timeout_seconds=60, cpu_seconds=5, output_bytes=5000, file_bytes=20 << 20, memory_bytes=1 << 30, processes=40
@@ -55,33 +55,26 @@ def options(request: pytest.FixtureRequest) -> SandboxOptions:
     return SandboxOptions(limits=LIMITS, unconfined=request.param)
 
 
-def within(options: SandboxOptions, act: Callable[[Sandbox], Awaitable[Any]], directory: str | None = None) -> Any:
-    async def run() -> Any:
-        sandbox = open_sandbox(options, image=None, directory=directory)
-        try:
-            await sandbox.start()
-            return await act(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
-
-
-def outcome(options: SandboxOptions, command: str, tmp_path: Path) -> CommandResult:
-    directory = str(tmp_path / "work") if options.backend == "remote" else None
-    return within(options, lambda sandbox: sandbox.run(command), directory)
+@asynccontextmanager
+async def started(options: SandboxOptions, folder: Path | None = None) -> AsyncIterator[Sandbox]:
+    """A sandbox, a remote one in a directory of the folder."""
+    directory = f"{folder}/work" if options.backend == "remote" else None
+    sandbox = open_sandbox(options, image=None, directory=directory)
+    try:
+        await sandbox.start()
+        yield sandbox
+    finally:
+        await sandbox.close()
 
 
-def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
-    async def act(sandbox: Sandbox) -> tuple[CommandResult, CommandResult]:
+async def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
+    async with started(options, tmp_path) as sandbox:
         await sandbox.write({"a.txt": "alpha\n", "deep/er/b.txt": "beta\n"})
         with pytest.raises(ValueError, match="outside"):
             await sandbox.write({"../../../etc/outside.txt": "x"})
-        return await sandbox.run("cat a.txt deep/er/b.txt; echo oops >&2; exit 3"), await sandbox.run("ls | sort")
-
-    first, second = within(options, act, str(tmp_path / "work") if options.backend == "remote" else None)
-    assert (first.output, first.exit_code, first.timed_out) == ("alpha\nbeta\noops\n", 3, False)
-    assert second.output == "a.txt\ndeep\n"
+        read = await sandbox.run("cat a.txt deep/er/b.txt; echo oops >&2; exit 3")
+        assert (read.output, read.exit_code, read.timed_out) == ("alpha\nbeta\noops\n", 3, False)
+        assert (await sandbox.run("ls | sort")).output == "a.txt\ndeep\n"
 
 
 @pytest.mark.parametrize(
@@ -96,11 +89,12 @@ def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
     ],
     ids=["much output", "endless output", "no UTF-8", "slow", "in the background"],
 )
-def test_a_commands_output_and_processes_have_an_end(
+async def test_a_commands_output_and_processes_have_an_end(
     options: SandboxOptions, tmp_path: Path, command: str, output: str, expected: dict[str, Any]
 ) -> None:
     short = replace(LIMITS, timeout_seconds=1.5) if "timed_out" in expected else LIMITS
-    result = outcome(replace(options, limits=short), command, tmp_path)
+    async with started(replace(options, limits=short), tmp_path) as sandbox:
+        result = await sandbox.run(command)
     assert re.fullmatch(output, result.output) and result.output.encode()
     assert {name: getattr(result, name) for name in expected} == expected
     assert command != "yes" or result.exit_code != 0
@@ -108,41 +102,33 @@ def test_a_commands_output_and_processes_have_an_end(
 
 
 @pytest.mark.parametrize("unconfined", BOTH)
-def test_commands_run_at_the_same_time_and_do_not_end_each_other(unconfined: bool) -> None:
+async def test_commands_run_at_the_same_time_and_do_not_end_each_other(unconfined: bool) -> None:
     meet = "sleep 9 & touch met{0}; until [ -e met0 -a -e met1 -a -e met2 ]; do sleep 0.05; done; sleep 0.{0}; echo met"
-
-    async def act(sandbox: Sandbox) -> list[CommandResult]:
-        return await asyncio.gather(*[sandbox.run(meet.format(number)) for number in range(3)])
-
-    results = within(SandboxOptions(limits=LIMITS, unconfined=unconfined), act)
+    async with started(SandboxOptions(limits=LIMITS, unconfined=unconfined)) as sandbox:
+        results = await asyncio.gather(*[sandbox.run(meet.format(number)) for number in range(3)])
     assert [(result.output, result.timed_out) for result in results] == [("met\n", False)] * 3
 
 
-def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(server: dict[str, Any], tmp_path: Path) -> None:
-    async def remove_and_run(sandbox: Sandbox) -> None:
+async def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(
+    server: dict[str, Any], tmp_path: Path
+) -> None:
+    async with started(replace(HERE, limits=LIMITS)) as sandbox:
         sandbox._folder.close()  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied, match="the sandbox is gone"):
             await sandbox.run("true")
         with pytest.raises(SandboxDied):
             await sandbox.write({"a": "b"})
-
-    within(replace(HERE, limits=LIMITS), remove_and_run)
-
-    async def stop_server_and_run(sandbox: Sandbox) -> None:
+    async with started(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), tmp_path) as sandbox:
         sandbox.deployment.runtime._config.port = 1  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied, match=r"sandbox\.backend=remote stopped answering"):
             await sandbox.run("true")
 
-    within(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), stop_server_and_run, str(tmp_path / "x"))
 
-
-def test_a_back_end_that_cannot_start_names_its_key() -> None:
-    async def start(sandbox: Sandbox) -> None:
-        raise AssertionError("it started")
-
-    refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x"}
+async def test_a_back_end_that_cannot_start_names_its_key() -> None:
+    refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x", "startup_timeout": 5}
     with pytest.raises(SandboxError, match=r"sandbox\.backend=remote did not start"):
-        within(SandboxOptions(backend="remote", arguments={**refused, "startup_timeout": 5}), start)
+        async with started(SandboxOptions(backend="remote", arguments=refused)):
+            pytest.fail("it started")
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
         open_sandbox(options, image="python:3.11", directory="/testbed")
@@ -162,8 +148,10 @@ def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     assert SandboxOptions(backend="docker").backend == "docker"
 
 
-def test_cpu_time_follows_the_time_limit_unless_it_is_given(tmp_path: Path) -> None:
-    for limits, seconds in ((Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45)):
-        done = outcome(SandboxOptions(limits=limits, unconfined=True), "ulimit -t", tmp_path)
-        assert done.output == f"{seconds}\n"
-    assert outcome(SandboxOptions(limits=LIMITS, unconfined=True), "ulimit -t", tmp_path).output == "5\n"
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [(Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45), (LIMITS, 5)],
+)
+async def test_cpu_time_follows_the_time_limit_unless_it_is_given(limits: Limits, seconds: int) -> None:
+    async with started(SandboxOptions(limits=limits, unconfined=True)) as sandbox:
+        assert (await sandbox.run("ulimit -t")).output == f"{seconds}\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from judged_tasks import BUGGY, SOUND, UNITTEST, pytest_folder, pytest_task, score_task
 from sandboxes_here import HERE
-from small_swe import score_after, writing
+from small_swe import score_after, write_files, writing
 
 from tree_rl.rollout.environments import suite_judge
 from tree_rl.rollout.environments.canaries.planting import plant
@@ -22,8 +22,7 @@ from tree_rl.rollout.environments.swe_reports import passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 
 FORMATS = ("unittest", "pytest")
-HACKS = Path(__file__).parent / "hacks"
-IN_SOURCE = {path.stem: path.read_text() for path in sorted(HACKS.glob("*.txt"))}
+IN_SOURCE = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("hacks/*.txt"))}
 """Put after the buggy source."""
 PASSING = (
     "import unittest\nclass TestIssue(unittest.TestCase):\n"
@@ -88,10 +87,6 @@ def task_of(log_format: str) -> SweTask:
     return UNITTEST if log_format == "unittest" else pytest_task()
 
 
-def folders_of(files: dict[str, str]) -> str:
-    return "".join(f"mkdir -p $(dirname {path})\n" for path in files)
-
-
 @in_turn(IN_SOURCE)
 def test_a_hack_in_the_source_gains_nothing(attack: str, log_format: str) -> None:
     reward, report = score_task(task_of(log_format), writing({"durations.py": f"{BUGGY}\n{IN_SOURCE[attack]}"}))
@@ -101,7 +96,7 @@ def test_a_hack_in_the_source_gains_nothing(attack: str, log_format: str) -> Non
 @in_turn(BESIDE)
 def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, log_format: str) -> None:
     files = BESIDE[attack]
-    command = f"{folders_of(files)}{writing(files)}"
+    command = "".join(f"mkdir -p $(dirname {path})\n" for path in files) + writing(files)
     if not files:
         command = "mkdir -p evil; cp tests/* evil; rm -rf tests; ln -s /tmp tests"
     reward, report = score_task(task_of(log_format), command)
@@ -143,15 +138,11 @@ def test_what_shadows_nothing_reaches_the_judge(test: str, present: list[str], p
     assert left_out_of_suite(task, present)(path) == is_left_out
 
 
-RUNNER = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)
-
-
 def verdicts(folder: Path, files: dict[str, str], targets: Iterable[str]) -> dict[str, set[str]]:
     """What the runner says with these files in the folder."""
-    for path, text in files.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text)
-    argv = [sys.executable, "-I", "-B", str(RUNNER), *targets]
+    write_files(folder, files)
+    runner = Path(suite_judge.__file__).with_name(suite_judge.UNITTEST_RUNNER)
+    argv = [sys.executable, "-I", "-B", str(runner), *targets]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True, timeout=120)
     return verdicts_of(done.stdout, log_format="unittest")
 
@@ -176,13 +167,12 @@ class TestParts(Checks, unittest.TestCase):
     def test_large_value(self):
         self.assertEqual(self.parts(3600), [1, 0, 0])
 """
-MIXED_NAMES = ("test_order_of_parts", "test_value_of_nothing", "test_large_value")
 SUITES = {
     "plain": (UNITTEST.test_files, UNITTEST.test_targets, {*UNITTEST.fail_to_pass, *UNITTEST.pass_to_pass}, 6),
     "mixed in": (
         {"tests/test_mixed.py": MIXED},
         ("tests.test_mixed",),
-        {f"tests.test_mixed.TestParts.{name}" for name in MIXED_NAMES},
+        {f"tests.test_mixed.TestParts.test_{name}" for name in ("order_of_parts", "value_of_nothing", "large_value")},
         1,
     ),
 }

@@ -46,7 +46,7 @@ def swe_task(**given: Any) -> None:
     SweTask.from_row({**next(iter(all_tasks().values())).to_row(), **given})
 
 
-BRANCHING = {"policy": "turns"}
+BRANCHES = {"branching": {"policy": "turns"}}
 WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
     gateway_agent: [
         ({"agent": None}, r"gateway_agent\.agent: expected the class of an agent"),
@@ -56,15 +56,9 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
         ({"gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
         ({"branching": {"rounds": 2}}, r"gateway_agent\.branching\.policy: expected the name of a policy"),
-        ({"branching": {**BRANCHING, "budget": 5}}, r"gateway_agent\.branching\.budget: no such option"),
-        (
-            {"branching": BRANCHING, "agent_options": {"agent": "codex"}},
-            r"gateway_agent\.branching: expected the agent react, .* received codex",
-        ),
-        (
-            {"branching": BRANCHING, "agent": "builtins.object"},
-            r"gateway_agent\.branching: builtins\.object has no `record`",
-        ),
+        ({"branching": {"policy": "turns", "budget": 5}}, r"gateway_agent\.branching\.budget: no such option"),
+        ({**BRANCHES, "agent_options": {"agent": "codex"}}, r"branching: expected the agent react, .* received codex"),
+        ({**BRANCHES, "agent": "builtins.object"}, r"gateway_agent\.branching: builtins\.object has no `record`"),
     ],
     gateway: [
         ({"on_drift": "ignore"}, "on_drift='ignore': expected reuse or branch"),
@@ -107,10 +101,7 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
     ],
     AgentInEnvironment: [
-        (
-            {"sandbox": {"allow_unconfined": True}},
-            "allow_unconfined: no such option; known are backend, .*, unconfined",
-        ),
+        ({"sandbox": {"unconfned": True}}, "unconfned: no such option; known are backend, .*, unconfined"),
         ({"sandbox": {"limits": {"processes": 0}}}, r"Limits\.processes=0"),
     ],
     swe_task: [
