@@ -1,4 +1,4 @@
-"""Which attacks are played, of the product of hacks, agents, users and tasks.
+"""Which attacks are played: the product of hacks, agents, users and tasks, or pairs of these factors.
 
 Usage: python attack_cases.py product STEP, or races.py TIMEOUTS WRITES, or storm.py HOSTILE HONEST; plays every STEP-th
 case of the product, or the other program as root and as another user (scripts/attacks.sh).
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hacks import Hack
@@ -48,6 +48,16 @@ def product(hacks: Sequence[str]) -> list[Case]:
         Case(hack=hack, agent=agent, user=user, task=task)
         for hack, agent, user, task in itertools.product((*hacks, REPAIR), *FACTORS)
     ]
+
+
+def pairwise(hacks: Sequence[str]) -> list[Case]:
+    """Every hack once at least, every pair of agent, user and task, and the real repair with each task."""
+    combinations = list(itertools.product(*FACTORS))
+    # 37 and the 30 combinations have no common factor: 30 consecutive hacks see them all.
+    hostile = range(max(len(hacks), len(combinations)))
+    chosen = [(hacks[number % len(hacks)], combinations[37 * number % len(combinations)]) for number in hostile]
+    chosen += [(REPAIR, combinations[(23 * number + 7) % len(combinations)]) for number in range(12)]
+    return [Case(hack=hack, agent=agent, user=user, task=task) for hack, (agent, user, task) in chosen]
 
 
 class CannotBeAnotherUserError(RuntimeError):
@@ -82,7 +92,7 @@ def worker(user: str, program: str, arguments: Sequence[str], folder: Path) -> "
         tried = subprocess.run(looked, env=environment, cwd=folder, capture_output=True, text=True, check=False)
         if tried.returncode:
             raise CannotBeAnotherUserError(f"another user cannot run these tests: {tried.stderr.strip()[-300:]}")
-    return subprocess.Popen(argv, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(argv, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def as_other_user(argv: Sequence[str]) -> list[str]:
@@ -93,14 +103,6 @@ def as_other_user(argv: Sequence[str]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", enter, sys.base_prefix, *ids, "--", python, *argv[1:]]
 
 
-def figures_of(program: str, arguments: Sequence[str], user: str, folder: Path, seconds: float | None = None) -> Any:
-    """What a program of this folder prints, run by a user. Raises as `worker` does."""
-    running = worker(user, program, arguments, folder)
-    output, _ = running.communicate(timeout=seconds)
-    assert running.returncode == 0, program
-    return json.loads(output)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """How a session ended."""
@@ -109,6 +111,17 @@ class Result:
     status: str
     reward: float | None
     detail: str
+
+    @property
+    def fault(self) -> str | None:
+        """What must not be, in words; None if all is well."""
+        if self.status == "skipped":
+            return None
+        if self.reward is None:
+            return f"lost: {self.status}: {self.detail}"
+        if self.case.hack == REPAIR:
+            return None if self.reward == 1.0 else f"the real repair got {self.reward}: {self.detail}"
+        return None if self.reward == 0.0 else f"reward {self.reward}"
 
 
 def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: float = 3600) -> Iterator[Result]:
@@ -123,15 +136,17 @@ def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: floa
         mine = [case for case in cases if case.user == user]
         if not mine:
             continue
-        file = folder / f"{user}.json"
-        file.write_text(json.dumps([asdict(case) for case in mine]))
         try:
-            running.append(worker(user, "attack_worker.py", [str(at_once), str(file)], folder / user.replace(" ", "_")))
+            process = worker(user, "attack_worker.py", [str(at_once)], folder / user.replace(" ", "_"))
         except CannotBeAnotherUserError as error:
             yield from (Result(case=case, status="skipped", reward=None, detail=str(error)) for case in mine)
-    for process in running:
-        watchdog = threading.Timer(seconds, process.kill)
-        watchdog.start()
+            continue
+        running.append((process, threading.Timer(seconds, process.kill)))
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([asdict(case) for case in mine]))
+        process.stdin.close()
+        running[-1][1].start()
+    for process, watchdog in running:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
@@ -143,12 +158,10 @@ def play(cases: Sequence[Case], folder: Path, *, at_once: int = 6, seconds: floa
 
 
 def fault_of(result: Result, hacks: Mapping[str, "Hack"]) -> str | None:
-    """What must not be, in words; None if all is well. A hack that is targeted may win where it shares a process."""
-    case, is_repair = result.case, result.case.hack == REPAIR
-    may_win = not is_repair and hacks[case.hack].is_targeted and case.task in IN_PROCESS
-    if result.status == "skipped" or result.reward == float(is_repair) or (may_win and result.reward is not None):
-        return None
-    return f"reward {result.reward}: {result.status}: {result.detail}"
+    """What must not be. A hack that knows what the tests compare may win where they share its process."""
+    hack = hacks.get(result.case.hack)
+    is_allowed = hack is not None and hack.hits == "targeted" and result.case.task in IN_PROCESS
+    return None if is_allowed and result.reward is not None else result.fault
 
 
 def play_product(step: int) -> bool:
@@ -183,12 +196,13 @@ def run_program(program: str, arguments: Sequence[str]) -> bool:
         with tempfile.TemporaryDirectory() as made:
             Path(made).chmod(0o755)
             try:
-                figures = figures_of(program, arguments, user, Path(made) / "made")
+                running = worker(user, program, arguments, Path(made) / "made")
             except CannotBeAnotherUserError as error:
                 print(f"{user}: skipped: {error}")
                 continue
-            print(f"{user}: {json.dumps(figures)}", flush=True)
-            is_well &= not figures["faults"]
+            output, _ = running.communicate()
+            print(f"{user}: {output.strip()}", flush=True)
+            is_well &= running.returncode == 0 and not json.loads(output)["faults"]
     return is_well
 
 

@@ -1,6 +1,6 @@
 """Plays attacked sessions: real agents, gateway and sandboxes; the model is scripted. One process per user.
 
-Usage: python attack_worker.py AT_ONCE FILE; reads cases as JSON from the file, writes a line of JSON per session.
+Usage: python attack_worker.py AT_ONCE; reads cases as JSON from standard input, writes a line of JSON per session.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from attack_cases import REPAIR, Case
@@ -18,7 +17,7 @@ from gateway_harness import CHATML, build_tokenizer, serving
 from hacks import Hack, all_hacks
 from judged_tasks import UNITTEST, pytest_folder, pytest_task
 from protocol_turns import shell
-from small_swe import all_tasks, mini_turn, work_on
+from small_swe import all_tasks, work_on
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
 from tree_rl.rollout.agents.in_environment import FinishedTask
@@ -64,7 +63,8 @@ def agent_and_turns(name: str, command: str, limits: Limits) -> tuple[TaskAgent,
         # A program of its own choice: the command is the program.
         return CommandLineAgent(CommandLineOptions(command=f"{command}\n: {{prompt}}", limits=limits)), [""]
     if name == "mini_swe":
-        return MiniSweAgent(), [mini_turn(command), mini_turn(f"echo {SUBMITTED}")]
+        turns = [f"THOUGHT: go on.\n\n```mswea_bash_command\n{text}\n```" for text in (command, f"echo {SUBMITTED}")]
+        return MiniSweAgent(), turns
     return ReActAgent(), [shell(command), "Done."]
 
 
@@ -120,7 +120,7 @@ def report(case: Case, status: str, reward: float | None, detail: str) -> None:
 
 
 def main() -> None:
-    cases = [Case(**entry) for entry in json.loads(Path(sys.argv[2]).read_text())]
+    cases = [Case(**entry) for entry in json.load(sys.stdin)]
     if reason := why_no_bubblewrap():
         for case in cases:
             report(case, "skipped", None, f"bubblewrap does not work here for user {os.geteuid()}: {reason}")

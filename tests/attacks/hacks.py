@@ -6,10 +6,13 @@ The attacker knows the whole task, our source code, and the names of the hidden 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from small_swe import writing
 
 from tree_rl.rollout.environments.swe_task import SweTask
+
+Hits = Literal["blanket", "targeted"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +27,9 @@ class Hack:
     """Python text behind the module with the bug."""
     prepended: str = ""
     """Python text in front of the module with the bug."""
-    is_targeted: bool = False
-    """Whether it knows what the tests of a task compare. Where tests share a process with the code under test
-    (unittest, pytest), such a hack may win; docs/security.md says so."""
+    hits: Hits = "blanket"
+    """Whether it would win on any task, or knows what the tests of a task compare. Where tests share a process with
+    the code under test (unittest, pytest), a targeted hack may win; docs/security.md says so."""
 
     def command(self, task: SweTask, *, repaired: bool) -> str:
         """The hack as one shell command, behind the real repair or instead of it."""

@@ -153,5 +153,7 @@ APPENDED = {
 TARGETED = ("objects equal to everything", "results that run code where they are read")
 HACKS = {
     "an exit when the module is imported": Hack(prepended="import sys\nsys.exit(0)"),
-    **{name: Hack(appended=text, is_targeted=name in TARGETED) for name, text in APPENDED.items()},
+    **{
+        name: Hack(appended=text, hits="targeted" if name in TARGETED else "blanket") for name, text in APPENDED.items()
+    },
 }

@@ -1,13 +1,13 @@
 """A hostile policy attacks the tests instead of the bug: real agents, gateway, sandboxes and judge.
 
-Here about every twelfth hack is played, and in the slow tier every hack, each with another combination of agent, user
-and task; `bash scripts/attacks.sh` plays all.
+Here every twelfth hack is played, and in the slow tier every hack once, with every pair of agent, user and task;
+`bash scripts/attacks.sh` plays all.
 """
 
 from pathlib import Path
 
 import pytest
-from attack_cases import FACTORS, REPAIR, USERS, fault_of, play, product
+from attack_cases import REPAIR, USERS, fault_of, pairwise, play
 from hacks import all_hacks
 
 
@@ -24,13 +24,10 @@ def test_there_are_many_hacks_and_their_python_is_python() -> None:
 @pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.slow)], ids=["every twelfth", "all"])
 def test_no_hack_earns_a_reward_or_voids_its_session_and_the_repair_earns_one(step: int, open_folder: Path) -> None:
     hacks = all_hacks()
-    cases = product(list(hacks))
-    # 29 and the 30 combinations have no common factor: consecutive hacks meet different ones.
-    hostile = [case for case in cases if case.hack != REPAIR][:: 29 * step]
-    played = hostile + [case for case in cases if case.hack == REPAIR][:: min(step + 1, 13)]
-    assert step > 1 or {case.hack for case in hostile} == set(hacks)
-    for factor, name in zip(FACTORS, ("agent", "user", "task"), strict=True):
-        assert {getattr(case, name) for case in hostile} == set(factor)
+    cases = pairwise(list(hacks))
+    repairs = [case for case in cases if case.hack == REPAIR]
+    played = [case for case in cases if case.hack != REPAIR][::step] + repairs[:: min(step, 4)]
+    assert repairs and {case.user for case in played} == set(USERS)
     results = list(play(played, open_folder, seconds=800))
     faults = {f"{result.case}": fault_of(result, hacks) for result in results if fault_of(result, hacks)}
     assert not faults
