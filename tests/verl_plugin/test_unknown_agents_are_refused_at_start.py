@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tree_rl.rollout.agents.agents_by_name import IN_ENVIRONMENT
+from tree_rl.verl_plugin.compat import constants_ppo
 from tree_rl.verl_plugin.launch.session_agent import GATEWAY_AGENT, TREE_AGENT, refuse_unknown_agent
 
 UNCONFINED = {"sandbox": {"unconfined": True}}
@@ -19,14 +20,10 @@ def config(options: dict[str, Any], agent: str = IN_ENVIRONMENT) -> Any:
 
 
 def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
     with pytest.raises(SystemExit, match=r"^2$"):
-        get_ppo_ray_runtime_env(config({"agent": "command_line", "options": {"max_turns": 3}}))
+        constants_ppo.get_ppo_ray_runtime_env(config({"agent": "command_line", "options": {"max_turns": 3}}))
     said = capsys.readouterr().err
     assert "agent_options.agent command_line.max_turns: no such option" in said and said.count("\n") == 1
-    with pytest.raises(ValueError, match="expected one of react"):
-        refuse_unknown_agent(config({"agent": "reactor"}))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +38,9 @@ def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pyte
         ({"timeout_seconds": "long"}, "agent_options.timeout_seconds='long': expected a number or null"),
     ],
 )
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str, nodes: int) -> None:
-    refused = config(options)
-    refused.trainer.nnodes = nodes
+def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_unknown_agent(refused)
+        refuse_unknown_agent(config(options))
 
 
 @pytest.mark.parametrize("key", [GATEWAY_AGENT, TREE_AGENT])
@@ -54,8 +48,8 @@ def test_without_bubblewrap_nothing_starts_unless_sessions_are_called_unconfined
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.why_no_bubblewrap", lambda: "not found")
-    refused = OmegaConf.create({"trainer": {"nnodes": 1}})
-    OmegaConf.update(refused, key, {"agent": IN_ENVIRONMENT} if key == GATEWAY_AGENT else {}, force_add=True)
+    refused = config({}) if key == GATEWAY_AGENT else OmegaConf.create({"trainer": {"nnodes": 1}})
+    OmegaConf.update(refused, key, {}, force_add=True, merge=True)
     with pytest.raises(ValueError, match=r"apt install bubblewrap.*agent_options\.sandbox\.unconfined=true"):
         refuse_unknown_agent(refused)
     refuse_unknown_agent(config(UNCONFINED))
