@@ -392,34 +392,25 @@ def killed_after(calls: int, patch: pytest.MonkeyPatch) -> list[int]:
         ({"max_actor_ckpt_to_keep": -1, "max_critic_ckpt_to_keep": -1}, 3),
     ],
 )
-def test_only_as_many_checkpoints_stay_as_asked_for_the_actor(
+def test_callbacks_get_whole_checkpoints_and_only_as_many_stay_as_asked_for_the_actor(
     tmp_path: Path, engines: Any, asked: dict[str, int], kept: int
 ) -> None:
     trainer = Trainer(tmp_path, *engines, **asked)
+    uploaded: list[int] = []
+
+    def on_save(*, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool) -> None:
+        record = read_record(Path(checkpoint_dir))
+        assert record is not None and record.is_whole and STATE in record.files and not async_save
+        uploaded.append(global_step)
+
+    trainer.checkpoint_callback.on_save = on_save
     for number, step in enumerate(STEPS, 1):
         trainer.train(step)
         trainer._save_checkpoint()
         left = [*tmp_path.glob("*global_step_*")]
         assert {path.name for path in left} == {f"global_step_{step}" for step in STEPS[:number][-kept:]}
         assert all((path / "actor").is_dir() for path in left)
-    assert asked.items() <= trainer.config.trainer.items()
-
-
-def test_a_callback_gets_a_checkpoint_that_is_whole(tmp_path: Path, engines: Any) -> None:
-    """Callbacks upload what was saved."""
-    trainer = Trainer(tmp_path, *engines)
-    steps: list[int] = []
-
-    def on_save(*, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool) -> None:
-        record = read_record(Path(checkpoint_dir))
-        assert record is not None and record.is_whole and STATE in record.files and not async_save
-        steps.append(global_step)
-
-    trainer.checkpoint_callback.on_save = on_save
-    for step in STEPS[:2]:
-        trainer.train(step)
-        trainer._save_checkpoint()
-    assert steps == list(STEPS[:2])
+    assert uploaded == list(STEPS) and asked.items() <= trainer.config.trainer.items()
 
 
 def test_checkpoints_behind_links_are_resumed_and_written_beside(run: Run, tmp_path: Path) -> None:
@@ -451,12 +442,13 @@ def test_without_a_whole_checkpoint_nothing_trains(run: Run) -> None:
     assert (run.root / LEDGER).read_bytes() == ledger and (run.root / TRACKER).exists()
 
 
-def test_a_tracker_without_any_checkpoint_is_no_fresh_start(run: Run) -> None:
+def test_a_tracker_without_any_checkpoint_is_no_fresh_start_and_an_empty_folder_is_one(run: Run) -> None:
     for step in STEPS:
         shutil.rmtree(run.root / f"global_step_{step}")
     with pytest.raises(ValueError, match=r"latest_checkpointed_iteration.txt holds '6', and no such checkpoint"):
         run.resumed()
     assert run.resumed(resume_mode="disable").global_steps == 0
+    assert replace(run, root=run.root / "new").resumed().global_steps == 0
 
 
 @pytest.mark.parametrize(("name", "damage"), [(RECORD, "missing"), (WEIGHTS, "changed")])
@@ -500,7 +492,3 @@ def test_checkpoints_of_stock_verl_load_with_a_warning_and_damage_shows(run: Run
         assert run.said_of(path)
     else:
         assert sum("only" in record.getMessage() for record in run.caplog.records) == 1
-
-
-def test_nothing_to_resume_from_is_a_fresh_start(run: Run, tmp_path: Path) -> None:
-    assert replace(run, root=tmp_path / "new").resumed().global_steps == 0
