@@ -128,7 +128,6 @@ def node_environment(python: Path, token: Path) -> dict[str, str]:
 
 
 def wait_until_started(node: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for Ray's own word that the node runs."""
     deadline = time.monotonic() + START_SECONDS
     while "Ray runtime started." not in log.read_text():
         if node.poll() is not None or time.monotonic() > deadline:
@@ -160,7 +159,6 @@ def take_down(namespaces: tuple[str, ...], started: list[subprocess.Popen[bytes]
 
 
 def processes_in(namespace: str) -> list[int]:
-    """Processes that run in a namespace."""
     listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
     return [int(line) for line in listed.stdout.split()]
 

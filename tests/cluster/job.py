@@ -50,7 +50,6 @@ class Process:
 
 
 def start(folder: Path, log: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
-    """Start main_ppo; the log is a file."""
     with log.open("w") as stream:
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *config(folder), *overrides]
         given = {"env": environment(folder), "cwd": folder, "start_new_session": True}
@@ -115,7 +114,6 @@ def sandboxes(folder: Path) -> set[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Write model, data, reward and environment of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "working_environment.py").write_text(ENVIRONMENT)
     toy_qwen.save_model(folder / "model")

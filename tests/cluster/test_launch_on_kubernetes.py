@@ -20,36 +20,27 @@ esac
 """
 
 
-@pytest.fixture
-def manifest() -> dict[str, Any]:
-    return yaml.safe_load((SCRIPTS / "raycluster.yaml").read_text(encoding="utf-8"))
-
-
 def groups_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [manifest["spec"]["headGroupSpec"], *manifest["spec"]["workerGroupSpecs"]]
 
 
-def test_manifest_is_a_ray_cluster_of_the_pinned_ray_whose_token_is_on(manifest: dict[str, Any]) -> None:
+def test_manifest_is_a_ray_cluster_of_the_pinned_ray_with_its_token_and_one_image_without_root() -> None:
+    manifest = yaml.safe_load((SCRIPTS / "raycluster.yaml").read_text(encoding="utf-8"))
     pins = (ROOT / "constraints/gpu.txt").read_text(encoding="utf-8").splitlines()
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayCluster")
     assert f"ray=={manifest['spec']['rayVersion']}" in pins
     assert manifest["spec"]["authOptions"] == {"mode": "token"}
-    variables = {variable["name"] for group in groups_of(manifest) for variable in container_of(group)["env"]}
-    assert not [name for name in variables if name.startswith("RAY_AUTH")]
-
-
-def test_every_node_trains_in_the_same_image_without_root(manifest: dict[str, Any]) -> None:
     groups = groups_of(manifest)
-    assert len(groups) == 2
-    assert len({container_of(group)["image"] for group in groups}) == 1
+    assert len(groups) == 2 and len({container_of(group)["image"] for group in groups}) == 1
     for group in groups:
-        assert container_of(group)["resources"]["limits"] == container_of(group)["resources"]["requests"]
-        assert container_of(group)["resources"]["limits"]["nvidia.com/gpu"] == "8"
-        assert group["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
-        assert group["template"]["spec"]["securityContext"]["runAsUser"] == 10001
-        mounted = {mount["name"]: mount["mountPath"] for mount in container_of(group)["volumeMounts"]}
+        pod, container = group["template"]["spec"], container_of(group)
+        assert not [variable for variable in container["env"] if variable["name"].startswith("RAY_AUTH")]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 10001)
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounted == {"shared": "/shared", "shm": "/dev/shm"}
-        assert {volume["name"] for volume in group["template"]["spec"]["volumes"]} == set(mounted)
+        assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

@@ -22,16 +22,6 @@ from tree_rl.verl_plugin.resume.row_names import prompt_uid, row_place
 from tree_rl.verl_plugin.resume.update_ledger import LEDGER, record_update, restore_ledger
 
 
-def save(root: Path, step: int) -> Path:
-    """A checkpoint as the trainer writes it."""
-    folder = begin_checkpoint(root, step)
-    (folder / "queue").mkdir(exist_ok=True)
-    (folder / "queue" / "rows.pt").write_bytes(b"w" * (100 + step))
-    (root / TRACKER).write_text(str(step))
-    commit_checkpoint(root, step, seal_files(folder, [name for name in files_below(folder) if name != RECORD]))
-    return folder
-
-
 def chosen(root: Path) -> int | None:
     """The step that a restart goes on from, with no other files than the trainer's."""
     return choose_checkpoint(root, lambda folder, record: why_checkpoint_damaged(folder, record, []))
@@ -54,12 +44,16 @@ def test_the_record_is_on_the_disk_after_its_files_and_before_the_tracker(
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    save(tmp_path, 2)
+    folder = begin_checkpoint(tmp_path, 2)
+    (folder / "queue").mkdir()
+    (folder / "queue" / "rows.pt").write_bytes(b"w")
+    (tmp_path / TRACKER).write_text("2")
+    commit_checkpoint(tmp_path, 2, seal_files(folder, [name for name in files_below(folder) if name != RECORD]))
     monkeypatch.undo()
     names = [path.removesuffix(f".{os.getpid()}") for path in synced]
-    folder, record = "/global_step_2", "/global_step_2/.tree_checkpoint.json"
-    before = [folder, "", f"{folder}/queue/rows.pt", folder, f"{folder}/queue"]
-    assert names[names.index(record) + 1 :] == [*before, record, folder, "/.latest_checkpointed_iteration.txt", ""]
+    place, record = "/global_step_2", "/global_step_2/.tree_checkpoint.json"
+    before = [place, "", f"{place}/queue/rows.pt", place, f"{place}/queue"]
+    assert names[names.index(record) + 1 :] == [*before, record, place, "/.latest_checkpointed_iteration.txt", ""]
 
 
 def test_every_file_belongs_to_one_rank() -> None:
@@ -79,19 +73,16 @@ class TwoNodes:
     def __init__(self, disks: list[Path]) -> None:
         self.disks = disks
 
-    def _ask(self, method: str, folder: str, *arguments: Any) -> list[Any]:
-        answers = []
-        for rank, disk in enumerate(self.disks):
-            worker = CheckpointFilesWorker()
-            worker.rank, worker.world_size = rank, self.world_size
-            answers.append(getattr(worker, method)(folder.replace(str(self.disks[0]), str(disk)), *arguments))
-        return answers
+    def __getattr__(self, method: str) -> Any:
+        def ask(folder: str, *arguments: Any) -> list[Any]:
+            answers = []
+            for rank, disk in enumerate(self.disks):
+                worker = CheckpointFilesWorker()
+                worker.rank, worker.world_size = rank, self.world_size
+                answers.append(getattr(worker, method)(folder.replace(str(self.disks[0]), str(disk)), *arguments))
+            return answers
 
-    def seal_checkpoint_files(self, folder: str) -> list[Any]:
-        return self._ask("seal_checkpoint_files", folder)
-
-    def find_checkpoint_damage(self, folder: str, files: Any, contents: Any) -> list[Any]:
-        return self._ask("find_checkpoint_damage", folder, files, contents)
+        return ask
 
 
 def test_damage_on_the_disk_of_one_node_decides_for_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,12 +201,8 @@ def test_a_call_draws_by_row_and_prompt_not_by_order_or_history() -> None:
     assert len(set(first)) == 3
     assert seeds_of_session(42, 5, "train", "u", 0, order=prompts) == first
     assert sorted(seeds_of_session(42, 5, "train", "u", 0, order=prompts[::-1])) == sorted(first)
-    for other in (
-        (43, 5, "train", "u", 0),
-        (42, 6, "train", "u", 0),
-        (42, 5, "train", "v", 0),
-        (42, 5, "train", "u", 1),
-    ):
+    for place, part in enumerate((43, 6, "val", "v", 1)):
+        other = [part if at == place else own for at, own in enumerate((42, 5, "train", "u", 0))]
         assert not set(seeds_of_session(*other, order=prompts)) & set(first)
     client = SeededClient(Recorder())
     assert sent_seed(client, [1], seed=9) == 9 and sent_seed(client, [1]) == -1

@@ -27,13 +27,14 @@ def write(path: Path, **columns: Any) -> Path:
 
 
 def fitted(trainer: Any) -> list[dict[str, Any]]:
-    """Train to the end; metrics of every step."""
+    """Train to the end; metrics of every step, and the token ids of its `rows`."""
     steps: list[dict[str, Any]] = []
     train_batch = trainer.training_client.train_batch
 
     def keep_metrics(data: Any) -> Any:
+        rows = [row.tolist() for row in data["input_ids"].unbind()]
         output = train_batch(data)
-        steps.append(dict(tu.get(output, "metrics")))
+        steps.append({**tu.get(output, "metrics"), "rows": rows})
         return output
 
     trainer.training_client.train_batch = keep_metrics

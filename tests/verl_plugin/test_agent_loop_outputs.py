@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -112,20 +113,9 @@ async def test_sessions_with_other_options_get_a_gateway_of_their_own() -> None:
     assert not gateways._lent
 
 
-class Bare:
-    """A gateway that can only end."""
-
-    async def close(self) -> None:
-        pass
-
-
-async def started(*_: Any) -> Bare:
-    return Bare()
-
-
 async def test_a_gateway_that_kept_many_sessions_images_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_shared, "MOST_SESSIONS", 2)
-    monkeypatch.setattr(gateway_shared, "_start", started)
+    monkeypatch.setattr(gateway_shared, "_start", AsyncMock(side_effect=lambda *_: AsyncMock()))
     gateways, client = gateway_shared.SharedGateways(), object()
     options = GatewayOptions(max_context_tokens=10, max_turn_tokens=5)
     for images, most in ((SessionImages(None), 2), (None, 1)):

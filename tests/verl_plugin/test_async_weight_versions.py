@@ -7,7 +7,6 @@ row also on a token that rows share.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from engine_harness import ALONE, FLAGS, build_engine, nested, ppo_batch
@@ -31,12 +30,7 @@ ROWS = [
     row(TRUNK[:9] + tokens(83, 7), advantage=-0.4),
     row(TRUNK + tokens(80, 9), advantage=-0.8),
 ]
-VERSION_OF_ROW = (0, 1, 2, 1, 3)
-CONTINUED_ROW = 3
-"""Its generation was interrupted: the first tokens come from version 0, the rest from its own."""
 BUDGETS = {"one forward": None, "partitions": 7}
-
-
 TOKENS = "token-mean"
 REJECT_ROWS = {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.55}
 REJECT_TOKENS = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}
@@ -74,29 +68,18 @@ def current_log_probs(stock: Any) -> list[torch.Tensor]:
     return list(response_from_nested(infer(stock, data)["log_probs"], data["response_mask"]).unbind())
 
 
-def drawn_by_versions(current: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Rollout log-probs: those of the trainer, moved by what separates its weights from the row's version."""
-    drift = np.random.default_rng(5).normal(0, 0.5, (4, max(len(values) for values in current))).astype(np.float32)
-    drawn = []
-    for index, (values, version) in enumerate(zip(current, VERSION_OF_ROW, strict=True)):
-        moved = drift[version, : len(values)].copy()
-        if index == CONTINUED_ROW:
-            moved[:4] = drift[0, :4]
-        drawn.append(values + torch.from_numpy(moved))
-    return drawn
-
-
 def corrected_batch(current: list[torch.Tensor], settings: RolloutCorrectionConfig, **flags: Any) -> TensorDict:
     """The rows as verl's trainer hands them to `update_actor`: its own rollout correction, then columns per row."""
-    data = ppo_batch(ROWS, **flags)
-    drawn = nested(drawn_by_versions(current))
+    data, generator = ppo_batch(ROWS, **flags), torch.Generator().manual_seed(5)
+
+    def of_other_weights(drift: float) -> torch.Tensor:
+        """Log-probs that differ from row to row, also on a token that rows share."""
+        return nested([values + drift * torch.randn(values.shape, generator=generator) for values in current])
+
+    drawn, mask = of_other_weights(0.5), data["response_mask"]
+    data["old_log_probs"] = drawn if settings.bypass_mode else of_other_weights(0.15)
     if settings.bypass_mode:
-        data["old_log_probs"] = drawn
         return data
-    # Rows differ here too, as they do where old log-probs are those of other weights than the update's.
-    noise = torch.Generator().manual_seed(6)
-    data["old_log_probs"] = nested([v + 0.15 * torch.randn(v.shape, generator=noise) for v in current])
-    mask = data["response_mask"]
     columns = {"old_log_probs": data["old_log_probs"], "rollout_log_probs": drawn, "response_mask": mask}
     padded = DataProto(batch=TensorDict({k: v.to_padded_tensor(0) for k, v in columns.items()}, batch_size=len(ROWS)))
     padded, _ = compute_rollout_correction_and_add_to_batch(padded, settings)

@@ -81,16 +81,14 @@ def test_the_next_sessions_run_while_metrics_are_computed(
     assert events == [6, "metrics", 7, "metrics"] if begins else events == ["metrics", 6, "metrics", 6]
 
 
-@pytest.mark.parametrize("updates, later", ((1, True), (2, False)))
-def test_log_probs_of_an_update_are_reported_where_verl_reads_metrics(
-    monkeypatch: pytest.MonkeyPatch, queue: LocalQueue, updates: int, later: bool
-) -> None:
+def test_log_probs_of_several_updates_are_reported_at_once(monkeypatch: pytest.MonkeyPatch, queue: LocalQueue) -> None:
+    """Those of one update wait until verl reads metrics, in test_trainer_skips_the_pass.py."""
     trainer = make_trainer(ranks=1)
-    trainer._steps, trainer._reuses_log_probs, trainer.parameter_sync_step = (1, 1), True, updates
+    trainer._steps, trainer._reuses_log_probs, trainer.parameter_sync_step = (1, 1), True, 2
     trainer.actor_rollout_wg.world_size = 1
     reports: list[Any] = []
     monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics: batch)
     monkeypatch.setattr(TreeTrainerMixin, "_report_log_probs_of_update", lambda self, *given: reports.append(given))
     monkeypatch.setattr("tree_rl.verl_plugin.trainer.step_metrics.explained_layout", lambda *_, **__: "")
     trainer._update_actor(put_rows(queue, [[1]]), {})
-    assert (trainer._reports_later, len(reports)) == (later, int(not later))
+    assert not trainer._reports_later and len(reports) == 1

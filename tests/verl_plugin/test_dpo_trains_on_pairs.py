@@ -59,8 +59,10 @@ def test_the_reference_is_the_model_before_the_first_step(toy: Path, pairs: Path
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_margins_grow(toy: Path, pairs: Path, tmp_path: Path) -> None:
-    steps = fitted(trainer_of(toy, pairs, tmp_path))
+def test_margins_grow_and_a_resumed_run_keeps_its_reference(toy: Path, pairs: Path, tmp_path: Path) -> None:
+    saving = ["trainer.resume_mode=auto", "trainer.save_freq=3"]
+    whole = trainer_of(toy, pairs, tmp_path, *saving)
+    steps = fitted(whole)
     assert len(steps) == 6
     first, last = steps[0], steps[-1]
     # Before the first step policy and reference are one model.
@@ -69,13 +71,6 @@ def test_margins_grow(toy: Path, pairs: Path, tmp_path: Path) -> None:
     assert last["rewards/margins"] > 0.05 and last["rewards/accuracies"] == 1.0 and last["loss"] < first["loss"]
     assert last["logps/chosen"] - last["logps/rejected"] > first["logps/chosen"] - first["logps/rejected"]
     assert first["tree/realised_saving"] > 0.5
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_a_resumed_run_keeps_its_reference(toy: Path, pairs: Path, tmp_path: Path) -> None:
-    saving = ["trainer.resume_mode=auto", "trainer.save_freq=3"]
-    whole = trainer_of(toy, pairs, tmp_path, *saving)
-    steps = fitted(whole)
     (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("3")
     resumed = trainer_of(toy, pairs, tmp_path, *saving)
     assert resumed.resume_global_step == 3

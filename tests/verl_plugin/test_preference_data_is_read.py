@@ -91,6 +91,7 @@ def test_rows_are_cut_on_the_right(read: Read) -> None:
 
 
 GOOD: dict[str, list[Any]] = {"prompt": [[5, 6]] * 2, "chosen": [[7], [8]], "rejected": [[8], [7]]}
+TEXTS: dict[str, list[Any]] = {"prompt": ["a"], "chosen": [" b"], "rejected": [" c"]}
 
 
 @pytest.mark.parametrize(
@@ -104,16 +105,10 @@ GOOD: dict[str, list[Any]] = {"prompt": [[5, 6]] * 2, "chosen": [[7], [8]], "rej
         (GOOD | {"prompt": ["a", "b"]}, "row 0: expected one of messages, a text, token ids in all columns"),
         (GOOD | {"chosen_mask": [[1], [1, 1]]}, "row 1: chosen_mask: expected 1 entries, received 2"),
         (GOOD | {"chosen_mask": [[1], [2]]}, "row 1, column chosen_mask: expected a list of 0 and 1, received 2"),
-        (
-            {"prompt": ["a"], "chosen": [" b"], "rejected": [" c"], "chosen_mask": [[1]]},
-            "row 0: chosen_mask and rejected_mask mark token ids, and this row has a text",
-        ),
+        (TEXTS | {"chosen_mask": [[1]]}, "row 0: chosen_mask and rejected_mask mark token ids, and this row has a"),
         (GOOD | {"chosen_mask": [[1], [0]]}, "row 1: chosen: expected a prompt and a trained token behind it"),
         ({"chosen": [[1, 2]], "rejected": [[3, 4]]}, "row 0: expected a prompt, or that chosen and rejected begin"),
-        (
-            {"prompt": ["a"], "chosen": [[DIGITS]], "rejected": [[WORDS]]},
-            "row 0: expected a prompt, or that chosen and rejected begin",
-        ),
+        (TEXTS | {"chosen": [[DIGITS]], "rejected": [[WORDS]]}, "row 0: expected a prompt, or that chosen and rej"),
         ({"chosen": [[1, 2]], "rejected": [[1, 2, 3]]}, "row 0: chosen: expected a prompt and a trained token"),
         ({"chosen": [[ASKED, {"role": "judge", "content": "x"}]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen, mess"),
         ({"chosen": [[ASKED, RESULT]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen: expected a prompt and a trained"),

@@ -17,6 +17,7 @@ from tree_rl.verl_plugin.launch.session_network import SANDBOX, refuse_open_ray
 
 ROOT = Path(__file__).parents[2]
 NETWORK = {"limits": {"network": True}}
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
 
 TRAINER = """
 import json, os, sys
@@ -102,10 +103,9 @@ def test_sessions_without_a_network_need_no_token() -> None:
 def test_the_scripts_make_a_token_of_mode_600_and_leave_a_choice(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
     script = f"set -euo pipefail; umask 000; source {ROOT}/scripts/ray_token.sh; ray_token_use; echo $RAY_AUTH_MODE"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
 
     def mode_of(**variables: str) -> str:
-        done = subprocess.run(["bash", "-c", script], env=clean | variables, capture_output=True, text=True, check=True)
+        done = subprocess.run(["bash", "-c", script], env=CLEAN | variables, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     assert mode_of(RAY_AUTH_MODE="disabled", RAY_AUTH_TOKEN_PATH=str(path)) == "disabled" and not path.exists()
@@ -118,10 +118,8 @@ def test_the_scripts_make_a_token_of_mode_600_and_leave_a_choice(tmp_path: Path)
 
 
 def attack_ray(**variables: str) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINER], env=environment | variables, capture_output=True, text=True, timeout=200
-    )
+    command, given = [sys.executable, "-c", TRAINER], {"env": CLEAN | variables, "timeout": 200}
+    done = subprocess.run(command, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,11 +1,9 @@
 """A resumed SFT run takes the batches that the uninterrupted run took, wherever it was saved."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sft_harness import sft_config
-from verl.utils import tensordict_utils as tu
+from sft_harness import fitted, sft_config
 
 from tree_rl.verl_plugin.sft import TreeSFTTrainer
 
@@ -24,18 +22,8 @@ def train(toy: Path, folder: Path, *overrides: str) -> Taken:
     files = [f"data.train_files={toy}/data/sft.parquet", f"model.path={toy}/model"]
     saves = [f"trainer.default_local_dir={folder}", "trainer.save_freq=1", "trainer.total_epochs=2"]
     trainer = TreeSFTTrainer(sft_config("data.train_batch_size=8", *files, *saves, *overrides))
-    taken: Taken = {}
-    train_batch = trainer.training_client.train_batch
-
-    def keep_rows(data: Any) -> Any:
-        rows = [row.tolist() for row in data["input_ids"].unbind()]
-        output = train_batch(data)
-        taken[trainer.resume_global_step + len(taken) + 1] = (rows, tu.get(output, "metrics")["loss"])
-        return output
-
-    trainer.training_client.train_batch = keep_rows
-    trainer.fit()
-    return taken
+    steps = enumerate(fitted(trainer), trainer.resume_global_step + 1)
+    return {number: (step["rows"], step["loss"]) for number, step in steps}
 
 
 def resume(toy: Path, root: Path, step: int, *overrides: str) -> Taken:

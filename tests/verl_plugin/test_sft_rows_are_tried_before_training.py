@@ -1,10 +1,16 @@
-"""Every SFT row is rendered once before an engine is built: one that cannot train is named by file and number."""
+"""Every SFT row is rendered once before an engine is built: one that cannot train exactly is named by its number."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import pytest
 import sft_harness
 import torch
@@ -15,9 +21,10 @@ from verl.trainer.sft_trainer import create_sft_dataset
 
 from tree_rl.cost.balance.batch import number_groups
 from tree_rl.inspection.files import InputError
-from tree_rl.verl_plugin.sft import TreeSFTTrainer
+from tree_rl.verl_plugin.sft import TreeSFTTrainer, group_rows
 from tree_rl.verl_plugin.sft.dry_pass import refuse_unusable_rows
 from tree_rl.verl_plugin.sft.sft_trainer import MarkedRows, collate_with_uid
+from tree_rl.verl_plugin.sft.token_rows_dataset import TokenRowsDataset
 
 QWEN = Path(__file__).parents[2] / "examples" / "qwen_chat_template.jinja"
 ALTERNATES = (
@@ -159,21 +166,18 @@ def test_a_row_of_another_data_set_that_the_engine_would_refuse_is_named(case: s
         refuse_unusable_rows(rows, OF_THE_USER, **(AS_TREES | {"on_trees": False}))
 
 
-def test_messages_that_a_tree_cannot_run_are_named(toy: Path, tmp_path: Path) -> None:
-    first = write(tmp_path / "first.parquet", [say("assistant"), say("user")])
-    no_role = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
-    with pytest.raises(InputError, match=r"first\.parquet: row 0: loss_mask trains its first token"):
-        begin(toy, no_role, f"data.train_files={first}")
+def test_rows_longer_than_the_models_positions_are_named_where_trees_run_them(toy: Path, tmp_path: Path) -> None:
     # The model of the recipes has 2048 positions.
     long = write(tmp_path / "long.parquet", GOOD, [say("user", "1" * 2100), say("assistant")])
+    messages = ALTERNATES, f"data.train_files={long}", "data.max_length=4000"
     with pytest.raises(InputError, match=r"long\.parquet: row 1: \d+ tokens exceed the model's 2048 positions"):
-        begin(toy, ALTERNATES, f"data.train_files={long}", "data.max_length=4000")
+        begin(toy, *messages)
     ids = sft_harness.write(tmp_path / "ids.parquet", input_ids=[[5] * 2100], loss_mask=[[0] + [1] * 2099])
     with pytest.raises(InputError, match=r"ids\.parquet: row 0: 2100 tokens exceed the model's 2048 positions"):
-        begin(toy, ALTERNATES, f"data.train_files={ids}", *sft_harness.TOKEN_ROWS, "data.max_length=4000")
-    for path, stock in ((first, "+model.model_type=language_model"), (long, "engine.tree.mode=flat")):
+        begin(toy, ALTERNATES, f"data.train_files={ids}", *sft_harness.TOKEN_ROWS, messages[-1])
+    for stock in ("+model.model_type=language_model", "engine.tree.mode=flat"):
         with pytest.raises(ReachedEngineError):
-            begin(toy, no_role, f"data.train_files={path}", "data.max_length=4000", stock)
+            begin(toy, *messages, stock)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +233,101 @@ def test_the_group_key_decides_which_rows_are_a_tree() -> None:
     for read, expected in ((grouped, conversation_of_row), (rows, np.array([0, 1, 0, 2]))):
         named = collate_with_uid(collate, [read[number] for number in range(4)])["uid"].tolist()
         assert number_groups(named).tolist() == number_groups([str(one) for one in expected]).tolist()
+
+
+IDS: dict[str, Any] = {"input_ids": [[1, 2], [3, 4]], "loss_mask": [[0, 1], [0, 1]]}
+BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
+    "fraction": ({"input_ids": [[1.0, 2.0], [3.0, 1.9]]}, "row 1, column input_ids: .*received 1.9 at 1"),
+    "negative": ({"input_ids": [[1, -1], [3, 4]]}, r"row 0, column input_ids: expected ids in \[0, .*received -1 at 1"),
+    "mask of 7": ({"loss_mask": [[0, 1], [0, 7]]}, "row 1, column loss_mask: expected a list of 0 and 1, received 7"),
+    "first token trained": ({"loss_mask": [[1, 1], [0, 1]]}, "row 0: loss_mask trains its first token"),
+    "mask of another length": ({"loss_mask": [[0, 1], [0, 1, 1]]}, "row 1: .*received 3 for 2"),
+    "empty row": ({"input_ids": [[1, 2], []], "loss_mask": [[0, 1], []]}, "row 1: .*at least one"),
+    "nothing trained": ({"loss_mask": [[0, 0], [0, 0]]}, "nothing would train"),
+    "no rows": ({"input_ids": [], "loss_mask": []}, "expected at least one row, received none"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COLUMNS)
+def test_bad_token_rows_name_file_row_and_column(case: str, tmp_path: Path) -> None:
+    columns, complaint = BAD_COLUMNS[case]
+    good = sft_harness.write(tmp_path / "good.parquet", **IDS)
+    bad = sft_harness.write(tmp_path / "bad.parquet", **(IDS | columns))
+    with pytest.raises(InputError, match=rf"bad\.parquet.*{complaint}"):
+        TokenRowsDataset(str(bad), None, {})
+    if case not in ("no rows", "nothing trained"):
+        # The row is counted in its own file.
+        with pytest.raises(InputError, match=rf"^\S*bad\.parquet: {complaint}"):
+            TokenRowsDataset([str(good), str(bad)], None, {})
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    for path, complaint in (
+        (tmp_path, "expected a file, received a folder"),
+        (tmp_path / "absent.parquet", r"absent\.parquet: no such file"),
+        (sft_harness.write(tmp_path / "a.parquet", input_ids=[[1]], mask=[[0]]), r"missing \['loss_mask'\]; it has"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            TokenRowsDataset(str(path), None, {})
+
+
+def test_large_slices_of_any_integer_type_are_read_exactly(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(0, 100, draw.integers(1, 9)).tolist() for _ in range(200)]
+    masks = [[0, *[1] * (len(row) - 1)] for row in ids]
+    for kind in (pyarrow.int8(), pyarrow.int32(), pyarrow.uint16(), pyarrow.uint64()):
+        for of in (pyarrow.list_, pyarrow.large_list):
+            columns = {
+                "input_ids": pyarrow.array(ids, of(kind)),
+                "loss_mask": pyarrow.array(masks, of(pyarrow.int64())),
+            }
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet", row_group_size=7)
+            read = TokenRowsDataset(str(tmp_path / "rows.parquet"), None, {}, max_samples=150)
+            for name, expected in (("input_ids", ids), ("loss_mask", masks)):
+                assert [read[row][name].tolist() for row in range(len(read))] == expected[:150]
+    booleans = sft_harness.write(tmp_path / "b.parquet", input_ids=[[1, 2]], loss_mask=[[False, True]])
+    assert TokenRowsDataset(str(booleans), None, {})[0]["loss_mask"].tolist() == [0, 1]
+
+
+def test_a_row_without_a_conversation_is_refused(tmp_path: Path) -> None:
+    path = sft_harness.write(tmp_path / "rows.parquet", **IDS, episode=["a", None])
+    with pytest.raises(InputError, match=r"data\.group_key='episode': row 1"):
+        group_rows(TokenRowsDataset(str(path), None, {}), "episode")
+    # As verl's data set reads a file.
+    numbers = sft_harness.write(tmp_path / "numbers.parquet", episode=[1.0, float("nan")])
+    of_verl = SimpleNamespace(dataframe=pd.read_parquet(numbers, dtype_backend="pyarrow"))
+    with pytest.raises(InputError, match=r"data\.group_key='episode': row 1"):
+        group_rows(of_verl, "episode")
+
+
+def test_mistakes_in_files_are_told_before_an_engine_is_built(toy: Path, tmp_path: Path) -> None:
+    good = sft_harness.write(tmp_path / "good.parquet", **IDS)
+    outside = sft_harness.write(tmp_path / "outside.parquet", **(IDS | {"input_ids": [[1, 2], [3, 10**6]]}))
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(good.read_bytes()[:-10])
+    two = ["data.train_batch_size=2", *sft_harness.TOKEN_ROWS]
+    for file, more, complaint in (
+        (outside, two, r"outside.*row 1, column input_ids: .*received 1000000 at 1"),
+        (good, [f"data.val_files={outside}", *two], r"outside.*row 1, column input_ids"),
+        (good, ["data.train_batch_size=8", *sft_harness.TOKEN_ROWS], "at least the 8 rows of a batch"),
+        (good, [], r"data\.train_files: \S*good.*expected a column messages"),
+        (cut, [], "expected a whole parquet file"),
+        (write(tmp_path / "no_role.parquet", [{"content": "hi"}]), [], "row 0, column messages"),
+        (write(tmp_path / "nothing.parquet", GOOD, []), [], r"nothing\.parquet: row 1, column messages: .* \[\]"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            begin(toy, ALTERNATES, f"data.train_files={file}", *more)
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_one_line_and_status_2(toy: Path, tmp_path: Path) -> None:
+    path = sft_harness.write(tmp_path / "rows\x1b[31m.parquet", **(IDS | {"input_ids": [[1.0, 1.9], [3.0, 4.0]]}))
+    files = [f"model.path={toy}/model", f"data.train_files='{path}'", f"trainer.default_local_dir={tmp_path}/saved"]
+    command = [sys.executable, "-m", "tree_rl.sft", *sft_harness.CPU, *sft_harness.TOKEN_ROWS, *files]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("tree SFT: "))
+    assert "\\x1b[31m.parquet: row 0, column input_ids: expected a list of integers, received 1.9 at 1" in line
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "saved").exists()

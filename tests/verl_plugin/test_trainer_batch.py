@@ -107,23 +107,16 @@ def test_advantages_pass_through_the_queue(queue: LocalQueue, estimator: str) ->
     assert all(len(values) == 1 for values in by_session.values())
 
 
-def test_padding_does_not_reach_the_kl_controller(queue: LocalQueue) -> None:
-    trainer = make_trainer("rloo", use_kl_in_reward=True, ranks=3)
+def test_the_kl_controller_counts_no_padding_and_a_correction_weighs_all_rows(queue: LocalQueue) -> None:
+    correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "bypass_mode": False}
+    trainer = make_trainer("rloo", use_kl_in_reward=True, ranks=3, rollout_correction=correction)
     batch = put_rows(queue, BRANCHES)
     num_rows = len(batch)
     balanced, metrics = advantages(trainer, batch)
-    assert len(balanced) > num_rows
-    assert trainer.kl_steps_seen == [num_rows]
-    assert "actor/reward_kl_penalty" in metrics
-    assert all("token_level_rewards" in queue.rows[key] for key in balanced.keys)
-
-
-def test_rollout_correction_masks_and_weighs_rows(queue: LocalQueue) -> None:
-    correction = {"rollout_is": "token", "rollout_is_threshold": 2.0, "bypass_mode": False}
-    batch, metrics = advantages(make_trainer("grpo", rollout_correction=correction), put_rows(queue, BRANCHES))
-    assert any(key.startswith("rollout_corr/") for key in metrics)
-    for key in batch.keys:
-        assert queue.rows[key]["rollout_is_weights"].shape == queue.rows[key]["response_mask"].shape
+    assert len(balanced) > num_rows and trainer.kl_steps_seen == [num_rows]
+    assert "actor/reward_kl_penalty" in metrics and any(key.startswith("rollout_corr/") for key in metrics)
+    for row in (queue.rows[key] for key in balanced.keys):
+        assert "token_level_rewards" in row and row["rollout_is_weights"].shape == row["response_mask"].shape
 
 
 def test_calls_that_weigh_less_have_smaller_advantages(queue: LocalQueue) -> None:

@@ -1,7 +1,7 @@
 """`docs/verl_options.md` has a line for every option of verl, and what a line claims is so."""
 
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -92,11 +92,6 @@ def verls_options(section: str) -> set[str]:
     return (options - set(NESTED)) | {name for name in nested if not name.endswith("._target_")}
 
 
-def test_nested_options_are_dataclasses_of_verl() -> None:
-    assert all(is_dataclass(made) for made in NESTED.values())
-    assert [row.section for row in rows() if row.section not in SECTIONS] == []
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_option_of_verl_has_a_row(section: str) -> None:
     named = [option for row in rows() if row.section == section for option in row.options]
@@ -109,7 +104,7 @@ def test_every_option_of_verl_has_a_row(section: str) -> None:
 
 
 def test_every_row_has_one_result_and_says_why() -> None:
-    assert {row.result for row in rows()} == set(RESULTS)
+    assert {row.result for row in rows()} == set(RESULTS) and {row.section for row in rows()} <= set(SECTIONS)
     assert [row for row in rows() if row.result != NO_EFFECT and not row.quoted] == []
     assert all(row.quoted[0].startswith("test_") for row in rows() if row.result == TESTED)
 

@@ -1,18 +1,24 @@
 """A wrong command line of tree training: one line that names the key and the remedy, exit code 2, before Ray."""
 
 import copy
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose
 from jobs_before_ray import TREE, assert_names, checked
 from omegaconf import OmegaConf
 
+from tree_rl.rollout.agents.agents_by_name import IN_ENVIRONMENT
+from tree_rl.verl_plugin.compat import constants_ppo
 from tree_rl.verl_plugin.launch import command_line
 from tree_rl.verl_plugin.launch.command_line import read_job
+from tree_rl.verl_plugin.launch.session_agent import GATEWAY_AGENT as AGENT
+from tree_rl.verl_plugin.launch.session_agent import TREE_AGENT, refuse_unknown_agent
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
 from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
 from tree_rl.verl_plugin.launch.train import checked as checked_job
@@ -23,8 +29,7 @@ ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
 REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
-CORRECTION = "algorithm.rollout_correction"
-AGENT = f"{ROLLOUT}.custom.gateway_agent"
+CORRECTION, LOG_PROBS = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
 WRONG: list[tuple[str, ...]] = [
     # What trees do not run on.
     (f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp:", f"set {ACTOR}.strategy=fsdp2"),
@@ -35,13 +40,10 @@ WRONG: list[tuple[str, ...]] = [
     ("algorithm.adv_estimator=grp0", "did you mean grpo?"),
     ("algorithm.adv_estimator=no_such_file.credit", "algorithm.adv_estimator: no_such_file.credit", "PYTHONPATH"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.omga=1", "no option 'omga'", "omega, gamma, by_std, states"),
-    ("algorithm.adv_estimator=gigpo +algorithm.credit.states=observed", "'observed': expected reported or observation"),
     ("algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1", "{'prior': -1}: expected finite numbers"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", "algorithm.credit: adv_estimator=gigpo:"),
-    *(
-        (f"algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator={name}", "does not read it", remedy)
-        for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
-    ),
+    ("algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator=gigpo", "set +algorithm.credit.by_std=False"),
+    ("algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator=tree_grpo", "does not read it", "set it to True"),
     ("+algorithm.credit.omega=1 algorithm.adv_estimator=grpo", "adv_estimator=grpo takes no options"),
     (f"{ROLLOUT}.name=vlm", "did you mean vllm?"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", "did you mean vanilla?"),
@@ -53,6 +55,7 @@ WRONG: list[tuple[str, ...]] = [
     ("actor_rolout_ref.actor.strategy=fsdp2", f"did you mean {ACTOR}.strategy?"),
     ("data.train_batch_size", "data.train_batch_size: no KEY=VALUE"),
     ("tree=4096", "tree.max_tokens=4096"),
+    ("--confg=x", "--confg"),
     # Options of trees, under the key that the user wrote.
     ("tree.max_token=5", "did you mean tree.max_tokens?"),
     ("tree.max_tokens=-3", "positive integer"),
@@ -66,17 +69,10 @@ WRONG: list[tuple[str, ...]] = [
     (f"{ROLLOUT}.temperature=0 {AS_STOCK}", f"{ROLLOUT}.temperature=0:", "above 0"),
     ("algorithm.use_pf_ppo=true", "set it to False"),
     # Corrections of stale rollouts that would not happen.
-    *(
-        (f"{CORRECTION}.{asked} {ROLLOUT}.calculate_log_probs=false", f"{CORRECTION}.{said}", "log_probs=False")
-        for asked, said in (
-            *(("rollout_is=token", "rollout_is=token"), ("rollout_rs=token_k1", "rollout_rs=token_k1")),
-            ("bypass_mode=true", "bypass_mode=True"),
-        )
-    ),
-    (
-        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=true",
-        "policy_loss.loss_mode=vanilla ignores it",
-    ),
+    (f"{CORRECTION}.rollout_is=token {LOG_PROBS}=false", f"{CORRECTION}.rollout_is=token", "log_probs=False"),
+    (f"{CORRECTION}.rollout_rs=token_k1 {LOG_PROBS}=false", f"{CORRECTION}.rollout_rs=token_k1", "log_probs=False"),
+    (f"{CORRECTION}.bypass_mode=true {LOG_PROBS}=false", f"{CORRECTION}.bypass_mode=True", "log_probs=False"),
+    (f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.bypass_mode=true {LOG_PROBS}=true", "=vanilla ignores it"),
     # Values and files.
     (f"{ROLLOUT}.n=0", "at least 1"),
     (f"{ACTOR}.optim.lr=abc", "expected a number"),
@@ -98,14 +94,9 @@ WRONG: list[tuple[str, ...]] = [
     (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", "='2GB': expected a whole number"),
     (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", "no such option", "kv_cache_bytes"),
     (f"++{AGENT}=react", "expected options with their names"),
-    *(
-        (f"+{AGENT}.{asked} +{AGENT}.agent=a.B", f"{asked.partition('=')[0]}={said}")
-        for asked, said in (
-            ("seed=1.5", "1.5: expected a whole number or null"),
-            ("gateway.side_calls=[title]", "['title']: expected a list"),
-            ("branching=tail", "'tail': expected options with their names"),
-        )
-    ),
+    (f"+{AGENT}.seed=1.5 +{AGENT}.agent=a.B", "seed=1.5: expected a whole number or null"),
+    (f"+{AGENT}.gateway.side_calls=[title] +{AGENT}.agent=a.B", "side_calls=['title']: expected a list"),
+    (f"+{AGENT}.branching=tail +{AGENT}.agent=a.B", "branching='tail': expected options with their names"),
     # What would end the run after the rollouts, or every session of it.
     ("trainer.save_freq=after_each_epoch", "expected a number of steps"),
     (f"{ROLLOUT}.enable_rollout_routing_replay=true", "=R3"),
@@ -116,7 +107,7 @@ WRONG: list[tuple[str, ...]] = [
     (f"+{ROLLOUT}.custom.tree_agent.parallel_tools=many", "parallel_tools='many'"),
     (f"+{AGENT}.agent=no_module.Agent", "No module named", "PYTHONPATH"),
     (f"+{AGENT}.agent=tree_rl.rollout.agents.in_environment.Agent", "in_environment.Agent: module", "has no attribute"),
-    (f"+{AGENT}.branching.policy=entropy {ROLLOUT}.calculate_log_probs=false", "=entropy reads log-probs", "to True"),
+    (f"+{AGENT}.branching.policy=entropy {LOG_PROBS}=false", "=entropy reads log-probs", "to True"),
     (f"+{AGENT}.agent=ast.AST +{AGENT}.branching.policy=tail", "branching: ast.AST has no `record`", "AgentInEnvir"),
     (f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt", "no such agent", "did you mean tree_gateway_agent?"),
     (f"tree.reuse_log_probs=true {AS_STOCK}", "tree.reuse_log_probs=True:", "trainer_mode=tree_sync"),
@@ -157,21 +148,17 @@ def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str], recwarn: pyte
     assert "\n" not in banner
 
 
-def test_the_banner_names_the_budget_that_decides(good: list[str]) -> None:
+def test_the_banner_names_the_budget_that_decides_and_a_key_that_verl_ignores(good: list[str]) -> None:
     rows = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=3"]
     rows.append(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=3")
     dynamic = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=1234"]
     assert "max_tokens of 3 longest rows (ppo_micro_batch_size_per_gpu" in checked(*good, *rows)[1]
     assert "max_tokens 1234;" in checked(*good, *dynamic)[1] + ";"
-    assert "max_tokens 64;" in checked(*good, *rows, "tree.max_tokens=64")[1] + ";"
-
-
-def test_the_banner_warns_of_a_key_that_verl_ignores(good: list[str]) -> None:
-    warning = "trainer.balance_batch=False has no effect"
-    assert warning in checked(*good, "trainer.balance_batch=false")[1]
-    assert "balance_batch" not in checked(*good)[1]
     # Greedy validation is verl's default.
-    checked(*good, f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7")
+    passes = ["trainer.balance_batch=false", f"{ROLLOUT}.val_kwargs.temperature=0", f"{ROLLOUT}.temperature=0.7"]
+    banner = checked(*good, *rows, "tree.max_tokens=64", *passes)[1]
+    assert "max_tokens 64;" in banner and "trainer.balance_batch=False has no effect" in banner
+    assert "balance_batch" not in checked(*good)[1]
 
 
 def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
@@ -204,11 +191,6 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
     found, _ = read_job([*others, *values], PROGRAM)
     with command_line.initialize_config_dir(str(PROGRAM.folder / "config"), version_base=None):
         assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
-
-
-def test_a_flag_that_does_not_exist_is_one_line(good: list[str]) -> None:
-    with pytest.raises(CommandLineError, match="--confg"):
-        checked(*good, "--confg=x")
 
 
 def test_an_environment_where_ray_starts_no_worker_is_one_line(
@@ -256,10 +238,61 @@ def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
 def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
     wrong = [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.loss_type=reinforce"]
     with pytest.raises(ValueError) as refused:
-        checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true")
+        checked(*good, *wrong, f"{LOG_PROBS}=true")
     remedy = shlex.split(str(refused.value).partition("; set ")[2].replace(" and ", " "))
     assert f"+{ACTOR}.policy_loss.rollout_correction=${{{CORRECTION}}}" in remedy
-    checked(*good, *wrong, f"{ROLLOUT}.calculate_log_probs=true", *remedy)
+    checked(*good, *wrong, f"{LOG_PROBS}=true", *remedy)
     rejects = ["rollout_is=sequence", "rollout_rs=seq_max_k2", "rollout_rs_threshold=2.0"]
     for others in (rejects, ["bypass_mode=true", "rollout_is=token"]):
-        checked(*good, *(f"{CORRECTION}.{other}" for other in others), f"{ROLLOUT}.calculate_log_probs=true")
+        checked(*good, *(f"{CORRECTION}.{other}" for other in others), f"{LOG_PROBS}=true")
+
+
+UNCONFINED = {"sandbox": {"unconfined": True}}
+
+
+def sessions_of(options: dict[str, Any], agent: str = IN_ENVIRONMENT) -> Any:
+    """The part of a config about sessions, which the driver reads just before it starts Ray."""
+    made = OmegaConf.create({"trainer": {"nnodes": 1}})
+    OmegaConf.update(made, AGENT, {"agent": agent, "agent_options": options}, force_add=True)
+    return made
+
+
+def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        constants_ppo.get_ppo_ray_runtime_env(sessions_of({"agent": "command_line", "options": {"max_turns": 3}}))
+    said = capsys.readouterr().err
+    assert "agent_options.agent command_line.max_turns: no such option" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"options": {"max_turns": "many"}}, "agent react.max_turns='many': expected a whole number"),
+        ({"sandbox": {"unconfined": "no"}}, "environment swe.unconfined='no': expected true or false"),
+        ({"sandbox": {"readable": "/opt"}}, "environment swe.readable='/opt': expected a list"),
+        ({"sandbox": {"limits": {"processes": "1"}}}, "environment swe.limits.processes='1': expected a whole number"),
+        ({"sandbox": {"limits": {"memory": 1}}}, "environment swe.limits.memory: no such option"),
+        ({"sandbox": "docker"}, "agent_options.sandbox='docker': expected options with their names or null"),
+        ({"timeout_seconds": "long"}, "agent_options.timeout_seconds='long': expected a number or null"),
+    ],
+)
+def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        refuse_unknown_agent(sessions_of(options))
+
+
+@pytest.mark.parametrize("key", [AGENT, TREE_AGENT])
+def test_without_bubblewrap_nothing_starts_unless_sessions_are_called_unconfined(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.why_no_bubblewrap", lambda: "not found")
+    refused = sessions_of({}) if key == AGENT else OmegaConf.create({"trainer": {"nnodes": 1}})
+    OmegaConf.update(refused, key, {}, force_add=True, merge=True)
+    with pytest.raises(ValueError, match=r"apt install bubblewrap.*agent_options\.sandbox\.unconfined=true"):
+        refuse_unknown_agent(refused)
+    refuse_unknown_agent(sessions_of(UNCONFINED))
+
+
+def test_other_agents_and_other_jobs_pass() -> None:
+    for passes in (None, OmegaConf.create({}), sessions_of({"x": 1}, agent="my.Agent"), sessions_of(UNCONFINED)):
+        refuse_unknown_agent(passes)

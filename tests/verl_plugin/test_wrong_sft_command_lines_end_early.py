@@ -32,10 +32,7 @@ WRONG: list[tuple[str, ...]] = [
     ("data.num_workers=-1", "expected a whole number of at least 0"),
     ("trainer.seed=-1", "expected a whole number of at least 0"),
     ("data.apply_chat_template_kwargs=thinking",),
-    (
-        "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft data.custom_cls.name=TokenRowDataset",
-        *("it defines no TokenRowDataset", "correct it, or data.custom_cls.name"),
-    ),
+    ("data.custom_cls.path=pkg://tree_rl.verl_plugin.sft data.custom_cls.name=Rows", "it defines no Rows", "correct"),
     ("optim.optimizer=AdamX", "optim:", "AdamX"),
     ("optim.optimizer_impl=torch.optm", "optim:", "torch.optm"),
     ("optim.betas=[0.9,1.5]", "optim:", "1.5"),
@@ -95,9 +92,12 @@ def test_a_trl_without_the_class_that_verl_imports_is_refused(
     assert f"and {tmp_path}/trl no longer has it; pip uninstall trl" in capsys.readouterr().err
 
 
-def test_short_forms_are_written_out(good: list[str]) -> None:
-    config = checked([*good, "tree.mode=tree", "trainer.total_epochs=2"])
-    assert (config.engine.tree.mode, config.trainer.total_epochs, config.engine.model_dtype) == ("tree", 2, "fp32")
+def test_short_forms_are_written_out_and_a_word_may_follow_a_number(good: list[str]) -> None:
+    given = ["tree.mode=tree", "tree.max_tokens=64", "tree.max_tokens=auto", "trainer.save_freq=after_each_epoch"]
+    config = checked([*good, *given, "trainer.total_epochs=2"])
+    engine, trainer = config.engine, config.trainer
+    assert (engine.tree.mode, engine.tree.max_tokens, engine.model_dtype) == ("tree", "auto", "fp32")
+    assert (trainer.total_epochs, trainer.save_freq) == (2, "after_each_epoch")
     assert banner(config, "SFT").endswith("SFT on fsdp2; mode tree; attention auto")
 
 
@@ -105,8 +105,3 @@ def test_short_forms_are_written_out(good: list[str]) -> None:
 def test_a_checkpoint_that_is_there_is_resumed(mode: str, good: list[str], tmp_path: Path) -> None:
     (tmp_path / "global_step_2").mkdir()
     checked([*good, f"trainer.resume_mode={mode}", f"trainer.resume_from_path={tmp_path}/global_step_2/"])
-
-
-def test_a_word_may_follow_a_number(good: list[str]) -> None:
-    config = checked([*good, "trainer.save_freq=after_each_epoch", "tree.max_tokens=64", "tree.max_tokens=auto"])
-    assert (config.trainer.save_freq, config.engine.tree.max_tokens) == ("after_each_epoch", "auto")

@@ -8,7 +8,9 @@ we name; both are followed.
 
 import ast
 import sys
+from collections.abc import Iterable
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 from tree_rl.verl_plugin import compat
@@ -40,10 +42,8 @@ class Checkout:
             if isinstance(node, Definition):
                 found[node.name] = node
             elif isinstance(node, ast.ImportFrom):
-                if node.level:
-                    base = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-                    base = base[: len(base) - node.level + 1]
-                    node.module, node.level = ".".join([*base, *([node.module] if node.module else [])]), 0
+                package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+                node.module = resolve_name("." * node.level + (node.module or ""), package)
                 found |= {alias.asname or alias.name: node for alias in node.names}
             elif isinstance(node, ast.Import):
                 found |= {alias.asname or alias.name.split(".")[0]: OTHER for alias in node.names}
@@ -113,12 +113,11 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [one.arg for one in names if one is not None and one.arg not in ("self", "cls")]
 
 
-def broken(folder: Path, *tables: str) -> list[str]:
-    """What tree_rl needs and a checkout lacks, one line each; a table has a call "owner.method(a, b)" a line."""
+def broken(folder: Path, calls: Iterable[str]) -> list[str]:
+    """What tree_rl needs and a checkout lacks, one line each; a call is written "owner.method(a, b)"."""
     checkout = Checkout(folder)
     names = [*compat.PRIVATE_NAMES.items(), *(("", module) for module in compat.PRIVATE_MODULES.values())]
     lines = [checkout.broken_name(module, name) for name, module in names if module.startswith("verl")]
-    calls = [line.strip() for table in tables for line in table.splitlines() if line.strip()]
     return sorted({line for line in (*lines, *map(checkout.broken_call, calls)) if line})
 
 
@@ -126,7 +125,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
     from verl_contract import CALLED, overridden
 
-    found = broken(Path(sys.argv[1]), CALLED, "\n".join(overridden()))
+    found = broken(Path(sys.argv[1]), [*CALLED, *overridden()])
     print("\n".join(found))
     print(f"{len(found)} of verl's names and signatures break")
     sys.exit(bool(found))

@@ -64,7 +64,7 @@ transfer_queue.async_kv_put(key, partition_id, fields, tag, data_parser)
 transfer_queue.kv_batch_get(keys, partition_id, select_fields)
 transfer_queue.kv_clear(keys, partition_id)
 transfer_queue.kv_batch_put(keys, partition_id, fields, tags, data_parser)
-"""
+""".strip().splitlines()
 """Functions and methods that we call, with all their parameters."""
 
 OVERRIDDEN: dict[type, tuple[str, str]] = {
@@ -114,10 +114,6 @@ ATTRIBUTES: dict[str, str] = {
     "GlobalRequestLoadBalancer": "_inflight_requests _request_id_to_server",
 }
 """Attributes that verl's instances have and ours read or replace."""
-
-
-def names_of(table: str) -> list[str]:
-    return [line.strip() for line in table.splitlines() if line.strip()]
 
 
 def parameters(function: Any) -> list[str]:
