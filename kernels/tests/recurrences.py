@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tree_shapes import chain, paths_of, subtree_end_of
+from tree_shapes import fork, hang, paths_of, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
@@ -224,17 +224,6 @@ def assert_siblings_keep_their_bits(
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
-def fork(prefix: int, tails: Sequence[int]) -> list[int]:
-    """Parents of a prefix and tails that hang from its last token."""
-    parent = chain(prefix)
-    for tail in tails:
-        parent += [prefix - 1, *range(len(parent), len(parent) + tail - 1)]
-    return parent
-
-
 def chains_from_one_tile() -> list[int]:
     """Parents of branches off both ends and the middle of the same tile, long enough to be chains of their own."""
-    parent = fork(16, [18, 18])
-    for joint in (3, 7, 7):
-        parent += [joint, *range(len(parent), len(parent) + 16)]
-    return parent
+    return hang(hang(fork(16, [18, 18]), 3, 17), 7, 17, 17)

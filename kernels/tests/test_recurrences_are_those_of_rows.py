@@ -15,12 +15,11 @@ from recurrences import (
     Recurrence,
     assert_siblings_keep_their_bits,
     check_against_rows,
-    fork,
     layout_of,
     outputs_and_gradients,
     relative_error,
 )
-from tree_shapes import SHAPES, chain, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 

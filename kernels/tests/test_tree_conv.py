@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrences import Leaves, assert_siblings_keep_their_bits, check_against_rows, fork
-from tree_shapes import SHAPES, chain, subtree_end_of, tries
+from recurrences import Leaves, assert_siblings_keep_their_bits, check_against_rows
+from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
