@@ -31,18 +31,10 @@ def partitioned_gradients(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """Gradients of a loss of all rows' log-probs; every token runs once, and once more in a preview.
+    """Gradients of a loss of all rows' log-probs, row after row, in partitions of at most `capacity` tokens.
 
-    Args:
-        model: reads trees.
-        forest: of the rows.
-        capacity: tokens of a partition.
-        loss: of log-probs, row after row.
-        preview: whether all log-probs are computed before the first backward.
-        after_preview: called then.
-        relays_on_host: whether keys and values wait for children in host memory.
-        device: of the model.
-        options: of `PartitionedRun`.
+    Every token runs once, and once more in a preview, which computes all log-probs before the first backward. With
+    `relays_on_host` keys and values wait for children there. `options` are those of `PartitionedRun`.
     """
     device = torch.device(device)
     rows = Rows.of([forest.row_tokens(row) for row in range(forest.num_rows)])

@@ -20,14 +20,16 @@ CONV = {"conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv", "co
 MULTIPLIERS = {"embedding_multiplier": 1.5, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.7, 1.3]}
 MULTIPLIERS |= {"key_multiplier": 0.8, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9}
 MULTIPLIERS |= {"ssm_in_multiplier": 1.1, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7]}
+CHUNK = 96
+"""Tokens of the longest row: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 NEMOTRON_EXPERTS = {"n_routed_experts": 4, "moe_shared_expert_intermediate_size": 24, "moe_latent_size": 20}
 NEMOTRON_MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
 GRANITE = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24}
+GRANITE |= {"layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "rope"}
 ZAMBA = {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "adapter_rank": 4, "use_mem_rope": True}
-ZAMBA_MAMBA = {"n_mamba_heads": 4, "mamba_d_state": 8, "mamba_ngroups": 2, "time_step_min": 0.05}
-CHUNK = 96
-"""Tokens of the longest row: transformers' Nemotron-H and Zamba 2 are wrong behind a chunk (transformers#47246)."""
+ZAMBA |= {"num_key_value_heads": 4}
+ZAMBA_MAMBA = {"n_mamba_heads": 4, "mamba_d_state": 8, "mamba_ngroups": 2, "time_step_min": 0.05, "chunk_size": CHUNK}
 
 
 def recurrent_configs(**changes: Any) -> dict[str, PretrainedConfig]:
@@ -42,21 +44,11 @@ def recurrent_configs(**changes: Any) -> dict[str, PretrainedConfig]:
         "lfm2": Lfm2Config(**shared, **CONV, num_hidden_layers=4),
         "lfm2_moe": Lfm2MoeConfig(**shared, **CONV, **EXPERTS, num_hidden_layers=4, num_experts=4, num_dense_layers=1),
         "bamba": BambaConfig(**shared, **MAMBA, num_hidden_layers=3, attn_layer_indices=[1], attn_rotary_emb=4),
-        "granite_4": GraniteMoeHybridConfig(
-            **shared,
-            **MAMBA,
-            **GRANITE,
-            num_hidden_layers=3,
-            layer_types=["mamba", "attention", "mamba"],
-            position_embedding_type="rope",
-        ),
+        "granite_4": GraniteMoeHybridConfig(**shared, **MAMBA, **GRANITE, num_hidden_layers=3),
         "nemotron_h": NemotronHConfig(**nemotron, routed_scaling_factor=1.5),
         "falcon_h1": FalconH1Config(**falcon, mamba_rms_norm=True),
         "falcon_h1_gate_only": FalconH1Config(**falcon),
-        "zamba2": Zamba2Config(
-            **{**shared, **ZAMBA, **ZAMBA_MAMBA, **hybrid, "num_key_value_heads": 4, "num_hidden_layers": 5},
-            chunk_size=CHUNK,
-        ),
+        "zamba2": Zamba2Config(**{**shared, **ZAMBA, **ZAMBA_MAMBA, **hybrid, "num_hidden_layers": 5}),
     }
 
 

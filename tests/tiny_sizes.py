@@ -6,12 +6,8 @@ import numpy as np
 
 VOCAB = 61
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-DELTA_NET = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+DELTA_NET = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+DELTA_NET |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
 """Of Gated DeltaNets."""
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
 HYBRID = ["linear_attention", "full_attention"]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from tree_kernels import TreeLayout, tree_attention
+from tree_kernels.tree_attention.fa4.fa4_plan import Fa4Plan
 
 Tensors = dict[str, torch.Tensor]
 EVERYTHING: dict[str, Any] = {"window": 9, "softcap": 1.3, "sinks": True, "past": 20, "scale": 0.4, "lse": True}
@@ -65,13 +66,8 @@ def outputs_and_gradients(
 ) -> Tensors:
     """Output, log-sum-exp if there is one, and the gradients of all leaves that were used.
 
-    Args:
-        attend: of q, k and v, and of a past, sinks and options by name.
-        leaves: of a problem.
-        grads: of its output and log-sum-exp.
-        sinks: whether they are given.
-        lse: whether the log-sum-exp is part of the loss.
-        options: of `attend`.
+    `attend` takes q, k and v, and a past, sinks if asked for and options by name; `lse` makes the log-sum-exp part of
+    the loss.
     """
     used = {name: t for name, t in leaves.items() if t.numel() and (sinks or name != "sinks")}
     given = {name: t for name, t in used.items() if name not in ("q", "k", "v")}
@@ -82,6 +78,16 @@ def outputs_and_gradients(
         loss = loss + (got_lse * grads["lse"].to(got_lse.dtype)).sum()
     found = {"out": out.detach()} | ({} if got_lse is None else {"lse": got_lse.detach()})
     return found | dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
+
+
+def seen_by_vectors(plan: Fa4Plan, queries: torch.Tensor, keys: torch.Tensor, past: int) -> torch.Tensor:
+    """bool [queries, keys]: what flash-attn-4's compiled masks say of each pair."""
+    own_key = queries[:, None] + past
+    seen = (keys <= own_key) & (own_key < plan.ends[keys])
+    if plan.window is not None:
+        assert plan.key_depths is not None and plan.query_depths is not None
+        seen &= plan.query_depths[queries][:, None] - plan.key_depths[keys] < plan.window
+    return seen
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

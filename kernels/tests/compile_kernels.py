@@ -1,138 +1,78 @@
-"""Compiles kernels on a machine without a GPU: python -m compile_kernels CAPABILITY delta DTYPE, or
-CAPABILITY attention and the head sizes of keys and of values. Prints the names of those that fit shared memory.
+"""Compiles kernels on a machine without a GPU, as forward and backward launch them: python -m compile_kernels
+CAPABILITY delta DTYPE, or CAPABILITY attention and the head sizes of keys and of values. Prints the names of those that
+fit shared memory.
 
 The delta rule has the heads of Qwen3.5, tree attention bfloat16 and every option. The interpreter must be off.
 """
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
+from attention_problems import outputs_and_gradients, problem
+from recurrences import DELTA_RULE, SCALE, chains_from_one_tile, layout_of, rounded_leaves
+from recurrences import outputs_and_gradients as gradients_of_delta_rule
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
 
+from tree_kernels.tree_attention.score_rule import ScoreRule
 from tree_kernels.tree_attention.triton_kernels import sizes
-from tree_kernels.tree_attention.triton_kernels.forward_kernel import forward_kernel
-from tree_kernels.tree_attention.triton_kernels.key_gradient_kernels import key_gradient_kernel
-from tree_kernels.tree_attention.triton_kernels.query_gradient_kernels import query_gradient_kernel, row_term_kernel
-from tree_kernels.tree_attention.triton_kernels.sizes import Tile, padded_size, tiles_for
-from tree_kernels.tree_gated_delta_rule.triton_kernels import (
-    gradient_kernels,
-    key_gradient_kernels,
-    output_kernel,
-    prepare_kernels,
-    state_kernels,
-)
-from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import TILE_TOKENS, Launch, launches_for
+from tree_kernels.tree_attention.triton_kernels.autograd import triton_attention
+from tree_kernels.tree_gated_delta_rule.triton_kernels import problem as delta_problem
+from tree_kernels.tree_gated_delta_rule.triton_kernels.autograd import triton_delta_rule
 
-KIBI = 1024
-SHARED_MEMORY = {90: 227 * KIBI, 80: 99 * KIBI}
-"""By compute capability; 99 KiB: Ada and the smaller Ampere."""
-SHORT = {"bfloat16": "bf16", "float16": "fp16"}
-DELTA_FLOATS = (
-    "g", "beta", "slot", "path", "from_entry", "to_exit", "kept", "d_source", "d_joint", "d_path", "d_beta", "d_g",
-)  # fmt: skip
-DELTA_INTEGERS = (
-    "token", "row_end", "main_row", "stored_slot", "chain_start", "chain_slot", "side_start", "side_tile", "side_row",
-    "side_slot", "entry_slot", "joint", "joint_tile", "joint_slot", "source_start", "source",
-)  # fmt: skip
-GROUP = 4
-INTEGER_VECTORS = ("full_", "partial_", "key_", "piece_block", "piece_first", "piece_stop", "piece_slot")
-FLOAT_VECTORS = ("lse_", "row_term_", "grad_lse_", "piece_sum")
+CAPABILITY = int(sys.argv[1])
+SHARED_MEMORY = {90: 227, 80: 99}[CAPABILITY] * 1024
+"""99 KiB: Ada and the smaller Ampere."""
+COMPILED: dict[str, list[int]] = {}
+"""Bytes of shared memory of every compilation, by the kernel's name."""
 
 
-def shared_memory(
-    kernel: Any, type_of: Callable[[str], str], constants: dict[str, Any], capability: int, launch: Tile | Launch
-) -> int:
-    """Bytes that one compiled kernel takes; its pointers are multiples of 16."""
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    types = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(kernel.arg_names)
-        if name.endswith("_pointer") and name not in constants
-    }
-    source = ASTSource(kernel, types, constants, aligned)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+class NoGpu:
+    """What Triton asks a driver before it compiles."""
+
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", CAPABILITY, 32))
 
 
-def delta_rule(capability: int, dtype: str) -> dict[str, int]:
-    size = 128
-    launches = launches_for(getattr(torch, dtype), size, size, SHARED_MEMORY[capability])
-    constants = {"HEADS": 32, "GROUP": 2, "K": size, "V": size, "C": TILE_TOKENS, "SIDES": True, "CORRECTS": True}
-    constants["R"] = launches.inverse_block_rows
-
-    def type_of(name: str) -> str:
-        if not name.endswith("_pointer"):
-            return "fp32" if name == "scale" else "i32"
-        named = name.removesuffix("_pointer")
-        return "*fp32" if named in DELTA_FLOATS else "*i32" if named in DELTA_INTEGERS else f"*{SHORT[dtype]}"
-
-    kernels = {
-        prepare_kernels: ("prepare", "products"),
-        state_kernels: ("walk", "side_states", "joint_gradients", "walk_back"),
-        output_kernel: ("output",),
-        gradient_kernels: ("score_gradients", "query_gradients"),
-        key_gradient_kernels: ("inverse_gradients", "exit_gradients", "key_gradients"),
-    }
-    named = {name: getattr(module, f"{name}_kernel") for module, names in kernels.items() for name in names}
-    named |= {f"{name}_of_few": named[name] for name in ("walk", "walk_back")}
-    return {
-        name: shared_memory(kernel, type_of, constants | {"BK": launch.keys, "BV": launch.values}, capability, launch)
-        for name, kernel in named.items()
-        for launch in (getattr(launches, name),)
-    }
+def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
+    COMPILED.setdefault(kernel.__name__, []).append(compiled.metadata.shared)
 
 
-def attention(capability: int, head_size: int, value_size: int) -> dict[str, int]:
-    sizes.measured_on = lambda device: capability == 90
-    tiles = tiles_for(max(head_size, value_size), torch.bfloat16, torch.device("cuda"))
-    head = {"HEAD_SIZE": head_size, "PADDED_SIZE": padded_size(head_size)}
-    value = {"VALUE_SIZE": value_size, "PADDED_VALUE_SIZE": padded_size(value_size)}
-    of_outputs = {"HEAD_SIZE": value_size, "PADDED_SIZE": padded_size(value_size)}
-    sums = {"SUM_SIZE": max(padded_size(head_size), padded_size(value_size))}
+def delta_rule(dtype: str) -> None:
+    """Once with the walks of few chains, once with those of many."""
+    parent = chains_from_one_tile()
+    heads = {"groups": 16, "heads": 32, "key_size": 128, "value_size": 128}
+    leaves, _ = rounded_leaves(DELTA_RULE, len(parent), getattr(torch, dtype), "cpu", **heads)
+    delta_problem.shared_memory_of = lambda device: SHARED_MEMORY
 
-    def constants(tile: Tile) -> dict[str, Any]:
-        options = {"CAPPED": True, "WINDOWED": True, "PRECISION": tile.precision, "IN_REGISTERS": tile.in_registers}
-        pack = GROUP if tile.packed else 1
-        shape = {"GROUP": GROUP, "ROWS": tile.rows, "KEYS": tile.keys, "PACK": pack, "TOKENS": tile.rows // pack}
-        return shape | options | head | value
+    def in_tiles(*inputs: Any, initial_state: torch.Tensor) -> Any:
+        return triton_delta_rule(*inputs, SCALE, initial_state, (7, 15))
 
-    def compiled(kernel: Any, tile: Tile, given: dict[str, Any]) -> int:
-        def type_of(name: str) -> str:
-            if name.endswith("_blocks"):
-                rows = given["KEYS" if name in ("k_blocks", "v_blocks") else "ROWS"]
-                width = given["PADDED_VALUE_SIZE" if name in ("v_blocks", "grad_blocks") else "PADDED_SIZE"]
-                return f"tensordesc<bf16[{rows}, 1, {width}]>"
-            if not name.endswith("_pointer"):
-                return "fp32" if name in ("scale", "scale_log2", "cap_log2") else "i32"
-            if name.startswith(FLOAT_VECTORS):
-                return "*fp32"
-            return "*i32" if name.startswith(INTEGER_VECTORS) else "*bf16"
+    for processors in (1, 10_000):
+        delta_problem.processors_of = lambda device, found=processors: found
+        gradients_of_delta_rule(in_tiles, leaves, layout_of(parent))
 
-        return shared_memory(kernel, type_of, given, capability, tile)
 
-    forward, queries = tiles.forward, tiles.query_gradient
-    terms = Tile(rows=64, keys=0, warps=4, stages=3)
-    shared = {
-        "forward": compiled(forward_kernel, forward, constants(forward) | {"SINKS": True}),
-        "query_gradient": compiled(query_gradient_kernel, queries, constants(queries)),
-        "row_term": compiled(row_term_kernel, terms, {"ROWS": 64, "LSE_GRADIENT": True} | of_outputs),
-    }
-    together = len(tiles.key_gradients) == 1
-    for index, tile in enumerate(tiles.key_gradients):
-        of = {"OF_KEYS": index == 0, "OF_VALUES": together or index == 1}
-        shared[f"key_gradient {index}"] = compiled(key_gradient_kernel, tile, constants(tile) | of | sums)
-    return shared
+def attention(head_size: int, value_size: int) -> None:
+    leaves, grads = problem(65, (8, 2), head_size, 0, torch.bfloat16, value_size=value_size)
+    sizes.measured_on = lambda device: CAPABILITY == 90
+
+    def attend(*qkv: torch.Tensor, sinks: torch.Tensor) -> Any:
+        rule = ScoreRule(scale=0.4, window=9, softcap=1.3)
+        return triton_attention(*qkv, sinks, layout_of([*range(-1, 64)]), rule)
+
+    outputs_and_gradients(attend, leaves, grads, sinks=True, lse=True)
 
 
 if __name__ == "__main__":
-    target, operation, *arguments = sys.argv[1:]
-    delta = operation == "delta"
-    shared = delta_rule(int(target), *arguments) if delta else attention(int(target), *map(int, arguments))
-    assert all(0 <= used <= SHARED_MEMORY[int(target)] for used in shared.values()), shared
-    print(json.dumps(list(shared)))
+    run, JITFunction.run = JITFunction.run, compile_only
+    driver.set_active(NoGpu())
+    operation, *arguments = sys.argv[2:]
+    delta_rule(*arguments) if operation == "delta" else attention(*map(int, arguments))
+    assert all(0 <= used <= SHARED_MEMORY for kernel in COMPILED.values() for used in kernel), COMPILED
+    print(json.dumps(list(COMPILED)))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tree_shapes import chain, paths_of, subtree_end_of
+from tree_shapes import fork, hang, paths_of, subtree_end_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
@@ -53,56 +53,45 @@ def delta_leaves(
     }
 
 
-def state_space_leaves(
-    size: int,
-    *,
-    groups: int = 2,
-    heads: int = 4,
-    key_size: int = 8,
-    value_size: int = 6,
-    decay: tuple[float, float] = (0.001, 2.0),
-    seed: int = 0,
-) -> Leaves:
-    """The same of Mamba 2's recurrence; a state has the size of keys times that of a head's values."""
-    draw = torch.Generator().manual_seed(1000 * size + seed)
-    shapes = ((size, heads, value_size), (size, groups, key_size), (size, groups, key_size), (size, heads))
-    x, b, c, _ = (torch.randn(shape, dtype=torch.float64, generator=draw) for shape in shapes)
-    low, high = decay
-    g = -low * (high / low) ** torch.rand(shapes[3], dtype=torch.float64, generator=draw)
-    dt = torch.rand(shapes[3], dtype=torch.float64, generator=draw)
-    state = torch.randn(heads, key_size, value_size, dtype=torch.float64, generator=draw)
-    return {"x": x, "b": b, "c": c, "g": g, "dt": dt, "initial_state": state}
+def state_space_leaves(size: int, **problem: Any) -> Leaves:
+    """The same of Mamba 2's recurrence, whose keys and queries have a length of their own."""
+    leaves = delta_leaves(size, **problem)
+    c, b = (leaves[name] * leaves[name].shape[-1] ** 0.5 for name in "qk")
+    rest = {"g": leaves["g"], "dt": leaves["beta"], "initial_state": leaves["initial_state"]}
+    return {"x": leaves["v"], "b": b, "c": c, **rest}
 
 
-def delta_rule_of_rows(leaves: Leaves, paths: Sequence[Sequence[int]]) -> tuple[list[torch.Tensor], Leaves]:
-    """Outputs of each path alone, [L, Hv, V], and the state after every token from the last path through it."""
-    group = leaves["v"].shape[1] // leaves["k"].shape[1]
+Step = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""Output and next state of one token, from the state before it and the token's inputs by name."""
+
+
+def delta_step(state: torch.Tensor, *, q: Any, k: Any, v: Any, g: Any, beta: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    state = state * g.exp()[:, None, None]
+    delta = beta[:, None] * (v - (state * k[:, :, None]).sum(1))
+    state = state + k[:, :, None] * delta[:, None, :]
+    return SCALE * (state * q[:, :, None]).sum(1), state
+
+
+def state_space_step(
+    state: torch.Tensor, *, x: Any, b: Any, c: Any, g: Any, dt: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    state = state * g.exp()[:, None, None] + dt[:, None, None] * b[:, :, None] * x[:, None, :]
+    return (state * c[:, :, None]).sum(1), state
+
+
+def step_by_step(
+    step: Step, leaves: Leaves, paths: list[list[int]]
+) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+    """Every path alone; the state after a token is that of the last path through it."""
+    *inputs, initial = leaves
     outputs, states = [], {}
     for path in paths:
-        q, k = (leaves[name][path].repeat_interleave(group, dim=1) for name in ("q", "k"))
-        v, g, beta = (leaves[name][path] for name in ("v", "g", "beta"))
-        state, row = leaves["initial_state"], []
-        for step, token in enumerate(path):
-            state = state * g[step].exp()[:, None, None]
-            delta = beta[step][:, None] * (v[step] - (state * k[step][:, :, None]).sum(1))
-            state = state + k[step][:, :, None] * delta[:, None, :]
-            row.append(SCALE * (state * q[step][:, :, None]).sum(1))
-            states[token] = state
-        outputs.append(torch.stack(row))
-    return outputs, states
-
-
-def state_space_of_rows(leaves: Leaves, paths: Sequence[Sequence[int]]) -> tuple[list[torch.Tensor], Leaves]:
-    """The same of Mamba 2's recurrence."""
-    group = leaves["x"].shape[1] // leaves["b"].shape[1]
-    outputs, states = [], {}
-    for path in paths:
-        state, row = leaves["initial_state"], []
+        state, row = leaves[initial], []
         for token in path:
-            b, c = (leaves[name][token].repeat_interleave(group, dim=0) for name in "bc")
-            state = state * leaves["g"][token].exp()[:, None, None]
-            state = state + leaves["dt"][token][:, None, None] * b[:, :, None] * leaves["x"][token][:, None, :]
-            row.append((state * c[:, :, None]).sum(1))
+            of_token = {name: leaves[name][token] for name in inputs}
+            given = {name: one.repeat_interleave(len(state) // len(one), dim=0) for name, one in of_token.items()}
+            out, state = step(state, **given)
+            row.append(out)
             states[token] = state
         outputs.append(torch.stack(row))
     return outputs, states
@@ -127,14 +116,14 @@ DELTA_RULE = Recurrence(
     run=partial(tree_gated_delta_rule, scale=SCALE),
     chunked=lambda *inputs, **options: chunked_delta_rule(*inputs[:6], SCALE, *inputs[6:], **options),
     leaves_of=delta_leaves,
-    rows_alone=delta_rule_of_rows,
+    rows_alone=partial(step_by_step, delta_step),
     narrow="qkv",
 )
 STATE_SPACE = Recurrence(
     run=tree_state_space,
     chunked=chunked_state_space,
     leaves_of=state_space_leaves,
-    rows_alone=state_space_of_rows,
+    rows_alone=partial(step_by_step, state_space_step),
     narrow="xbc",
 )
 RECURRENCES = {"gated_delta_rule": DELTA_RULE, "state_space": STATE_SPACE}
@@ -164,17 +153,8 @@ def check_against_rows(
 ) -> None:
     """Weigh every token of every row at random, and every state asked for; compare values and all gradients.
 
-    Args:
-        parent: of each token.
-        leaves: float64; either side starts from them as the dtype holds them.
-        rows_alone: the yardstick, in float64.
-        recurrence: of leaves, a layout and an implementation; outputs, and states where some are asked for.
-        impls: to run.
-        dtype: of the recurrence.
-        tolerance: relative, of outputs and gradients, and of states unless they have one of their own.
-        state_tolerance: 0 where states are copies.
-        states_at: tokens.
-        unused: leaves that the recurrence does not get.
+    Both sides start from float64 leaves as the dtype holds them. States that are copies have a tolerance of 0; `unused`
+    names leaves that the recurrence does not get.
     """
     exact = {name: leaf.detach().to(dtype).double().requires_grad_() for name, leaf in leaves.items()}
     paths = paths_of(parent)
@@ -222,45 +202,28 @@ def rounded_leaves(
     return leaves, {name: leaf.double() for name, leaf in leaves.items()}
 
 
-def changed_branch(
-    recurrence: Recurrence, size: int, branch: slice, dtype: torch.dtype, **problem: Any
-) -> list[Leaves]:
-    """Inputs twice, in `dtype`: the same but for the tokens of one branch."""
-    both = []
-    for seed in (0, 1):
-        leaves, other = (recurrence.leaves_of(size, seed=one, **problem) for one in (0, seed))
-        for name in list(leaves)[:5]:
-            leaves[name][branch] = other[name][branch]
-        both.append({name: leaf.to(dtype) for name, leaf in leaves.items()})
-    return both
-
-
 def assert_siblings_keep_their_bits(
-    run: Callable[..., torch.Tensor], both: Sequence[Sequence[torch.Tensor]], branch: slice, others: Sequence[int]
+    run: Callable[..., torch.Tensor],
+    given: Sequence[torch.Tensor],
+    other: Sequence[torch.Tensor],
+    branch: slice,
+    others: Sequence[int],
 ) -> None:
     """Outputs and gradients at other tokens are the same for inputs that differ in one branch alone."""
+    mixed = [
+        torch.cat([one[: branch.start], two[branch], one[branch.stop :]]) for one, two in zip(given, other, strict=True)
+    ]
     results, changed = [], []
-    for given in both:
-        inputs = [one.detach().requires_grad_() for one in given]
+    for leaves in (given, mixed):
+        inputs = [one.detach().requires_grad_() for one in leaves]
         out = run(*inputs)
         gradients = torch.autograd.grad(out.float().square().sum(), inputs)
-        results.append([t[others] for t in (out, *gradients) if len(t) == len(out)])
+        results.append([t[others] for t in (out, *gradients)])
         changed.append(out[branch])
     assert not torch.equal(*changed)
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
-def fork(prefix: int, tails: Sequence[int]) -> list[int]:
-    """Parents of a prefix and tails that hang from its last token."""
-    parent = chain(prefix)
-    for tail in tails:
-        parent += [prefix - 1, *range(len(parent), len(parent) + tail - 1)]
-    return parent
-
-
 def chains_from_one_tile() -> list[int]:
     """Parents of branches off both ends and the middle of the same tile, long enough to be chains of their own."""
-    parent = fork(16, [18, 18])
-    for joint in (3, 7, 7):
-        parent += [joint, *range(len(parent), len(parent) + 16)]
-    return parent
+    return hang(hang(fork(16, [18, 18]), 3, 17), 7, 17, 17)

@@ -19,17 +19,13 @@ def row_by_row_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of each token, taken from the first path it lies on; float64, differentiable."""
     q, k, v = q_NHD.double(), k_NHD.double(), v_NHD.double()
-    past = 0 if past_k is None else past_k.shape[0]
-    group = q.shape[1] // k.shape[1]
-    out, lse = [None] * len(parent), [None] * len(parent)
+    before = () if past_k is None or past_v is None else (past_k.double(), past_v.double())
+    past, group = len(before[0]) if before else 0, q.shape[1] // k.shape[1]
+    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for path in paths_of(parent):
-        keys, values = k[path], v[path]
-        if past_k is not None and past_v is not None:
-            keys, values = torch.cat([past_k.double(), keys]), torch.cat([past_v.double(), values])
+        keys, values = (torch.cat([*before[at : at + 1], t[path]]) for at, t in enumerate((k, v)))
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         for depth, token in enumerate(path):
-            if out[token] is not None:
-                continue
             last = past + depth + 1
             first = 0 if window is None else max(0, last - window)
             scores = torch.einsum("hd,mhd->hm", q[token], keys[first:last])
@@ -38,9 +34,7 @@ def row_by_row_attention(
                 scores = softcap * torch.tanh(scores / softcap)
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
-            weights = torch.softmax(scores, dim=-1)[:, : last - first]
-            out[token] = torch.einsum("hm,mhd->hd", weights, values[first:last])
-            lse[token] = torch.logsumexp(scores, dim=-1)
-    if not parent:
-        return q.clone(), q.new_zeros(q.shape[:2])
-    return torch.stack(out), torch.stack(lse)
+            out = torch.einsum("hm,mhd->hd", scores.softmax(-1)[:, : last - first], values[first:last])
+            found.setdefault(token, (out, scores.logsumexp(-1)))
+    outputs, sums = zip(*(found[token] for token in range(len(parent))), strict=True)
+    return torch.stack(outputs), torch.stack(sums)

@@ -4,6 +4,7 @@ import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,24 +60,14 @@ def test_both_answers_of_the_rule_were_measured_and_what_was_not_runs_flash_atte
         assert order_on_hopper(head_size=head_size, partial_share=share)[0] == "fa4"
 
 
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Selection as on Hopper; the set names what cannot run there."""
+def test_what_cannot_run_on_hopper_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     absent: set[str] = set()
     monkeypatch.setattr(api, "measured_on", lambda device: True)
-    monkeypatch.setattr(
-        api, "unavailable_reason", lambda impl, *, deterministic=False, **wanted: "absent" if impl in absent else None
-    )
-    return absent
-
-
-def test_what_cannot_run_is_passed_over(hopper: set[str]) -> None:
-    assert api.chosen_implementation(**BF16, partial_share=0.9) == "triton"
+    monkeypatch.setattr(api, "unavailable_reason", lambda impl, **wanted: "absent" if impl in absent else None)
     assert api.chosen_implementation(**BF16, partial_share=0.1) == "fa4"
-    hopper.add("triton")
-    assert api.chosen_implementation(**BF16, partial_share=0.9) == "fa4"
-    hopper.add("fa4")
-    assert api.chosen_implementation(**BF16, partial_share=0.9) == "flex"
+    for expected in ("triton", "fa4", "flex"):
+        assert api.chosen_implementation(**BF16, partial_share=0.9) == expected
+        absent.add(expected)
 
 
 def test_a_layout_keeps_its_share_on_the_way_to_a_device() -> None:
@@ -85,19 +76,6 @@ def test_a_layout_keeps_its_share_on_the_way_to_a_device() -> None:
     assert TreeLayout.from_subtree_end(torch.tensor([1])).partial_share is None
     with pytest.raises(ValueError, match=r"partial_share: expected a value in \[0, 1\]"):
         TreeLayout.from_subtree_end(torch.tensor([1]), partial_share=12.0)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """The shares that selection was told."""
-    shares: list[float | None] = []
-
-    def chosen(*, partial_share: float | None, **wanted: object) -> str:
-        shares.append(partial_share)
-        return "sdpa"
-
-    monkeypatch.setattr(api, "chosen_implementation", chosen)
-    return shares
 
 
 @pytest.mark.parametrize(
@@ -110,9 +88,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     ],
 )
 def test_attention_tells_auto_what_the_layout_knows(
-    ends: Sequence[int], past: int, window: int | None, share: float | None, asked: list[float | None]
+    ends: Sequence[int], past: int, window: int | None, share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    chosen = Mock(return_value="sdpa")
+    monkeypatch.setattr(api, "chosen_implementation", chosen)
     q, behind = torch.zeros(len(ends), 2, 16), torch.zeros(past, 2, 16) if past else None
     layout = TreeLayout.from_subtree_end(torch.tensor(ends), past_length=past, partial_share=0.75)
     api.tree_attention(q, q, q, layout, past_k=behind, past_v=behind, window=window)
-    assert asked == [share]
+    assert [call.kwargs["partial_share"] for call in chosen.call_args_list] == [share]

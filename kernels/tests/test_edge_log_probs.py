@@ -9,7 +9,7 @@ from edge_problems import HIDDEN, TOKENS, edge_problem, evaluate, leaves_of, wit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tree_kernels import edge_log_probs, logits_edge_log_probs
+from tree_kernels import edge_log_probs
 from tree_kernels.edge_log_probs import rows_of_edges
 
 TOLERANCE = 1e-10
@@ -98,24 +98,6 @@ def test_edges_of_one_source_and_temperature_share_a_row() -> None:
     rows = rows_of_edges(source, target, mixed)
     assert rows.source.tolist() == [2, 5, 5]
     assert isinstance(rows.row_temperature, torch.Tensor) and rows.row_temperature[:, 0].tolist() == [1.0, 1.0, 2.0]
-
-
-def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient() -> None:
-    logits = torch.randn(4, 9, dtype=torch.float64)
-    logits[:, 3] = float("-inf")
-    logits.requires_grad_()
-    edges = torch.arange(4)
-    log_prob, entropy, _ = logits_edge_log_probs(logits, edges, torch.zeros(4, dtype=torch.long), entropy=True)
-    assert entropy is not None
-    (gradient,) = torch.autograd.grad((log_prob + entropy).sum(), logits)
-    kept = [0, 1, 2, 4, 5, 6, 7, 8]
-    alone = logits.detach()[:, kept].requires_grad_()
-    distribution = torch.distributions.Categorical(logits=alone)
-    expected = distribution.log_prob(torch.zeros(4, dtype=torch.long)) + distribution.entropy()
-    assert_close((log_prob + entropy).detach(), expected.detach())
-    (wanted,) = torch.autograd.grad(expected.sum(), alone)
-    assert_close(gradient[:, kept], wanted)
-    assert torch.equal(gradient[:, 3], torch.zeros(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

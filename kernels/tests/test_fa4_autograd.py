@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_problems import seen_by_vectors
 from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
 
 from tree_kernels import TreeLayout
@@ -33,11 +34,7 @@ def dense_forward(
         # The last query of a row sees its last key.
         seen = (row == row_of_key) & (key <= query + (plan.key_offsets - plan.query_offsets)[row + 1])
     else:
-        own_key = query + keys - queries
-        seen = (key <= own_key) & (own_key < plan.ends[:keys])
-        if plan.window is not None:
-            assert plan.key_depths is not None and plan.query_depths is not None
-            seen &= plan.query_depths[:queries, None] - plan.key_depths[:keys] < plan.window
+        seen = seen_by_vectors(plan, query[:, 0], key, keys - queries)
     group = q.shape[1] // k.shape[1]
     scores = scale * torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1))
     scores = scores.masked_fill(~seen, float("-inf"))

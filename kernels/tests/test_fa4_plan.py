@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from attention_problems import seen_by_vectors
 from tree_shapes import SHAPES, subtree_end_of
 
 from tree_kernels import TreeLayout
-from tree_kernels.tree_attention.block_lists import BlockLists, block_lists
+from tree_kernels.tree_attention.block_lists import block_lists
 from tree_kernels.tree_attention.fa4.fa4_plan import (
     BACKWARD_BLOCKS,
     FORWARD_BLOCKS,
@@ -18,16 +19,6 @@ from tree_kernels.tree_attention.fa4.fa4_plan import (
 from tree_kernels.tree_attention.reference import visible_mask
 
 HEADS = 6
-
-
-def masked_by_vectors(plan: Fa4Plan, queries: torch.Tensor, keys: torch.Tensor, past: int) -> torch.Tensor:
-    """bool [queries, keys]: what the compiled masks say of each pair."""
-    own_key = queries[:, None] + past
-    seen = (keys <= own_key) & (own_key < plan.ends[keys])
-    if plan.window is not None:
-        assert plan.key_depths is not None and plan.query_depths is not None
-        seen &= plan.query_depths[queries][:, None] - plan.key_depths[keys] < plan.window
-    return seen
 
 
 def visited_pairs(plan: Fa4Plan, lists: HeadBlockLists, by_key: bool, tokens: int, past: int) -> torch.Tensor:
@@ -47,7 +38,7 @@ def visited_pairs(plan: Fa4Plan, lists: HeadBlockLists, by_key: bool, tokens: in
                 keys = torch.arange(key * key_block, (key + 1) * key_block)
                 tile = torch.ones(query_block, key_block, dtype=torch.bool)
                 if not is_full:
-                    tile = masked_by_vectors(plan, queries, keys, past)
+                    tile = seen_by_vectors(plan, queries, keys, past)
                 pairs[queries[0] : queries[-1] + 1, keys[0] : keys[-1] + 1] += tile
     # Queries and keys behind the last are cut off by the kernels themselves.
     pairs = pairs[:tokens, : past + tokens]
@@ -83,14 +74,10 @@ def test_visited_pairs_are_the_visible_ones(
 def test_lists_are_shared_by_all_heads_without_a_copy() -> None:
     heads = 5
     layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](400)))
-    lists: BlockLists = block_lists(layout, query_block=64, key_block=128, by="key")
+    lists = block_lists(layout, query_block=64, key_block=128, by="key")
     spread = for_heads(lists, heads, (64, 128))
-    for wide, narrow in (
-        (spread.full_count, lists.full_count),
-        (spread.full_index, lists.full_index),
-        (spread.partial_count, lists.partial_count),
-        (spread.partial_index, lists.partial_index),
-    ):
+    for name in ("full_count", "full_index", "partial_count", "partial_index"):
+        wide, narrow = getattr(spread, name), getattr(lists, name)
         assert wide.dtype == torch.int32 and wide.shape == (1, heads, *narrow.shape)
         assert wide.data_ptr() == narrow.data_ptr() and wide.stride(1) == 0 and wide.stride(0) != 0
         assert all(torch.equal(wide[0, head], narrow) for head in range(heads))

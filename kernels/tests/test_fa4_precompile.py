@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,16 +37,9 @@ print(precompile(head_sizes=[128], query_heads_per_key_head=[2], dtypes=["bfloat
 def test_what_cannot_be_compiled_is_named(
     head_sizes: list[int], dtypes: list[str], complaint: str, tmp_path: Path
 ) -> None:
+    options: dict[str, Any] = {"query_heads_per_key_head": [1], "windows": [False], "arch": "sm_90a"}
     with pytest.raises(PrecompileError, match=complaint):
-        precompile(
-            head_sizes=head_sizes,
-            query_heads_per_key_head=[1],
-            dtypes=dtypes,
-            windows=[False],
-            arch="sm_90a",
-            cache=tmp_path,
-            report=print,
-        )
+        precompile(head_sizes=head_sizes, dtypes=dtypes, cache=tmp_path, report=print, **options)
 
 
 def test_a_target_that_no_kernel_was_proven_on_is_refused(tmp_path: Path) -> None:

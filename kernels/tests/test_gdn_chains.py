@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, subtree_end_of, tries
+from tree_shapes import SHAPES, hang, subtree_end_of, tries
 
 from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
@@ -90,12 +90,15 @@ def test_chains_of_every_shape(shape: str, size: int) -> None:
         assert len(plan.chain_slot) == 1
 
 
+def trunk_with_stubs(stubs: int, *, apart: int, stub: int) -> list[int]:
+    parent = SHAPES["chain"](stubs * apart)
+    for joint in reversed(range(apart - 1, stubs * apart, apart)):
+        parent = hang(parent, joint, stub)
+    return parent
+
+
 def test_a_trunk_with_stubs_takes_two_levels() -> None:
-    trunk = 640
-    parent = list(range(-1, trunk - 1))
-    for turn in reversed(range(8)):
-        parent += [80 * turn + 79, *range(len(parent), len(parent) + 69)]
-    plan = check(parent, 64)
+    plan = check(trunk_with_stubs(8, apart=80, stub=70), 64)
     assert len(plan.levels) == 2 and plan.levels[0].chains == range(1)
 
 
@@ -125,9 +128,4 @@ def test_a_chain_fills_its_tiles(size: int) -> None:
 @pytest.mark.parametrize(("stub", "most_tiles"), [(1, 17), (5, 18), (15, 21)])
 def test_stubs_of_a_few_tokens_do_not_occupy_a_tile_each(stub: int, most_tiles: int) -> None:
     # A trunk of 512 tokens with 512 / stub stubs off it: 16 full tiles, where a tile a segment would be 100 to 1024.
-    turns = 512 // stub
-    trunk = turns * stub
-    parent = list(range(-1, trunk - 1))
-    for turn in reversed(range(turns)):
-        parent += [turn * stub + stub - 1, *range(len(parent), len(parent) + stub - 1)]
-    assert num_tiles(parent) <= most_tiles
+    assert num_tiles(trunk_with_stubs(512 // stub, apart=stub, stub=stub)) <= most_tiles

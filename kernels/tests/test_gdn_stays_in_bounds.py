@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recurrences import delta_leaves, fork
-from tree_shapes import subtree_end_of
+from recurrences import delta_leaves
+from tree_shapes import fork, hang, subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -69,9 +69,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int | None) -> None:
     """Forward and backward of a forest whose tiles several chains leave in several places, none of them full."""
-    parent = fork(11, [12])
-    for joint in (3, 7):
-        parent += [joint, *range(len(parent), len(parent) + 11)]
+    parent = hang(hang(fork(11, [12]), 3, 12), 7, 12)
     usual = launches_for(torch.float32, SIZE, SIZE)
     blocks = Launch(keys=keys, values=values, warps=4, stages=1)
     names = [field.name for field in fields(usual) if field.name != "inverse_block_rows"]

@@ -1,6 +1,7 @@
 """The gated delta rule and Mamba 2's recurrence of a forest are those of every row run alone: outputs, states and
 gradients together."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,14 +14,12 @@ from recurrences import (
     Leaves,
     Recurrence,
     assert_siblings_keep_their_bits,
-    changed_branch,
     check_against_rows,
-    fork,
     layout_of,
     outputs_and_gradients,
     relative_error,
 )
-from tree_shapes import SHAPES, chain, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 
@@ -136,9 +135,11 @@ def test_random_tries_in_tiles_of_any_size(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_branch_changes_no_bit_of_its_siblings(recurrence: Recurrence, dtype: torch.dtype) -> None:
     parent, branch = fork(70, [40, 30, 3]), slice(110, 140)
-    both = [list(leaves.values())[:5] for leaves in changed_branch(recurrence, len(parent), branch, dtype)]
+    both = (recurrence.leaves_of(len(parent), seed=seed).values() for seed in (0, 1))
+    given, other = ([leaf.to(dtype) for leaf in leaves][:5] for leaves in both)
     others = [*range(70, 110), *range(140, 143)]
-    assert_siblings_keep_their_bits(lambda *five: recurrence.run(*five, layout_of(parent))[0], both, branch, others)
+    run = partial(recurrence.run, layout=layout_of(parent))
+    assert_siblings_keep_their_bits(lambda *five: run(*five)[0], given, other, branch, others)
 
 
 def test_no_tokens_is_no_output_with_a_graph(recurrence: Recurrence) -> None:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import DELTA_RULE, RECURRENCES, fork, layout_of, outputs_and_gradients, rounded_leaves
+from recurrences import DELTA_RULE, RECURRENCES, layout_of, outputs_and_gradients, rounded_leaves
 from recurrences import relative_error as relative_error_in_norm
-from tree_shapes import SHAPES, paths_of
+from tree_shapes import SHAPES, fork, paths_of
+from tree_shapes import rows as chains
 
-from tree_kernels import TreeLayout, tree_causal_conv1d, tree_gated_delta_rule
+from tree_kernels import tree_causal_conv1d, tree_gated_delta_rule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -67,10 +68,7 @@ def test_the_heads_of_qwen3_5_are_no_further_from_the_truth_than_rows_alone(fore
     parent = FORESTS[forest]
     paths = paths_of(parent)
     index = torch.tensor([token for path in paths for token in path], device="cuda")
-    ends = (
-        torch.tensor([len(path) for path in paths]).cumsum(0).repeat_interleave(torch.tensor([len(p) for p in paths]))
-    )
-    tree, rows = layout_of(parent).to("cuda"), TreeLayout.from_subtree_end(ends.int()).to("cuda")
+    tree, rows = layout_of(parent).to("cuda"), layout_of(chains(*map(len, paths))).to("cuda")
     problem = {"groups": 16, "heads": 32, "key_size": 128, "value_size": 128, "decay": (1e-3, 20.0)}
     leaves, _ = rounded_leaves(DELTA_RULE, len(parent), dtype, "cuda", **problem)
     names, rounded = list(leaves)[:5], list(leaves.values())[:5]

@@ -18,15 +18,9 @@ from tree_kernels import (
 CPU = torch.device("cpu")
 
 
-def call(**changes: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    arguments: dict[str, Any] = {
-        "q_NHD": torch.randn(4, 4, 8),
-        "k_NHD": torch.randn(4, 2, 8),
-        "v_NHD": torch.randn(4, 2, 8),
-        "layout": TreeLayout.from_subtree_end(subtree_end_of(chain(4))),
-    }
-    arguments |= changes
-    return tree_attention(**arguments)
+def call(**changes: Any) -> Any:
+    usual = {"q_NHD": torch.randn(4, 4, 8), "k_NHD": torch.randn(4, 2, 8), "v_NHD": torch.randn(4, 2, 8)}
+    return tree_attention(**{**usual, "layout": TreeLayout.from_subtree_end(subtree_end_of(chain(4))), **changes})
 
 
 @pytest.mark.parametrize(
@@ -55,14 +49,9 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], complaint: str) -> 
 
 def test_a_vector_of_ends_serves_as_layout() -> None:
     torch.manual_seed(0)
-    q, k = torch.randn(4, 4, 8), torch.randn(4, 2, 8)
-    end = subtree_end_of(chain(4))
-    past = torch.randn(3, 2, 8)
-    layout = TreeLayout.from_subtree_end(end, past_length=3)
-    by_layout = call(q_NHD=q, k_NHD=k, v_NHD=k, layout=layout, past_k=past, past_v=past)
-    by_vector = call(q_NHD=q, k_NHD=k, v_NHD=k, layout=end, past_k=past, past_v=past)
-    assert isinstance(by_layout, torch.Tensor) and isinstance(by_vector, torch.Tensor)
-    assert torch.equal(by_layout, by_vector)
+    k, past, end = torch.randn(4, 2, 8), torch.randn(3, 2, 8), subtree_end_of(chain(4))
+    given = {"q_NHD": torch.randn(4, 4, 8), "k_NHD": k, "v_NHD": k, "past_k": past, "past_v": past}
+    assert torch.equal(call(layout=TreeLayout.from_subtree_end(end, past_length=3), **given), call(layout=end, **given))
 
 
 @pytest.mark.parametrize(("impl", "named"), [("flex", "FlexAttention"), ("fa4", "flash-attn-4")])
@@ -99,7 +88,7 @@ def chosen(device: torch.device, dtype: torch.dtype, deterministic: bool) -> str
 
 
 @pytest.mark.parametrize(
-    ("impl", "device", "dtype", "head_size", "interpret", "complaint"),
+    ("impl", "device", "dtype", "size", "interpret", "complaint"),
     [
         ("sdpa", "cpu", torch.float64, 64, "0", None),
         ("flex", "cuda", torch.float64, 64, "0", "float64"),
@@ -112,26 +101,18 @@ def chosen(device: torch.device, dtype: torch.dtype, deterministic: bool) -> str
     ],
 )
 def test_an_implementation_says_why_it_cannot_run(
-    impl: str,
-    device: str,
-    dtype: torch.dtype,
-    head_size: int,
-    interpret: str,
-    complaint: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    impl: Any, device: str, dtype: Any, size: int, interpret: str, complaint: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    reason = unavailable_reason(impl, device=torch.device(device), dtype=dtype, head_size=head_size)  # type: ignore[arg-type]
+    reason = unavailable_reason(impl, device=torch.device(device), dtype=dtype, head_size=size)
     assert reason is None if complaint is None else complaint in str(reason)
 
 
 @pytest.mark.parametrize("impl", ["flex", "fa4"])
 def test_what_is_not_deterministic_is_refused_by_name(impl: str) -> None:
-    reason = unavailable_reason(
-        impl, device=torch.device("cuda"), dtype=torch.bfloat16, head_size=128, deterministic=True
-    )
-    assert "deterministic=True" in str(reason)
+    problem = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "head_size": 128}
+    assert "deterministic=True" in str(unavailable_reason(impl, **problem, deterministic=True))
     with pytest.raises(UnsupportedImplementation):
         call(impl=impl, deterministic=True)
     assert isinstance(call(deterministic=True), torch.Tensor)
@@ -140,4 +121,4 @@ def test_what_is_not_deterministic_is_refused_by_name(impl: str) -> None:
 def test_autocast_lowers_the_dtype_as_torch_does() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = call()
-    assert isinstance(out, torch.Tensor) and out.dtype == torch.bfloat16
+    assert out.dtype == torch.bfloat16

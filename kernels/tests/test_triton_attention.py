@@ -34,6 +34,11 @@ def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
     return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
 
 
+def two_kernels(rows: int, keys: int) -> Tiles:
+    tiles = same_tiles(rows, keys)
+    return replace(tiles, key_gradients=tiles.key_gradients * 2)
+
+
 def in_tiles(tiles: Tiles, layout: TreeLayout) -> Callable[..., Any]:
     """The kernels with tiles of their own."""
 
@@ -70,26 +75,29 @@ def check(
         assert relative_error(got, wanted[name]) < ERROR[dtype], name
 
 
-@pytest.mark.parametrize(("shape", "size"), [("trunk_and_stubs", 65), ("forest", 33)])
-def test_everything_at_once(shape: str, size: int) -> None:
-    check(SHAPES[shape](size), tiles=same_tiles(64, 16, packed=True), heads=(4, 2), **EVERYTHING)
+GROUPED: dict[str, Any] = {"heads": (4, 2), **EVERYTHING}
+CASES: list[tuple[str, int, Tiles | None, dict[str, Any]]] = [
+    ("trunk_and_stubs", 65, same_tiles(64, 16, packed=True), GROUPED),
+    ("forest", 33, same_tiles(64, 16, packed=True), GROUPED),
+    ("random_trie", 40, same_tiles(32, 32), {"heads": (3, 3), "past": 5}),
+    ("random_trie", 40, same_tiles(32, 32, packed=True), {"heads": (4, 2), "past": 5}),
+    ("random_trie", 40, same_tiles(32, 32), {"heads": (6, 2), "past": 5}),
+    ("random_trie", 40, same_tiles(32, 32, packed=True), {"heads": (7, 1), "past": 5}),
+    ("bushy_trie", 70, same_tiles(16, 64, packed=True), {"heads": (4, 2), "past": 30}),
+    ("bushy_trie", 70, same_tiles(64, 16), {"heads": (4, 2), "past": 30}),
+    ("bushy_trie", 70, same_tiles(128, 64, packed=True), {"heads": (4, 2), "past": 30}),
+    # Gradients of keys and values by a kernel each.
+    ("forest", 33, two_kernels(16, 16), {"head_size": 48, "value_size": 16, **GROUPED}),
+    ("forest", 33, two_kernels(16, 16), {"head_size": 16, "value_size": 40, **GROUPED}),
+    *(("forest", 129, None, {"dtype": torch.float16, "head_size": 32, **option}) for option in ({}, EVERYTHING)),
+]
 
 
-@pytest.mark.parametrize(("heads", "packed"), [*(((3, 3), False), ((4, 2), True), ((6, 2), False), ((7, 1), True))])
-def test_every_grouping_of_heads(heads: tuple[int, int], packed: bool) -> None:
-    check(SHAPES["random_trie"](40), heads=heads, past=5, tiles=same_tiles(32, 32, packed=packed))
-
-
-@pytest.mark.parametrize(("head_size", "value_size"), [(48, 16), (16, 40)])
-def test_gradients_of_keys_and_values_by_a_kernel_each(head_size: int, value_size: int) -> None:
-    two_kernels = replace(same_tiles(16, 16), key_gradients=same_tiles(16, 16).key_gradients * 2)
-    sizes: dict[str, Any] = {"head_size": head_size, "value_size": value_size, "heads": (4, 2)}
-    check(SHAPES["forest"](33), tiles=two_kernels, **sizes, **EVERYTHING)
-
-
-@pytest.mark.parametrize(("tile", "packed"), [*(((16, 64), True), ((64, 16), False), ((128, 64), True))])
-def test_the_tile_changes_nothing(tile: tuple[int, int], packed: bool) -> None:
-    check(SHAPES["bushy_trie"](70), heads=(4, 2), past=30, tiles=same_tiles(*tile, packed=packed))
+@pytest.mark.parametrize(("shape", "size", "tiles", "options"), CASES)
+def test_tiles_of_any_size_give_what_the_reference_gives(
+    shape: str, size: int, tiles: Tiles | None, options: dict[str, Any]
+) -> None:
+    check(SHAPES[shape](size), tiles=tiles, **options)
 
 
 def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
@@ -97,13 +105,7 @@ def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
     layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
     lists = block_lists(layout, query_block=16, key_block=16, by="key")
     assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
-    tiles = same_tiles(16, 16)
-    check(parent, tiles=replace(tiles, key_gradients=tiles.key_gradients * 2))
-
-
-@pytest.mark.parametrize("option", [{}, EVERYTHING])
-def test_float16(option: dict[str, Any]) -> None:
-    check(SHAPES["forest"](129), dtype=torch.float16, head_size=32, **option)
+    check(parent, tiles=two_kernels(16, 16))
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True)
@@ -115,19 +117,14 @@ def test_random_tries(parent: list[int], options: dict[str, Any], tile: tuple[in
 def test_strides_of_tokens_and_heads_are_free() -> None:
     """Head-major tensors, as Hugging Face models hand them on, and gradients that repeat one number."""
     size, heads, head_size = 37, 2, 16
-    generator = torch.Generator().manual_seed(0)
     layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)))
+    drawn = torch.randn(3, heads, size, 2 * head_size, generator=torch.Generator().manual_seed(0))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
-        generator.manual_seed(0)
-        head_major = [
-            torch.randn(heads, size, 2 * head_size, generator=generator).to(dtype).requires_grad_() for _ in range(3)
-        ]
+        head_major = [t.to(dtype).requires_grad_() for t in drawn]
         q, k, v = (t.transpose(0, 1)[..., :head_size] for t in head_major)
-        out = tree_attention(q, k[:, :1], v[:, :1].expand(size, 1, head_size), layout, impl=impl)
-        assert isinstance(out, torch.Tensor)
-        one_value = tree_attention(q, k[:, :1], v[:1, :1].expand(size, 1, head_size), layout, impl=impl)
-        assert isinstance(one_value, torch.Tensor)
+        of_values = (t.expand(size, 1, head_size) for t in (v[:, :1], v[:1, :1]))
+        out, one_value = (tree_attention(q, k[:, :1], value, layout, impl=impl) for value in of_values)
         results.append(torch.autograd.grad(out.sum() + one_value.square().sum(), head_major))
     for actual, expected in zip(*results, strict=True):
         assert relative_error(actual, expected) < ERROR[torch.float32]

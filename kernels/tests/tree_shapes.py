@@ -1,6 +1,8 @@
 """Small forests for the tests, as parent vectors in DFS order; deliberately naive."""
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -19,22 +21,27 @@ def chain(size: int) -> list[int]:
     return list(range(-1, size - 1))
 
 
+def hang(parent: list[int], joint: int, *sizes: int) -> list[int]:
+    """These parents, and behind them chains that hang from a token, or start trees at -1."""
+    parent = list(parent)
+    for size in sizes:
+        parent += [joint, *range(len(parent), len(parent) + size - 1)]
+    return parent
+
+
 def rows(*sizes: int) -> list[int]:
     """Chains side by side."""
-    parent: list[int] = []
-    for size in sizes:
-        start = len(parent)
-        parent += [-1, *range(start, start + size - 1)]
-    return parent
+    return hang([], -1, *sizes)
+
+
+def fork(prefix: int, tails: Sequence[int]) -> list[int]:
+    """A prefix, and tails that hang from its last token."""
+    return hang(chain(prefix), prefix - 1, *tails)
 
 
 def rows_below(shared: int, *sizes: int) -> list[int]:
     """A chain of `shared` tokens, chains of `sizes` below its last, then a lone row of 300."""
-    parent = chain(shared)
-    for size in sizes:
-        start = len(parent)
-        parent += [shared - 1, *range(start, start + size - 1)]
-    return [*parent, -1, *range(len(parent), len(parent) + 299)]
+    return hang(fork(shared, sizes), -1, 300)
 
 
 def star(size: int) -> list[int]:
@@ -44,25 +51,16 @@ def star(size: int) -> list[int]:
 
 def comb(size: int) -> list[int]:
     """A spine on which every token first grows a tooth of one token."""
-    parent: list[int] = []
-    spine = -1
-    while len(parent) < size:
-        parent.append(spine)
-        spine = len(parent) - 1
-        if len(parent) < size:
-            parent.append(spine)
-    return parent
+    spine = [-1, *range(0, size, 2)]
+    return [token for pair in pairwise(spine) for token in pair][:size]
 
 
 def trunk_and_stubs(size: int) -> list[int]:
     """A trunk over half of the tokens, then stubs of 5 tokens off ever shallower trunk tokens."""
     trunk = max(1, size // 2)
-    parent = chain(trunk)
-    joint = trunk - 1
+    parent, joint = chain(trunk), trunk - 1
     while len(parent) < size:
-        for step in range(min(5, size - len(parent))):
-            parent.append(joint if step == 0 else len(parent) - 1)
-        joint = max(0, joint - 7)
+        parent, joint = hang(parent, joint, 5), max(0, joint - 7)
     return parent[:size]
 
 

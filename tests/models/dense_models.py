@@ -37,31 +37,20 @@ def dbrx(**experts: Any) -> PretrainedConfig:
     """A config whose settings are nested."""
     attention = DbrxAttentionConfig(kv_n_heads=2, clip_qkv=0.5, rope_theta=1e4, attn_pdrop=0.0)
     layers = DbrxFFNConfig(hidden_size=32, ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, **experts)
-    return DbrxConfig(
-        d_model=32,
-        n_heads=4,
-        n_layers=2,
-        vocab_size=VOCAB,
-        max_seq_len=256,
-        attn_config=attention,
-        ffn_config=layers,
-        resid_pdrop=0.0,
-        emb_pdrop=0.0,
-    )
+    own = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCAB, "max_seq_len": 256}
+    return DbrxConfig(**own, attn_config=attention, ffn_config=layers, resid_pdrop=0.0, emb_pdrop=0.0)
 
 
+WINDOW = {**SIZES, "sliding_window": 5}
+SOFTCAPS = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=True),
-    "mistral_window": MistralConfig(**SIZES, sliding_window=5),
-    "gemma2_softcap": Gemma2Config(
-        **SIZES, sliding_window=5, attn_logit_softcapping=4.0, final_logit_softcapping=6.0, query_pre_attn_scalar=8
-    ),
-    "gemma3_window": Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=8),
-    "gpt_oss_sinks": GptOssConfig(
-        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
-    ),
+    "mistral_window": MistralConfig(**WINDOW),
+    "gemma2_softcap": Gemma2Config(**WINDOW, **SOFTCAPS, query_pre_attn_scalar=8),
+    "gemma3_window": Gemma3TextConfig(**WINDOW, query_pre_attn_scalar=8),
+    "gpt_oss_sinks": GptOssConfig(**WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "dbrx": dbrx(),
 }

@@ -78,24 +78,17 @@ def shapes() -> dict[str, list[PictureRow]]:
         "same_image_other_grid": [row(trunk, one, ends[0]) for one in (wide, tall, wide)],
         "image_in_the_shared_prefix": [row(trunk, wide, other, end) for end in ends],
         "image_in_a_branch": [row(trunk, ends[0], first, other), row(trunk, ends[0], other), row(trunk, first)],
-        "two_images": [
-            row(trunk, first, other, second, ends[0]),
-            row(trunk, first, other, third, ends[0]),
-            row(trunk, first, other, second, ends[1]),
-        ],
+        "two_images": [row(trunk, first, other, one, ends[end]) for one, end in ((second, 0), (third, 0), (second, 1))],
         "branch_directly_after_an_image": [row(trunk, wide, ends[0]), row(trunk, wide, ends[1]), row(trunk, wide)],
         "with_and_without_images": [row(trunk, first, ends[0]), row(trunk, ends[1]), row(trunk, ends[2]), row(other)],
         "images_side_by_side": [row(trunk, first, first, other), row(trunk, first, second, other)],
         "one_image_in_many_places": [
-            row(trunk, ends[0], first, other),
-            row(trunk, ends[1], first, other),
-            row(first, other, first, other),
+            *(row(*before, first, other) for before in ((trunk, ends[0]), (trunk, ends[1]), (first, other))),
             row(second, other),
         ],
         "a_sliding_window_of_screens": [
-            row(trunk, [START], first, [END], ends[0], [START], wide, [END], ends[1]),
-            row(trunk, [START], wide, [END], ends[1], [START], third, [END], ends[2]),
-            row(trunk, [START], wide, [END], ends[1], [START], tall, [END], ends[3]),
+            row(trunk, [START], one, [END], ends[end], [START], two, [END], ends[end + more])
+            for one, end, two, more in ((first, 0, wide, 1), (wide, 1, third, 1), (wide, 1, tall, 2))
         ],
     }
 

@@ -26,23 +26,13 @@ from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5Moe
 
 LAYERS, EXPERTS = 3, 5
 # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
+IDS = {"bos_token_id": 1, "eos_token_id": 2}
 SIZES = sizes(
-    intermediate_size=24,
-    num_hidden_layers=LAYERS,
-    attention_dropout=0.0,
-    num_experts_per_tok=PER_TOKEN,
-    bos_token_id=1,
-    eos_token_id=2,
+    intermediate_size=24, num_hidden_layers=LAYERS, attention_dropout=0.0, num_experts_per_tok=PER_TOKEN, **IDS
 )
 SPARSE = {"num_experts": EXPERTS, "moe_intermediate_size": 16}
-HYBRID = {
-    **SIZES,
-    **SPARSE,
-    "shared_expert_intermediate_size": 16,
-    "initializer_range": 0.1,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    **DELTA_NET,
-}
+HYBRID = {**SIZES, **SPARSE, **DELTA_NET, "shared_expert_intermediate_size": 16, "initializer_range": 0.1}
+HYBRID |= {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 FAMILIES: dict[str, PretrainedConfig] = {
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **SPARSE, norm_topk_prob=True),
     "qwen3_moe_dense_layer": Qwen3MoeConfig(**SIZES, **SPARSE, mlp_only_layers=[1]),
@@ -57,7 +47,7 @@ BIASED = Glm4MoeConfig(
     **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
 )
 """Balances its experts by a bias, without an auxiliary loss."""
-LATENT = latent_configs(num_hidden_layers=LAYERS, bos_token_id=1, eos_token_id=2)
+LATENT = latent_configs(num_hidden_layers=LAYERS, **IDS)
 """Multi-head latent attention."""
 REPLAYABLE = {
     **FAMILIES,

@@ -1,6 +1,8 @@
 """Load, auxiliary loss and bias balancing of a forest are those of its rows: each unique token counts g_t times."""
 
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,8 @@ from tiny_sizes import BRANCHING
 from transformers import MellumConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
-from tree_rl.models.routers.load_balance import balance_loss, balance_weight, expert_load
-from tree_rl.models.routers.trace import KEYWORD, RouterHooks, RouterTrace
+from tree_rl.models.routers.load_balance import balance_loss, balance_weight
+from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training import StepContext, TreeOptions, TreeStep
 from tree_rl.training.routers.forest_routing import ForestRouting
@@ -56,15 +58,19 @@ def prepared(family: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
-def test_auxiliary_loss_is_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
+def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
     expected = auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
+    wanted = gradients(stock, expected)
     model = prepared(family)
     if checkpointing:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    weight_LE = balance_weight(load_of(model, ROWS), sum(map(len, ROWS)))
-    got = tree_auxiliary_loss(model, ROWS, weight_LE)
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
+    # Ranks and micro-batches: each runs its own forest, the load is everybody's.
+    for shares in ([ROWS], [ROWS[:3], ROWS[3:5], ROWS[5:]]):
+        load_LE = torch.stack([load_of(model, share) for share in shares]).sum(0)
+        weight_LE = balance_weight(load_LE, sum(map(len, ROWS)))
+        got = torch.stack([tree_auxiliary_loss(model, share, weight_LE) for share in shares]).sum()
+        torch.testing.assert_close(got, expected.detach(), rtol=1e-6, atol=1e-6)
+        assert_equal_gradients(gradients(model, got), wanted)
 
 
 def test_a_recomputation_leaves_no_graph_behind() -> None:
@@ -78,19 +84,6 @@ def test_a_recomputation_leaves_no_graph_behind() -> None:
     assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS
 
 
-def test_shares_of_forests_add_up_to_the_global_loss() -> None:
-    # Ranks and micro-batches: each runs its own forest, the load is everybody's.
-    model = prepared("qwen3_moe")
-    shares = [ROWS[:3], ROWS[3:5], ROWS[5:]]
-    load_LE = torch.stack([load_of(model, share) for share in shares]).sum(0)
-    weight_LE = balance_weight(load_LE, sum(map(len, ROWS)))
-    got = torch.stack([tree_auxiliary_loss(model, share, weight_LE) for share in shares]).sum()
-    stock = build(FAMILIES["qwen3_moe"])
-    expected = auxiliary_loss(stock, ROWS)
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    assert_equal_gradients(gradients(model, got), gradients(stock, expected))
-
-
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe_dense_layer", 8), ("gpt_oss", 1)))
 def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     model, forest = prepared(family), Forest.from_rows(ROWS)
@@ -99,33 +92,10 @@ def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
     def charge() -> None:
         routing.weight_LE = balance_weight(routing.load(EXPERTS), forest.num_flat)
 
-    got = partitioned_gradients(
-        model,
-        forest,
-        capacity,
-        lambda log_probs_F: 0 * log_probs_F.sum(),
-        preview=True,
-        after_preview=charge,
-        routing=routing,
-    )
+    how = {"preview": True, "after_preview": charge, "routing": routing}
+    got = partitioned_gradients(model, forest, capacity, lambda log_probs_F: 0 * log_probs_F.sum(), **how)
     stock = build(FAMILIES[family])
     assert_equal_gradients(got, gradients(stock, auxiliary_loss(stock, ROWS)))
-
-
-@pytest.mark.parametrize("config", [*FAMILIES.values(), BIASED], ids=[*FAMILIES, "glm4_moe"])
-def test_load_counts_every_row(config: object) -> None:
-    model = build(config)
-    hooks = RouterHooks(model)
-    alone = []
-    for row in ROWS:
-        trace = RouterTrace()
-        model(input_ids=torch.tensor([row]), use_cache=False, **{KEYWORD: trace})
-        alone.append(expert_load(trace.chosen(), torch.ones(len(row)), hooks.num_experts))
-    use_tree_attention(model)
-    routing, trace = tree_forward(model, ROWS)
-    routing.close(trace)
-    assert torch.equal(routing.load(EXPERTS), torch.stack(alone).sum(0))
-    assert torch.equal(routing.load_of_rows(EXPERTS), torch.stack(alone))
 
 
 UNREADABLE: dict[str, PretrainedConfig] = {
@@ -152,21 +122,12 @@ def test_any_forest_counts_like_its_rows(rows: list[list[int]], seed: int) -> No
     forest = Forest.from_rows(rows)
     chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, (forest.num_unique, 2, 3)).astype(np.int16))
 
-    class Chosen:
-        def chosen(self) -> torch.Tensor:
-            return chosen
-
-        def take_logits(self) -> list[torch.Tensor]:
-            return []
-
     routing = ForestRouting(forest)
-    routing.close(Chosen())
+    routing.close(SimpleNamespace(chosen=lambda: chosen, take_logits=list))
     naive = torch.zeros(len(rows), 2, 4, dtype=torch.float64)
-    for row in range(len(rows)):
-        for token in forest.row_index[row]:
-            for layer in range(2):
-                for expert in chosen[token, layer].tolist():
-                    naive[row, layer, expert] += 1
+    for row, layer in product(range(len(rows)), range(2)):
+        for expert in chosen[forest.row_index[row], layer].flatten().tolist():
+            naive[row, layer, expert] += 1
     assert torch.equal(routing.load_of_rows(4), naive)
     assert torch.equal(routing.load(4), naive.sum(0))
 

@@ -36,6 +36,13 @@ def forest_and_edges() -> tuple[Forest, EdgePlan]:
     return forest, plan_edges(forest, wanted_everywhere(forest), temperature_B)
 
 
+def on_trees(config: PretrainedConfig, *, head_answers: bool = True) -> Any:
+    model = build(config)
+    use_tree_attention(model)
+    assert not head_answers or use_edge_head(model) is None
+    return model
+
+
 def evaluate(model: Any, *, late: bool = False) -> list[torch.Tensor | None]:
     """Outputs of all edges, then the gradients of a loss that weighs each differently. Unless `late`, edges are planned
     before the layers, because the head is out of sight."""
@@ -60,8 +67,7 @@ def assert_same(got: list[torch.Tensor | None], expected: list[torch.Tensor | No
 
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_gives_what_its_logits_give(family: str) -> None:
-    model = build(ALL[family])
-    use_tree_attention(model)
+    model = on_trees(ALL[family], head_answers=False)
     expected = evaluate(model)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert use_edge_head(model) is None
@@ -85,10 +91,7 @@ def test_a_bias_and_a_cast_of_the_logits_are_understood(casts: bool) -> None:
 
 @pytest.mark.parametrize(("family", "head_answers"), [("qwen3", True), ("granite_scale", True), ("gpt_neox", False)])
 def test_edges_planned_late_give_the_same(family: str, head_answers: bool) -> None:
-    model = build(ALL[family])
-    use_tree_attention(model)
-    if head_answers:
-        assert use_edge_head(model) is None
+    model = on_trees(ALL[family], head_answers=head_answers)
     assert_same(evaluate(model, late=True), evaluate(model))
     lora = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
     assert_same(evaluate(lora, late=True), evaluate(lora))
@@ -96,28 +99,18 @@ def test_edges_planned_late_give_the_same(family: str, head_answers: bool) -> No
 
 @pytest.mark.parametrize("head_answers", [True, False])
 def test_late_edges_are_planned_behind_the_layers_where_the_head_answers(head_answers: bool) -> None:
-    model = build(QWEN3)
-    use_tree_attention(model)
-    if head_answers:
-        assert use_edge_head(model) is None
+    model = on_trees(QWEN3, head_answers=head_answers)
     forest, edges = forest_and_edges()
     order: list[str] = []
     for layer in model.model.layers:
         layer.register_forward_hook(lambda *_: order.append("layer"))
-
-    def plan() -> EdgePlan:
-        order.append("plan")
-        return edges
-
-    tree_log_probs(model, TreeInputs.from_forest(forest), plan)
+    tree_log_probs(model, TreeInputs.from_forest(forest), lambda: order.append("plan") or edges)
     layers = ["layer"] * len(model.model.layers)
     assert order == ([*layers, "plan"] if head_answers else ["plan", *layers])
 
 
 def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
-    model = build(QWEN3)
-    use_tree_attention(model)
-    assert use_edge_head(model) is None
+    model = on_trees(QWEN3)
     forest, edges = forest_and_edges()
     ids = torch.arange(5)[None]
     shape = (1, 5, SIZES["vocab_size"])
@@ -134,11 +127,8 @@ def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
     assert isinstance(values, EdgeValues)
     assert model(input_ids=ids).logits.shape == shape and seen == [shape]
 
-    def fails(**_: Any) -> Any:
-        raise ArithmeticError("a layer failed")
-
     with pytest.raises(ArithmeticError):
-        edge_values(fails, {}, lambda: edges.request)
+        edge_values(lambda **_: 1 / 0, {}, lambda: edges.request)
     assert model(input_ids=ids).logits.shape == shape
 
 
@@ -151,9 +141,7 @@ def test_whatever_works_on_the_answer_is_noticed() -> None:
         ("qwen3", lambda answer: answer.float(), AttributeError),
         ("granite_scale", torch.exp, TypeError),
     ):
-        model = build(ALL[family])
-        use_tree_attention(model)
-        assert use_edge_head(model) is None
+        model = on_trees(ALL[family])
         model.lm_head.register_forward_hook(lambda module, inputs, output, change=change: change(output))
         with pytest.raises(error):
             edge_values(model, kwargs, lambda: edges.request)
@@ -162,12 +150,7 @@ def test_whatever_works_on_the_answer_is_noticed() -> None:
 def with_forward(model: Any, change: Any) -> Any:
     """The model with logits changed behind the head."""
     forward = model.forward
-
-    def changing(**kwargs: Any) -> Any:
-        output = forward(**kwargs)
-        return SimpleNamespace(logits=change(output.logits))
-
-    model.forward = changing
+    model.forward = lambda **kwargs: SimpleNamespace(logits=change(forward(**kwargs).logits))
     return model
 
 

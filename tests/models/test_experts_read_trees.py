@@ -4,6 +4,7 @@ are replayed; recorded routes replay to the same numbers."""
 import numpy as np
 import pytest
 import torch
+from dense_models import FAMILIES as DENSE
 from dense_models import assert_reads_trees
 from equal_gradients import gradients
 from moe_models import (
@@ -16,7 +17,6 @@ from moe_models import (
     PER_TOKEN,
     REPLAYABLE,
     SIZES,
-    SPARSE,
     assert_equal_gradients,
     build,
     random_routes,
@@ -24,8 +24,8 @@ from moe_models import (
 )
 from partitioned_steps import partitioned_gradients
 from stock_routers import stock_routers_told
-from tiny_sizes import BRANCHING
-from transformers import Dots1Config, LlamaConfig, OlmoeConfig, PhimoeConfig, PretrainedConfig, Qwen2MoeConfig
+from tiny_sizes import BRANCHING, changed
+from transformers import Dots1Config, OlmoeConfig, PhimoeConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, use_tree_attention
 from tree_rl.models.routers.merge_routes import NATIVE, number_routes, routes_of_unique_tokens
@@ -67,16 +67,28 @@ def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[to
     return model, torch.cat(pieces)
 
 
-@pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(REPLAYABLE)])
-def test_replay_equals_rows_alone(family: str, checkpointing: bool) -> None:
-    routes = random_routes(ROWS, seed=1)
-    stock, log_probs_F = row_log_probs(family, ROWS, routes)
+@pytest.mark.parametrize(
+    ("family", "rows", "checkpointing", "is_recorded"),
+    (
+        *((family, ROWS, at % 2 == 0, True) for at, family in enumerate(REPLAYABLE)),
+        *(("mixtral", BRANCHING[shape], False, False) for shape in ("comb", "single_tokens")),
+    ),
+)
+def test_replay_equals_rows_alone_and_tokens_without_a_record_are_routed_by_the_model(
+    family: str, rows: Rows, checkpointing: bool, is_recorded: bool
+) -> None:
+    routes = random_routes(rows, seed=1)
+    if not is_recorded:
+        for routes_TLK in routes:
+            routes_TLK[-1] = NATIVE
+            routes_TLK[::3, 1] = NATIVE
+    stock, log_probs_F = row_log_probs(family, rows, routes)
     expected = gradients(stock, weighted(log_probs_F))
     model, _ = prepared(family)
     if checkpointing:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    forest, routing = replayed_forest(ROWS, routes)
-    assert Forest.from_rows(ROWS).num_unique < forest.num_unique < forest.num_flat
+    forest, routing = replayed_forest(rows, routes)
+    assert not is_recorded or Forest.from_rows(rows).num_unique < forest.num_unique < forest.num_flat
     got_F = traced_log_probs(model, forest, routing.open())
     torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
     assert_equal_gradients(gradients(model, weighted(got_F)), expected)
@@ -98,21 +110,6 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     recorded = [np.sort(routing.chosen[forest.row_index[row]].numpy()) for row in range(len(ROWS))]
     for got_TLK, forced_TLK in zip(recorded, routes, strict=True):
         assert np.array_equal(got_TLK, np.sort(forced_TLK[:, LAYERS_WITH_EXPERTS[family]]))
-
-
-@pytest.mark.parametrize("shape", ("comb", "single_tokens"))
-def test_tokens_without_a_record_are_routed_by_the_model(shape: str) -> None:
-    rows = BRANCHING[shape]
-    routes = random_routes(rows, seed=3)
-    for routes_TLK in routes:
-        routes_TLK[-1] = NATIVE
-        routes_TLK[::3, 1] = NATIVE
-    stock, log_probs_F = row_log_probs("mixtral", rows, routes)
-    model, _ = prepared("mixtral")
-    forest, routing = replayed_forest(rows, routes)
-    got_F = traced_log_probs(model, forest, routing.open())
-    torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
-    assert_equal_gradients(gradients(model, weighted(got_F)), gradients(stock, weighted(log_probs_F)))
 
 
 def routes_of(trace: RouterTrace, hooks: RouterHooks) -> torch.Tensor:
@@ -151,16 +148,17 @@ def test_forwards_without_a_trace_are_not_touched(family: str) -> None:
     torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
 
 
-def test_routes_must_be_given_for_all_decoder_layers() -> None:
+@pytest.mark.parametrize(
+    ("layers", "complaint"),
+    (
+        (LAYERS - 1, r"expected routes of all 3 decoder layers .* received 2"),
+        (LAYERS, r"routes of layer 0 .* expected \(3, 2\), received \(2, 2\)"),
+    ),
+)
+def test_routes_of_other_layers_or_tokens_are_refused(layers: int, complaint: str) -> None:
     model, _ = prepared("qwen3_moe_dense_layer")
-    with pytest.raises(ValueError, match=r"expected routes of all 3 decoder layers .* received 2"):
-        model(input_ids=torch.tensor([[3, 4]]), router_trace=RouterTrace(torch.zeros(2, 2, PER_TOKEN)))
-
-
-def test_routes_of_other_tokens_are_refused() -> None:
-    model, _ = prepared("qwen3_moe")
-    with pytest.raises(ValueError, match=r"routes of layer 0 .* expected \(3, 2\), received \(2, 2\)"):
-        model(input_ids=torch.tensor([[3, 4, 5]]), router_trace=RouterTrace(torch.zeros(2, LAYERS, PER_TOKEN)))
+    with pytest.raises(ValueError, match=complaint):
+        model(input_ids=torch.tensor([[3, 4, 5]]), router_trace=RouterTrace(torch.zeros(2, layers, PER_TOKEN)))
 
 
 def test_routers_whose_scores_are_unknown_record_but_do_not_replay() -> None:
@@ -171,27 +169,17 @@ def test_routers_whose_scores_are_unknown_record_but_do_not_replay() -> None:
     model(input_ids=torch.tensor([[3, 4]]), router_trace=trace)
     assert trace.chosen().shape == (2, LAYERS - 1, PER_TOKEN)
     with pytest.raises(UnsupportedModelError, match="routes cannot be replayed through Dots1DecoderLayer"):
-        model(
-            input_ids=torch.tensor([[3, 4]]),
-            router_trace=RouterTrace(torch.zeros(2, LAYERS, PER_TOKEN, dtype=torch.int16)),
-        )
+        model(input_ids=torch.tensor([[3, 4]]), router_trace=RouterTrace(torch.zeros(2, LAYERS, PER_TOKEN)))
 
 
 def test_a_dense_model_has_no_routers() -> None:
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no experts"):
-        RouterHooks(build(LlamaConfig(**sizes, vocab_size=9, pad_token_id=0, bos_token_id=1, eos_token_id=2)))
+        RouterHooks(build(DENSE["llama"]))
 
 
+IN_MASK = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3, "layer_types": None}
 WINDOWS: dict[str, PretrainedConfig] = {
-    "qwen2_moe_window": Qwen2MoeConfig(
-        **SIZES,
-        **SPARSE,
-        shared_expert_intermediate_size=16,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=3,
-    ),
+    "qwen2_moe_window": changed(FAMILIES["qwen2_moe"], **IN_MASK),
     "phimoe_window": PhimoeConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=4, router_jitter_noise=0.0),
     "olmoe_window": OlmoeConfig(**SIZES, num_experts=EXPERTS, sliding_window=4),
 }

@@ -13,13 +13,8 @@ import torch
 from latent_models import latent_configs
 from rows_by_torch import attend_rows
 from tiny_sizes import sizes
-from transformers import (
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    modeling_flash_attention_utils,
-)
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2MoeConfig, Qwen3Config
+from transformers import modeling_flash_attention_utils as flash
 
 from tree_kernels.tree_layout import TreeLayout
 from tree_rl.models import use_tree_attention
@@ -34,18 +29,10 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "values_of_another_size": latent_configs()["deepseek_v3"],
 }
 
-MASK_WINDOW: dict[str, PretrainedConfig] = {
-    "qwen2_moe": Qwen2MoeConfig(
-        **SIZES,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        use_sliding_window=True,
-        sliding_window=2,
-        max_window_layers=2,
-    )
-}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS |= {"shared_expert_intermediate_size": 16}
+WINDOW = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}
+MASK_WINDOW: dict[str, PretrainedConfig] = {"qwen2_moe": Qwen2MoeConfig(**SIZES, **EXPERTS, **WINDOW)}
 """Has its window in the mask alone, which flash attention does not get."""
 
 
@@ -78,8 +65,8 @@ def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     padding.pad_input = padding.unpad_input = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.setitem(sys.modules, "flash_attn.bert_padding", padding)
-    monkeypatch.setattr(modeling_flash_attention_utils, "is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    monkeypatch.setattr(flash, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
     torch.manual_seed(0)
     built = AutoModelForCausalLM.from_config(
         {**FAMILIES, **MASK_WINDOW}[request.param], attn_implementation="sdpa"
@@ -133,7 +120,7 @@ def test_a_failing_flat_call_leaves_the_tree_s_name_behind(model: Any, monkeypat
     model.config._attn_implementation_internal = "flash_attention_2"
     use_tree_attention(model)
     name = model.config._attn_implementation
-    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
     monkeypatch.setattr(sys.modules["flash_attn"], "flash_attn_varlen_func", lambda *a, **k: 1 / 0)
     with pytest.raises((ZeroDivisionError, TypeError)):
         packed_logits(model)

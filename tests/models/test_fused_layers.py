@@ -5,17 +5,17 @@ The kernels are Liger's, in Triton's interpreter, in float32.
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import moe_models
 import pytest
 import torch
 from dense_models import SIZES
 from equal_gradients import assert_equal_gradients, gradients
 from fused_models import ALL, DENSE, SPARSE
 from tiny_sizes import changed
-from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, OlmoeConfig, PretrainedConfig
+from transformers import LlamaConfig, Olmo2Config, OlmoeConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.models.fused_layers import TESTED, check_liger, remove_liger_layers, use_liger_layers
@@ -23,17 +23,13 @@ from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
+CPU = torch.device("cpu")
 ROWS = [[5, 6, 7, 8], [5, 6, 9, 4], [5, 6], [3]]
 """Branches, a strict prefix, a single token, two roots."""
 
 
-def build(config: PretrainedConfig, head: Any = AutoModelForCausalLM, **more: Any) -> Any:
-    torch.manual_seed(0)
-    config = copy.deepcopy(config)
-    return head.from_config(config, attn_implementation="eager", experts_implementation="eager", **more).float().train()
+def build(config: PretrainedConfig) -> Any:
+    return moe_models.build(config).train()
 
 
 def read_trees(model: Any) -> None:
@@ -58,17 +54,6 @@ def assert_same(got: Run, expected: Run) -> None:
     assert_equal_gradients(got[1], expected[1], floor=1e-1)
 
 
-@contextmanager
-def file_stays(model: Any) -> Iterator[None]:
-    """What stock verl's call changes in a modelling file is undone."""
-    modelling = vars(sys.modules[type(model).__module__])
-    before = dict(modelling)
-    try:
-        yield
-    finally:
-        modelling.update(before)
-
-
 def test_families_are_those_of_the_tests() -> None:
     assert {config.model_type for config in ALL.values()} == TESTED
     assert all(family == config.model_type for family, config in ALL.items())
@@ -89,8 +74,8 @@ def test_layers_are_those_that_stock_verl_replaces(family: str, liger: None) -> 
         "": unfused[tree.base_model_prefix]
     }
     assert any("LigerRMSNorm" in name for name in ours.values())
-    with file_stays(plain):
-        # As verl's engine calls it.
+    # As verl's engine calls it; what it changes in the modelling file is undone.
+    with patch.dict(vars(sys.modules[type(plain).__module__])):
         _apply_liger_kernel_to_instance(model=plain, fused_linear_cross_entropy=False, swiglu=True)
     assert ours == names_of_layers(plain)
     assert type(tree).forward is type(plain).forward and "forward" not in vars(tree)
@@ -119,31 +104,21 @@ def test_other_models_of_the_process_run_as_before(liger: None) -> None:
     expected = with_gradients(other, branch_log_probs(other, ROWS))
     modelling = sys.modules[type(other).__module__]
     classes = {name: value for name, value in vars(modelling).items() if isinstance(value, type)}
-    calls: list[object] = []
     use_liger_layers(fused, device=CPU)
     use_liger_layers(build(DENSE["llama"]), device=CPU)
     assert {name: value for name, value in vars(modelling).items() if isinstance(value, type)} == classes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rope, "dispatch", _counted(rope.dispatch, calls))
+    with patch.object(rope, "dispatch", wraps=rope.dispatch) as rotate:
         after = with_gradients(other, branch_log_probs(other, ROWS))
-        assert not calls
+        rotate.assert_not_called()
         branch_log_probs(fused, ROWS[:1])
-        assert len(calls) == 1
+        rotate.assert_called_once()
         # The layer tells its thread, and takes it back also where it fails.
         with pytest.raises(TypeError):
             fused.model.layers[0](torch.zeros(1, 2, 32), position_embeddings=None)
         branch_log_probs(other, ROWS[:1])
-        assert len(calls) == 1
+        rotate.assert_called_once()
     assert torch.equal(after[0], expected[0])
     assert all(torch.equal(after[1][name], gradient) for name, gradient in expected[1].items())
-
-
-def _counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args[0])
-        return function(*args, **kwargs)
-
-    return counted
 
 
 def test_a_copy_takes_the_layers_along_and_gives_them_back_alone(liger: None) -> None:

@@ -21,16 +21,8 @@ from tree_rl.tree.forest import Forest
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CUDA = torch.device("cuda")
 VOCAB = 500
-SIZES = sizes(
-    vocab_size=VOCAB,
-    hidden_size=256,
-    intermediate_size=512,
-    num_hidden_layers=None,
-    head_dim=64,
-    initializer_range=0.05,
-    max_position_embeddings=2048,
-    pad_token_id=None,
-)
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "max_position_embeddings": 2048}
+SIZES = sizes(vocab_size=VOCAB, num_hidden_layers=None, pad_token_id=None, initializer_range=0.05, **WIDE)
 LINEAR = DELTA_NET | {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 SEEDS = 5
 

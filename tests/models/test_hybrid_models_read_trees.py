@@ -20,7 +20,7 @@ from latent_models import latent_configs
 from partitioned_steps import partitioned_gradients
 from peft import LoraConfig, get_peft_model
 from recurrent_models import RECURRENT
-from transformers import Qwen3NextConfig
+from tiny_sizes import HYBRID, changed
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training.loss.edges import forest_log_probs
@@ -152,14 +152,7 @@ def test_a_gated_delta_net_of_another_kind_is_refused_by_name(
 LATENT = latent_configs(initializer_range=0.1)
 OFFLOAD = {"relays_on_host": True}
 ROWS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=12), min_size=1, max_size=5)
-TWO_LAYERS = Qwen3NextConfig(
-    **{
-        **HYBRIDS["qwen3_next"].to_dict(),
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "mlp_only_layers": [0, 1],
-    }
-)
+TWO_LAYERS = changed(HYBRIDS["qwen3_next"], num_hidden_layers=2, layer_types=HYBRID, mlp_only_layers=[0, 1])
 
 
 def assert_partitions_equal_rows(model: Any, rows: list[Any], capacity: int, **options: bool) -> None:

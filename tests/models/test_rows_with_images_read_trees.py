@@ -63,13 +63,6 @@ def build(family: str, *, checkpointing: bool = False) -> Any:
     return model
 
 
-def count_images(model: Any) -> list[int]:
-    """Patches of each forward of the tower."""
-    seen: list[int] = []
-    model.base_model.visual.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    return seen
-
-
 @pytest.mark.parametrize(
     ("family", "checkpointing"),
     (*FAMILIES, *(pytest.param(one, is_on, marks=pytest.mark.slow) for one in OTHERS for is_on in (False, True))),
@@ -83,7 +76,8 @@ def test_gradients_are_those_of_rows_alone(family: str, checkpointing: bool) -> 
     check_model(model)
     use_tree_attention(model)
     use_edge_head(model)
-    seen = count_images(model)
+    seen: list[int] = []
+    model.base_model.visual.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     for number, (name, rows) in enumerate(SHAPES.items()):
         expected, gradient, images = alone[name]
         patches = sum(one.height * one.width for one in {picture for one in rows for picture in one.pictures})
@@ -131,16 +125,10 @@ def test_a_row_that_ends_or_branches_inside_an_image_is_refused(pieces: tuple[An
 
 
 def test_an_image_whose_tokens_are_interrupted_is_refused() -> None:
-    picture = Picture(seed=1)
+    one = row(Picture(seed=1))
+    tokens, how = [[5, 90, 90, 6, 90, 90]], {"image_token": 90, "merge_size": 2}
     with pytest.raises(RowError, match="row 0: other tokens interrupt those of an image at token 1"):
-        RowImages.of(
-            [[5, 90, 90, 6, 90, 90]],
-            [picture.pixels],
-            [torch.tensor([[1, 4, 4]])],
-            [np.zeros((3, 6))],
-            image_token=90,
-            merge_size=2,
-        )
+        RowImages.of(tokens, [one.pixel_values], [one.grid_thw], [np.zeros((3, 6))], **how)
 
 
 @pytest.mark.parametrize("targets", (["q_proj", "v_proj", "up_proj"], "all-linear"))

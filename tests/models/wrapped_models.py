@@ -28,29 +28,20 @@ NO_EXTRA_INPUTS = {"global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 QWEN2_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+QWEN2_5_VISION = {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16}
 INTERLEAVED = {"rope_parameters": {**AXES, "mrope_interleaved": True}}
 DEEPSTACK = {**QWEN_VISION, "deepstack_visual_indexes": [0]}
 GROUPED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
 LFM2 = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 LLAMA4_VISION = {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 MLLAMA_VISION = {**VISION, "vision_output_dim": 16, "intermediate_layers_indices": [0]}
-GOT_VISION = {
-    **{key: VISION[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
-    "image_size": 32,
-    "patch_size": 16,
-    "output_channels": 8,
-    "mlp_dim": 16,
-    "global_attn_indexes": [0],
-    "window_size": 2,
-}
-KOSMOS = {
-    "embed_dim": 32,
-    "layers": 2,
-    "attention_heads": 4,
-    "ffn_dim": 48,
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0),
-}
+GOT_VISION = {key: VISION[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+GOT_VISION |= {"image_size": 32, "patch_size": 16, "output_channels": 8, "mlp_dim": 16}
+GOT_VISION |= {"global_attn_indexes": [0], "window_size": 2}
+KOSMOS = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0)
+KOSMOS |= {"embed_dim": 32, "layers": 2, "attention_heads": 4, "ffn_dim": 48}
 INDEX, ID = {"image_token_index": 95}, {"image_token_id": 95}
+VIDEO = {**INDEX, "video_token_index": 96}
 
 WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": (HYBRID_TEXT, {**QWEN_VISION, "deepstack_visual_indexes": []}, QWEN_TOKENS),
@@ -59,22 +50,14 @@ WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "mistral3": ({"model_type": "mistral", "sliding_window": None}, PIXTRAL, INDEX),
     "ministral3": ({"model_type": "ministral3"}, PIXTRAL, {"model_type": "mistral3", **INDEX}),
     "qwen2_vl": ({"rope_parameters": AXES}, QWEN2_VISION, QWEN_TOKENS),
-    "qwen2_5_vl": (
-        {"rope_parameters": AXES},
-        {**QWEN_VISION, "fullatt_block_indexes": [0], "window_size": 16},
-        QWEN_TOKENS,
-    ),
+    "qwen2_5_vl": ({"rope_parameters": AXES}, QWEN2_5_VISION, QWEN_TOKENS),
     "qwen3_vl": (INTERLEAVED, DEEPSTACK, QWEN_TOKENS),
     "qwen3_vl_moe": ({**EXPERTS, **INTERLEAVED}, DEEPSTACK, QWEN_TOKENS),
     "glm4v": (GLM_ROPE, GLM_VISION, TOKENS),
     "glm46v": ({"model_type": "glm4v_text", **GLM_ROPE}, {**GLM_VISION, "model_type": "glm4v_vision"}, TOKENS),
     "glm4v_moe": ({**GLM_ROPE, **GROUPED, "first_k_dense_replace": 1}, GLM_VISION, TOKENS),
     "llava": ({"model_type": "llama"}, {**VISION, "model_type": "clip_vision_model"}, INDEX),
-    "llava_onevision": (
-        {"model_type": "qwen2"},
-        {**SIGLIP, "vision_use_head": False},
-        {**INDEX, "video_token_index": 96},
-    ),
+    "llava_onevision": ({"model_type": "qwen2"}, {**SIGLIP, "vision_use_head": False}, VIDEO),
     "got_ocr2": ({"model_type": "qwen2"}, GOT_VISION, INDEX),
     "internvl": ({"model_type": "qwen3"}, {**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, ID),
     "aya_vision": ({"model_type": "cohere2", "logit_scale": 0.25, **WINDOWS}, SIGLIP, INDEX),
@@ -90,22 +73,12 @@ WRAPPED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def wrapped_config(name: str, *, tied: bool = False, **text: Any) -> PretrainedConfig:
-    """A config with `text_config` and `vision_config`, as published ones have.
-
-    Args:
-        name: key of `WRAPPED`.
-        tied: whether the head is the embedding.
-        text: replaces entries of `text_config`.
-    """
+    """A config with `text_config`, of which `text` replaces entries, and `vision_config`, as published ones have."""
     own, vision, more = WRAPPED[name]
     unknown = {"lfm2_vl": ["head_dim"], "kosmos-2.5": TEXT.keys() - {"vocab_size"}}.get(name, ())
     sizes_of_text = {key: value for key, value in TEXT.items() if key not in unknown}
-    settings = {
-        "text_config": {**sizes_of_text, **own, **text, "tie_word_embeddings": tied},
-        "vision_config": vision,
-        **more,
-    }
-    return AutoConfig.for_model(settings.pop("model_type", name), **settings, tie_word_embeddings=tied)
+    parts = {"text_config": {**sizes_of_text, **own, **text, "tie_word_embeddings": tied}, "vision_config": vision}
+    return AutoConfig.for_model(**{"model_type": name, **parts, **more, "tie_word_embeddings": tied})
 
 
 def wrapped_model(config: PretrainedConfig) -> PreTrainedModel:

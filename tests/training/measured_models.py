@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_sizes import DELTA_NET, VOCAB, sizes
+from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
@@ -21,19 +21,20 @@ LAYERS, HIDDEN = 4, 32
 SIZES: dict[str, Any] = sizes(
     intermediate_size=48, num_hidden_layers=LAYERS, max_position_embeddings=512, attention_dropout=0.0
 )
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+EXPERTS |= {"mlp_only_layers": [1]}
+MROPE = {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 KINDS = ("dense", "experts", "gated_delta_net", "lora", "critic")
 
 
-def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.float32) -> Any:
-    """A random model in train mode, the same weights at every call."""
+def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random model in train mode, the same weights at every call; `changes` of its configuration."""
     torch.manual_seed(0)
-    config: Any = Qwen3Config(**SIZES)
+    config: Any = Qwen3Config(**SIZES | changes)
     if kind == "experts":
-        config = Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1])
+        config = Qwen3MoeConfig(**SIZES | EXPERTS | changes)
     elif kind == "gated_delta_net":
-        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=ROPE)
+        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=MROPE)
     if kind == "critic":
         config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
         model: Any = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa", dtype=dtype)
@@ -48,8 +49,7 @@ def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.f
         use_edge_head(model)
     if kind == "lora":
         wanted = ["q_proj", "v_proj", "gate_proj", "down_proj"]
-        adapted = LoraConfig(r=2, lora_alpha=4, target_modules=wanted, init_lora_weights=False)
-        model = get_peft_model(model, adapted)
+        model = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, target_modules=wanted, init_lora_weights=False))
         model.enable_input_require_grads()
     return model.train()
 

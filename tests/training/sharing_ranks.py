@@ -32,28 +32,26 @@ from tree_rl.training.loss.outputs import ENTROPY, LOG_PROBS, VALUES
 from tree_rl.training.ranks.recovery import CountedCollectives
 
 SIZES: dict[str, Any] = sizes(num_attention_heads=8, attention_dropout=0.0)
+WINDOW = {**SIZES, "sliding_window": 5}
+SOFTCAPS = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}
 ONE_KEY_HEAD = {**SIZES, "num_key_value_heads": 1}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "one_key_head": lambda: Qwen3Config(**ONE_KEY_HEAD),
-    "window": lambda: MistralConfig(**SIZES, sliding_window=5),
-    "softcap": lambda: Gemma2Config(
-        **SIZES, sliding_window=5, attn_logit_softcapping=4.0, final_logit_softcapping=6.0, query_pre_attn_scalar=8
-    ),
-    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=5, query_pre_attn_scalar=8),
-    "sinks": lambda: GptOssConfig(
-        **SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
-    ),
+    "window": lambda: MistralConfig(**WINDOW),
+    "softcap": lambda: Gemma2Config(**WINDOW, **SOFTCAPS, query_pre_attn_scalar=8),
+    "gemma3": lambda: Gemma3TextConfig(**WINDOW, query_pre_attn_scalar=8),
+    "sinks": lambda: GptOssConfig(**WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
 }
 CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
 # Its layers call `view` on what attention returns.
-CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**SIZES | {"num_attention_heads": 4}, num_dense_layers=2, sliding_window=5)
+CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**WINDOW | {"num_attention_heads": 4}, num_dense_layers=2)
 CONFIGS["latent"] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
 # Its gradients are not finite at an embedding of zero, such as that of token 0, which pads.
 PER_LAYER = {"vocab_size_per_layer_input": SIZES["vocab_size"], "hidden_size_per_layer_input": 8, "laurel_rank": 4}
 PER_LAYER |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
-CONFIGS["gemma3n"] = lambda: Gemma3nTextConfig(**SIZES, **PER_LAYER, sliding_window=5)
+CONFIGS["gemma3n"] = lambda: Gemma3nTextConfig(**WINDOW, **PER_LAYER)
 CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 

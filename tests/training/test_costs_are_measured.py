@@ -28,8 +28,7 @@ def test_work_is_that_of_the_trees_and_of_rows_without_one() -> None:
 
 
 def call(tokens: float, seconds: float) -> MeasuredCall:
-    work = Work(forwards=1, tokens=tokens, pairs=tokens * 9, head_tokens=tokens / 2)
-    return work, seconds
+    return Work(forwards=1, tokens=tokens, pairs=tokens * 9, head_tokens=tokens / 2), seconds
 
 
 def test_ranks_learn_the_slowest_ones_work_alike() -> None:

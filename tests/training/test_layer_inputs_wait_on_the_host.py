@@ -1,6 +1,6 @@
 """Layer inputs that wait in host memory change no bit of any gradient; nothing else leaves, and all memory is freed."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -15,40 +15,34 @@ from tree_rl.tree.forest import Forest
 STAY = MemorySaving()
 
 
-class Recorded(offloaded_inputs._Copy):
-    """Counts copies that leave and return, by shape."""
-
-    left: ClassVar[list[torch.Size]] = []
-    returned: ClassVar[list[torch.Size]] = []
-
-    def __init__(self, slab: Any, *, source: torch.Tensor, target: torch.Tensor) -> None:
-        is_leaving = target.untyped_storage().data_ptr() == slab._bytes.untyped_storage().data_ptr()
-        (self.left if is_leaving else self.returned).append(source.shape)
-        super().__init__(slab, source=source, target=target)
-
-
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
-    monkeypatch.setattr(offloaded_inputs, "_Copy", Recorded)
-    Recorded.left, Recorded.returned = [], []
-    return Recorded
+def copies(monkeypatch: pytest.MonkeyPatch) -> dict[bool, list[torch.Size]]:
+    """Shapes of copies that leave (True) and return (False)."""
+    moved: dict[bool, list[torch.Size]] = {True: [], False: []}
+    copy = offloaded_inputs._Copy
+
+    def recorded(slab: Any, *, source: torch.Tensor, target: torch.Tensor) -> Any:
+        moved[target.untyped_storage().data_ptr() == slab._bytes.untyped_storage().data_ptr()].append(source.shape)
+        return copy(slab, source=source, target=target)
+
+    monkeypatch.setattr(offloaded_inputs, "_Copy", recorded)
+    return moved
 
 
 @pytest.mark.parametrize(("kind", "max_tokens"), [(kind, (None, 20)[at % 2]) for at, kind in enumerate(KINDS)])
-def test_no_bit_of_a_gradient_changes(kind: str, max_tokens: int | None, copies: type[Recorded]) -> None:
+def test_no_bit_of_a_gradient_changes(kind: str, max_tokens: int | None, copies: dict[bool, list[torch.Size]]) -> None:
     model = build(kind)
     stay = gradients(model, STAY, max_tokens=max_tokens)
-    assert not copies.left
+    assert not any(copies.values())
     for layers in (1, LAYERS):
-        copies.left.clear()
-        copies.returned.clear()
+        copies |= {True: [], False: []}
         leave = gradients(model, MemorySaving(offloaded_layers=layers), max_tokens=max_tokens)
         assert stay.keys() == leave.keys()
         for name, gradient in stay.items():
             assert torch.equal(gradient, leave[name]), name
         # Every token's input of each of these layers, once, there and back; nothing else.
         unique = Forest.from_rows(hostile_rows()).num_unique
-        for moved in (copies.left, copies.returned):
+        for moved in copies.values():
             assert sum(shape[1] for shape in moved) == layers * unique
             assert all(shape[0] == 1 and shape[2] == HIDDEN and len(shape) == 3 for shape in moved)
 
@@ -68,9 +62,7 @@ def test_host_memory_is_exact_and_kept() -> None:
 
 def test_an_input_leaves_the_device_while_the_next_layer_runs() -> None:
     """The input that a layer reads is alive, and the first one, to which transformers' forward holds on."""
-    model = build("dense")
-    alive: list[int] = []
-    seen: list[Any] = []
+    model, alive, seen = build("dense"), [], []
 
     def watch(layer: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
         seen.append(torch.multiprocessing.reductions.StorageWeakRef(args[0].untyped_storage()))
@@ -129,10 +121,8 @@ def test_inputs_of_a_run_that_lost_its_memory_are_refused() -> None:
     with pytest.raises(RuntimeError, match="another micro-batch"):
         lost.backward()
     host_slab.host_slab(ids.device).release()
-    with (
-        pytest.raises(RuntimeError, match="expected at most"),
-        OffloadedInputs(model, layers=2, live_tokens=4).of_forward(),
-    ):
+    small = OffloadedInputs(model, layers=2, live_tokens=4)
+    with pytest.raises(RuntimeError, match="expected at most"), small.of_forward():
         model(ids, use_cache=False)
 
 

@@ -32,11 +32,7 @@ def test_a_model_that_mixes_siblings_is_stopped(dtype: torch.dtype) -> None:
     layer = model.model.layers[0].mlp
     forward = layer.forward
 
-    def mixing(hidden: torch.Tensor) -> torch.Tensor:
-        out = forward(hidden)
-        return out + 0.5 * torch.cat([out[:, :1] * 0, out[:, :-1]], dim=1)
-
-    layer.forward = mixing
+    layer.forward = lambda hidden: (out := forward(hidden)) + 0.5 * out.roll(1, dims=1)
     step = TreeStep(model)
     with pytest.raises(TreeMismatchError, match="self-check: log_probs of 1 rows differ"):
         step.run(Rows.of(hostile_rows()), mean)
@@ -131,7 +127,6 @@ def test_a_loss_of_entropies_alone_also_runs_in_partitions() -> None:
 
 def test_reentrant_checkpointing_is_refused_in_partitions() -> None:
     model = build("dense", checkpointing=False)
-    model.train()
     model.gradient_checkpointing_enable({"use_reentrant": True})
     model.enable_input_require_grads()
     with pytest.raises(ValueError, match="under reentrant gradient checkpointing: set use_reentrant=False"):

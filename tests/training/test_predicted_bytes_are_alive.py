@@ -12,36 +12,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from live_bytes import peak_bytes
-from measured_models import measured_step
+from measured_models import build, measured_step
 from rank_processes import run_ranks
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from tree_rl.cost.memory.model import MemorySaving, Peak
-from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.memory.host_slab import host_slab
 from tree_rl.training.memory.memory_of_module import read_memory_model
 from tree_rl.training.micro_batch import MicroBatch, predicted_peak
 
 CPU, F32, BF16 = torch.device("cpu"), torch.float32, torch.bfloat16
-SIZES: dict[str, Any] = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096}
-SIZES |= {"attention_dropout": 0.0, "tie_word_embeddings": False}
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+WIDE: dict[str, Any] = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
+WIDE |= {"max_position_embeddings": 4096, "initializer_range": 0.02}
+EXPERTS = {"num_experts": 8, "moe_intermediate_size": 96, "mlp_only_layers": []}
 KEEP_ALL = MemorySaving()
 SHARED: tuple[tuple[str, int | None], ...] = (("trunk", None), ("comb", 200))
 """Shape of the rows, and the budget of a partition."""
-
-
-def build(kind: str, *, checkpointing: bool, dtype: torch.dtype) -> Any:
-    torch.manual_seed(0)
-    config: Any = Qwen3Config(**SIZES) if kind == "dense" else Qwen3MoeConfig(**SIZES, **EXPERTS)
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    use_tree_attention(model)
-    use_edge_head(model)
-    return model.train()
 
 
 def rows_of(shape: str) -> list[np.ndarray]:
@@ -87,7 +73,8 @@ def alive_and_predicted(step: TreeStep, model: Any, shape: str, *, ranks: int = 
 def test_predicted_bytes_are_alive(
     kind: str, checkpointing: bool, dtype: torch.dtype, shape: str, max_tokens: int | None, saving: MemorySaving
 ) -> None:
-    model = build(kind, checkpointing=checkpointing, dtype=dtype)
+    changes = WIDE | EXPERTS if kind == "experts" else WIDE
+    model = build(kind, checkpointing=checkpointing, dtype=dtype, **changes)
     step = measured_step(model, TreeOptions(mode="tree", max_tokens=max_tokens), saving)
     alive, predicted = alive_and_predicted(step, model, shape)
     assert predicted.device == pytest.approx(alive, rel=0.1), predicted.device / alive
@@ -100,7 +87,7 @@ def rank_main(rank: int) -> list[float]:
     share = dist.new_group([0, 1])
     ratios = []
     for shape, max_tokens in SHARED:
-        model: Any = build("dense", checkpointing=True, dtype=F32)
+        model: Any = build("dense", **WIDE)
         options = TreeOptions(mode="tree", max_tokens=max_tokens, self_check=False)
         step = TreeStep(model, options, context=StepContext.of(model, sequence_parallel=share))
         alive, predicted = alive_and_predicted(step, model, shape, ranks=2)

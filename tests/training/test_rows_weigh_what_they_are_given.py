@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from equal_gradients import assert_equal_gradients
+from measured_models import build
 
-from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import Rows, TreeOptions, TreeStep
 from tree_rl.tree.forest import RowError
 
@@ -16,37 +16,25 @@ TRAINED = [[0, 1, 0, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1, 0, 1], [0, 1]]
 WEIGHTS: list[Any] = [0.5, [9.0, 2.0, 0.0, 1.5], 0.0, 3.0]
 
 
-def model() -> Any:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
-
-
 def negative_log_likelihood(outputs: Any, members: Any) -> tuple[torch.Tensor, dict[str, float]]:
     return -outputs["log_probs"].sum(), {}
 
 
 @pytest.mark.parametrize("max_tokens", (None, 4))
 def test_a_number_per_row_or_per_token_multiplies_the_loss(max_tokens: int | None) -> None:
-    alone, tree = model(), model()
+    alone, tree = build("dense"), build("dense")
     for row, mask, weight in zip(ROWS, TRAINED, WEIGHTS, strict=True):
         log_probs = alone(torch.tensor([row])).logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])
         factor = torch.from_numpy(np.broadcast_to(weight, len(row))[1:] * mask[1:]).float()
         (-(log_probs[:, 0] * factor).sum()).backward()
-    use_tree_attention(tree)
-    use_edge_head(tree)
     step = TreeStep(tree, TreeOptions(max_tokens=max_tokens, path_weighting="custom"))
     step.run(Rows.of(ROWS, trained=TRAINED, weights=WEIGHTS), negative_log_likelihood)
-    for one, other in zip(tree.parameters(), alone.parameters(), strict=True):
-        assert one.grad is not None and other.grad is not None
-        assert float((one.grad - other.grad).norm()) <= 1e-5 * float(other.grad.norm())
+    found, wanted = ([parameter.grad for parameter in model.parameters()] for model in (tree, alone))
+    assert_equal_gradients(found, wanted, floor=0.0)
 
 
 def test_rows_without_weights_are_refused() -> None:
-    tree = model()
-    use_tree_attention(tree)
-    use_edge_head(tree)
-    step = TreeStep(tree, TreeOptions(path_weighting="custom"))
+    step = TreeStep(build("dense"), TreeOptions(path_weighting="custom"))
     with pytest.raises(RowError, match=r"path_weighting=custom: expected weights of the rows"):
         step.run(Rows.of(ROWS), negative_log_likelihood)
 

@@ -24,17 +24,12 @@ def load(name: str) -> ModuleType:
 def test_trls_loss_has_the_gradients_of_padded_rows(loss_type: str, max_tokens: int | None) -> None:
     example = load("trl_style_trainer")
     options = example.TreeOptions(max_tokens=max_tokens)
-    trainer = example.TreeGRPOTrainer(
-        example.tiny_model(), example.GRPOLoss(loss_type=loss_type), lr=0.0, options=options
-    )
+    grpo = example.GRPOLoss(loss_type=loss_type)
+    trainer = example.TreeGRPOTrainer(example.tiny_model(), grpo, lr=0.0, options=options)
     torch.manual_seed(1)
     inputs = example.generate(trainer)
-    inputs["old_per_token_logps"] = inputs["old_per_token_logps"] + 0.2 * torch.randn_like(
-        inputs["old_per_token_logps"]
-    )
-    inputs["ref_per_token_logps"] = inputs["ref_per_token_logps"] + 0.2 * torch.randn_like(
-        inputs["ref_per_token_logps"]
-    )
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        inputs[name] = inputs[name] + 0.2 * torch.randn_like(inputs[name])
     got = trainer.backward(inputs)
 
     rows_alone = example.tiny_model()
