@@ -57,7 +57,10 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
         ({"branching": {"rounds": 2}}, r"gateway_agent\.branching\.policy: expected the name of a policy"),
         ({"branching": {"policy": "turns", "budget": 5}}, r"gateway_agent\.branching\.budget: no such option"),
-        ({**BRANCHES, "agent_options": {"agent": "codex"}}, r"branching: expected the agent react, .* received codex"),
+        (
+            {**BRANCHES, "agent_options": {"agent": "codex"}},
+            r"gateway_agent\.branching: expected the agent react, .* received codex",
+        ),
         ({**BRANCHES, "agent": "builtins.object"}, r"gateway_agent\.branching: builtins\.object has no `record`"),
     ],
     gateway: [

@@ -40,10 +40,13 @@ WRONG: list[tuple[str, ...]] = [
     ("algorithm.adv_estimator=grp0", "did you mean grpo?"),
     ("algorithm.adv_estimator=no_such_file.credit", "algorithm.adv_estimator: no_such_file.credit", "PYTHONPATH"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.omga=1", "no option 'omga'", "omega, gamma, by_std, states"),
+    ("algorithm.adv_estimator=gigpo +algorithm.credit.states=observed", "'observed': expected reported or observation"),
     ("algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1", "{'prior': -1}: expected finite numbers"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", "algorithm.credit: adv_estimator=gigpo:"),
-    ("algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator=gigpo", "set +algorithm.credit.by_std=False"),
-    ("algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator=tree_grpo", "does not read it", "set it to True"),
+    *(
+        (f"algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator={name}", "does not read it", remedy)
+        for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
+    ),
     ("+algorithm.credit.omega=1 algorithm.adv_estimator=grpo", "adv_estimator=grpo takes no options"),
     (f"{ROLLOUT}.name=vlm", "did you mean vllm?"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", "did you mean vanilla?"),
@@ -72,7 +75,10 @@ WRONG: list[tuple[str, ...]] = [
     (f"{CORRECTION}.rollout_is=token {LOG_PROBS}=false", f"{CORRECTION}.rollout_is=token", "log_probs=False"),
     (f"{CORRECTION}.rollout_rs=token_k1 {LOG_PROBS}=false", f"{CORRECTION}.rollout_rs=token_k1", "log_probs=False"),
     (f"{CORRECTION}.bypass_mode=true {LOG_PROBS}=false", f"{CORRECTION}.bypass_mode=True", "log_probs=False"),
-    (f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.bypass_mode=true {LOG_PROBS}=true", "=vanilla ignores it"),
+    (
+        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.bypass_mode=true {LOG_PROBS}=true",
+        "policy_loss.loss_mode=vanilla ignores it",
+    ),
     # Values and files.
     (f"{ROLLOUT}.n=0", "at least 1"),
     (f"{ACTOR}.optim.lr=abc", "expected a number"),
