@@ -7,6 +7,9 @@ PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 -
 
 Runs of one --output add up, so arms and overlaps may run in several calls. Arms follow each other: two jobs with vLLM
 on one host would share verl's sockets. The arm `vllm` plays the sessions on vLLM alone, on one GPU: no verl, no Ray.
+
+With `--apart N` both arms run as verl's separate async trainer: N of the GPUs roll out, the others train. A step then
+trains the sessions of the step before it, and rolls out the next ones meanwhile.
 """
 
 import argparse
@@ -58,6 +61,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("outputs/whole_step"))
     parser.add_argument("--csv", type=Path, default=Path("outputs/whole_step.csv"))
     parser.add_argument("--gpus", type=int, default=1, help="0 runs a tiny model on the CPU, without vLLM")
+    parser.add_argument("--apart", type=int, default=0, help="GPUs that roll out while the others train; 0: in turns")
     parser.add_argument("--model", choices=list(MODEL_SIZES), default="8b")
     parser.add_argument("--layers", type=int, default=None, help="all by default")
     parser.add_argument("--por", type=float, nargs="+", default=[0.5, 0.9])
@@ -79,6 +83,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--override", nargs="*", default=[], help="of main_ppo, both arms")
     arguments = parser.parse_args(given)
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
+    # Apart, the first two batches are drawn in the first step.
+    arguments.unmeasured = arguments.warm_up + bool(arguments.apart)
     arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}
     return arguments
 
@@ -99,7 +105,7 @@ def session_settings(arguments: argparse.Namespace, por: float) -> dict[str, Any
 
 def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
     """What a run leaves."""
-    return arguments.output / f"{arm}_{por:g}"
+    return arguments.output / f"{arm}_{por:g}{'_apart' if arguments.apart else ''}"
 
 
 def random_model(arguments: argparse.Namespace) -> Path:
@@ -159,6 +165,8 @@ def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_memory_monitor_refresh_ms": "0",
         STAMPS: str(stamps),
+        # Where no rollout shares the trainer's GPUs, verl 0.9.1 logs a line of level INFO in a way that raises.
+        **({"VERL_LOGGING_LEVEL": "WARN"} if arguments.apart else {}),
         **environment_of(arm, arguments.gpus),
     }
     phase = Phase(
@@ -195,12 +203,13 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         found: dict[str, dict[str, Any]] = {}
         alone = alone_per_second(arguments, por)
         for arm in ARMS:
-            rows = step_rows(run_folder(arguments, arm, por))
+            rows = step_rows(run_folder(arguments, arm, por), apart=bool(arguments.apart))
             if not rows:
                 continue
-            refuse_other_work(rows[arguments.warm_up :], script, f"{arm}_{por:g}")
+            if not arguments.apart:  # a finished prompt of the next step may come before a late one of this step
+                refuse_other_work(rows[arguments.unmeasured :], script, f"{arm}_{por:g}")
             every += [{"arm": arm, "por": script.por, **row} for row in rows]
-            found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.warm_up)}
+            found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.unmeasured)}
             found[arm]["generated_per_s"] = script.generated_tokens / found[arm]["rollout_s"]
             if alone is not None:
                 found[arm]["vllm_alone_per_s"] = alone
@@ -215,7 +224,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         lines += list(found.values())
     about = {
         name: getattr(arguments, name)
-        for name in ("model", "layers", "gpus", "prompts", "sessions", "scale", "tool_seconds", "eager")
+        for name in ("model", "layers", "gpus", "apart", "prompts", "sessions", "scale", "tool_seconds", "eager")
     }
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
@@ -231,7 +240,7 @@ def describe(line: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{name.removesuffix('_s')} {line[name]:.2f}" for name in PARTS)
     text = f"{line['arm']}, POR {line['por']:.3f}: {line['step_s']:.2f} s a step ({shares}); {line['rows']} rows"
     if line["gpu_idle_share"] != "":
-        text += f"; GPUs idle {line['gpu_idle_share']:.2f}, {line['gpu_memory_gib']:.1f} GiB"
+        text += f"; GPUs idle {line['gpu_idle_share']:.2f} ({line['gpus_idle']}), {line['gpu_memory_gib']:.1f} GiB"
     text += f"; {line['generated_per_s']:.0f} tokens a second in the rollout"
     if "vllm_alone_per_s" in line:
         text += f", vLLM alone {line['vllm_alone_per_s']:.0f}"

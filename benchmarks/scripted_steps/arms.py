@@ -57,7 +57,7 @@ def overrides_of(arguments: argparse.Namespace, arm: str, script: Script, folder
     """
     longest = script.longest_prompt + script.longest_response
     tokens = max(arguments.max_tokens or MAX_TOKENS, longest)
-    buffer = "TimedTreeReplayBuffer" if arm == TREE else "TimedReplayBuffer"
+    buffer = f"Timed{'Tree' if arm == TREE else ''}ReplayBuffer{'Async' if arguments.apart else ''}"
     eager = str(arguments.eager).lower()
     in_vllm = [f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.enforce_eager={eager}"]
     in_vllm.append(f"{ROLLOUT}.gpu_memory_utilization={GPU_MEMORY}")
@@ -95,7 +95,7 @@ def overrides_of(arguments: argparse.Namespace, arm: str, script: Script, folder
         f"{ROLLOUT}.agent.agent_loop_config_path={folder / AGENT_LOOPS}",
         f"{SAMPLER}.path=pkg://scripted_steps.scripted_agent_loop",
         f"{SAMPLER}.name={buffer}",
-        f"trainer.n_gpus_per_node={arguments.gpus or 1}",
+        f"trainer.n_gpus_per_node={max(1, arguments.gpus - arguments.apart)}",
         "trainer.nnodes=1",
         "trainer.balance_batch=true",
         "trainer.val_before_train=false",
@@ -107,13 +107,34 @@ def overrides_of(arguments: argparse.Namespace, arm: str, script: Script, folder
         "trainer.logger=[console,file]",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
         *(_of_tree(arguments) if arm == TREE else _of_stock(arguments, script)),
+        *(_apart(arguments, arm) if arguments.apart else ()),
         *arguments.override,
     ]
 
 
 def steps_of(arguments: argparse.Namespace) -> int:
     """Steps of a run; the last one only ends the one before."""
-    return int(arguments.warm_up + arguments.steps + 1)
+    return int(arguments.unmeasured + arguments.steps + 1)
+
+
+def _apart(arguments: argparse.Namespace, arm: str) -> list[str]:
+    """verl's separate async trainer, one update for each synchronisation, one step of rollouts ahead."""
+    backend = [f"{ROLLOUT}.checkpoint_engine.backend={'nccl' if arguments.gpus else 'gloo'}"]
+    if not arguments.gpus:
+        module = "tree_rl.verl_plugin.embedded_rollout.gloo_weights"
+        backend.append(f"{ROLLOUT}.checkpoint_engine.custom_backend_module={module}")
+        backend.append(f"ray_kwargs.ray_init.num_gpus={1 + arguments.apart}")
+    return [
+        f"trainer.v1.trainer_mode={'tree_' if arm == TREE else ''}separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=1",
+        "trainer.v1.separate_async.num_warmup_batches=1",
+        "actor_rollout_ref.hybrid_engine=false",
+        f"{ROLLOUT}.nnodes=1",
+        f"{ROLLOUT}.n_gpus_per_node={arguments.apart}",
+        # verl wants a step's prompts here, so stock verl makes an optimizer step of every prompts * sessions rows.
+        f"{ACTOR}.ppo_mini_batch_size={arguments.prompts}",
+        *backend,
+    ]
 
 
 def _of_tree(arguments: argparse.Namespace) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from scripted_steps.session_scripts import Script, play_session, script_with_overlap
 from tree_rl.rollout.transcript import ModelCall
@@ -86,8 +86,8 @@ class ScriptedAgentLoop(AgentLoopBase):
         return outputs
 
 
-class TimedReplayBuffer(ReplayBuffer):
-    """As stock verl has it: it looks for finished groups every two seconds."""
+class Timed:
+    """Goes before one of verl's buffers among the base classes."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """verl's `sample`."""
@@ -98,8 +98,24 @@ class TimedReplayBuffer(ReplayBuffer):
         return batch, metrics
 
 
-class TimedTreeReplayBuffer(TimedReplayBuffer):
-    """As the tree trainers have it."""
+class OfTrees(Timed):
+    """Looks as often as the tree trainers do; stock verl looks for finished groups every two seconds."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(poll_interval=POLL_SECONDS, **settings)
+
+
+class TimedReplayBuffer(Timed, ReplayBuffer):
+    """As stock verl has it."""
+
+
+class TimedReplayBufferAsync(Timed, ReplayBufferAsync):
+    """As stock verl has it where rollout and training have GPUs of their own."""
+
+
+class TimedTreeReplayBuffer(OfTrees, ReplayBuffer):
+    """As `tree_sync` has it."""
+
+
+class TimedTreeReplayBufferAsync(OfTrees, ReplayBufferAsync):
+    """As `tree_separate_async` has it."""

@@ -60,7 +60,8 @@ def write_run(folder: Path) -> None:
         lines.append({"step": step, "asked": begin + 0.5, "taken": begin + 4, "rows": 5, "flat_tokens": 70})
         timers = {"gen": 3.75, "old_log_prob": 1.0, "update_actor": 2.0, "update_weights": 0.5}
         metrics.append({"step": step, "data": {f"timing_s/{name}": value for name, value in timers.items()}})
-        looks += [{"time": begin + second, "idle": second / 9, "memory_gib": second + step} for second in range(10)]
+        for second in range(10):
+            looks.append({"time": begin + second, "idle": [second / 9, 0.25], "memory_gib": second + step})
     half = len(lines) // 2
     for number, part in enumerate((lines[:half], lines[half:])):
         (folder / "stamps" / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
@@ -77,7 +78,11 @@ def test_the_parts_of_a_step_are_its_seconds_and_amdahl_shortens_the_update_alon
     assert {name: rows[0][name] for name in expected} == pytest.approx(expected)
     assert sum(rows[1][name] for name in PARTS) == pytest.approx(rows[1]["step_s"])
     assert (rows[0]["rows"], rows[0]["flat_tokens"], rows[0]["generated_tokens"]) == (5, 70, 40)
-    assert (rows[1]["gpu_idle_share"], rows[1]["gpu_memory_gib"]) == (pytest.approx(0.5), 11)
+    assert (rows[1]["gpu_idle_share"], rows[1]["gpu_memory_gib"]) == (pytest.approx(0.375), 11)
+    assert rows[1]["gpus_idle"] == "0.500 0.250"
+    apart = step_rows(tmp_path, apart=True)[1]
+    assert (apart["waiting_s"], apart["rollout_s"]) == (3.5, 3.0)
+    assert sum(apart[name] for name in PARTS[1:]) == pytest.approx(apart["step_s"]), "rollouts run beside the rest"
     with pytest.raises(ValueError, match="--steps"):
         summary(rows, warm_up=2)
     (tmp_path / "gpus.jsonl").unlink()
