@@ -14,6 +14,7 @@ from scripted_steps.inputs import AGENT_LOOPS, PROMPTS
 from scripted_steps.session_scripts import Script
 from tree_rl.benchmark.against_verl.engines import KL_COEF, KL_TYPE, LEARNING_RATE, MAX_TOKENS
 from tree_rl.benchmark.against_verl.without_flash_attention_2 import NAME as FLASH_ATTENTION_4
+from tree_rl.models.fused_layers import ROTARY_KERNEL
 
 STOCK, TREE = "verl", "tree_rl"
 ARMS = (STOCK, TREE)
@@ -35,7 +36,7 @@ def stock_attention(gpus: int) -> str:
 
 def environment_of(arm: str, gpus: int) -> dict[str, str]:
     """Variables that an arm needs."""
-    chosen = {}
+    chosen = dict([ROTARY_KERNEL])  # otherwise Liger compiles for every micro-batch of the stock arm
     if arm == TREE or not gpus:  # the CPU's rollout engine is the plugin's
         chosen["VERL_USE_EXTERNAL_MODULES"] = "tree_rl.verl_plugin"
     if not gpus:

@@ -4,6 +4,7 @@ The kernels are Liger's, in Triton's interpreter, in float32.
 """
 
 import copy
+import os
 import sys
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +19,7 @@ from tiny_sizes import changed
 from transformers import LlamaConfig, Olmo2Config, OlmoeConfig, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
-from tree_rl.models.fused_layers import TESTED, check_liger, remove_liger_layers, use_liger_layers
+from tree_rl.models.fused_layers import ROTARY_KERNEL, TESTED, check_liger, remove_liger_layers, use_liger_layers
 from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree.forest import Forest
@@ -119,6 +120,18 @@ def test_other_models_of_the_process_run_as_before(liger: None) -> None:
         rotate.assert_called_once()
     assert torch.equal(after[0], expected[0])
     assert all(torch.equal(after[1][name], gradient) for name, gradient in expected[1].items())
+
+
+def test_the_rotary_kernel_takes_any_number_of_tokens_unless_another_is_asked_for(
+    liger: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, kernel = ROTARY_KERNEL
+    for asked, expected in (("", kernel), ("nvidia-cutedsl", "nvidia-cutedsl")):
+        monkeypatch.setenv(name, asked)
+        if not asked:
+            monkeypatch.delenv(name)
+        use_liger_layers(build(DENSE["llama"]), device=CPU)
+        assert os.environ[name] == expected
 
 
 def test_a_copy_takes_the_layers_along_and_gives_them_back_alone(liger: None) -> None:

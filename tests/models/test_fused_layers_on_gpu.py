@@ -11,7 +11,7 @@ from tiny_sizes import DELTA_NET, changed, sizes
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tree_rl.models import use_tree_attention
-from tree_rl.models.fused_layers import use_liger_layers
+from tree_rl.models.fused_layers import ROTARY_KERNEL, use_liger_layers
 from tree_rl.models.routers.trace import RouterHooks, RouterTrace
 from tree_rl.models.tree_inputs import TreeInputs
 from tree_rl.training.loss.edges import forest_log_probs
@@ -59,11 +59,14 @@ def gradient(model: Any, log_probs: torch.Tensor, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ALL)
 def test_bf16_is_no_further_from_float32_than_rows_are(family: str) -> None:
+    from liger_kernel.backends import resolve_impl
+
     config = larger(ALL[family])
     exact, rows_model, tree_model = (build(config, t) for t in (torch.float32, torch.bfloat16, torch.bfloat16))
     for model in (rows_model, tree_model):
         use_liger_layers(model, device=CUDA)
     use_tree_attention(tree_model)
+    assert resolve_impl("rope", device=CUDA).impl_name == ROTARY_KERNEL[1]
     errors = []
     for seed in range(SEEDS):
         rows = rows_of(seed)

@@ -5,6 +5,7 @@ module, which affects every other model of the process; this file undoes that.
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -35,6 +36,8 @@ SILU, TANH_GELU = frozenset({"silu", "swish"}), frozenset({"gelu_pytorch_tanh"})
 """Activations that Liger's MLPs compute, whatever the config says."""
 ROTARY = "apply_rotary_pos_emb"
 """Function of a modelling module that its attention layers call by name."""
+ROTARY_KERNEL = "LIGER_KERNEL_IMPL_ROPE", "nvidia-triton"
+"""Variable by which Liger chooses the kernel of its rotary embedding, and the one that takes any number of tokens."""
 
 
 def has_liger() -> bool:
@@ -84,6 +87,9 @@ def use_liger_layers(model: PreTrainedModel, *, device: torch.device, determinis
         UnsupportedModelError: Liger's layers cannot run here, or compute something else than the model's own.
     """
     check_liger(model.config, device=device, deterministic=deterministic)
+    # Where CUTLASS is installed, as flash-attn-4 needs it, Liger 0.8.5 would compile one for each number of tokens:
+    # half a second a micro-batch.
+    os.environ.setdefault(*ROTARY_KERNEL)
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
     # The base model: Liger knows it for critics too, and cannot replace the tree's head by its fused loss.
