@@ -165,8 +165,6 @@ def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_memory_monitor_refresh_ms": "0",
         STAMPS: str(stamps),
-        # Where no rollout shares the trainer's GPUs, verl 0.9.1 logs a line of level INFO in a way that raises.
-        **({"VERL_LOGGING_LEVEL": "WARN"} if arguments.apart else {}),
         **environment_of(arm, arguments.gpus),
     }
     phase = Phase(

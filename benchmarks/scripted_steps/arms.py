@@ -37,6 +37,8 @@ def stock_attention(gpus: int) -> str:
 def environment_of(arm: str, gpus: int) -> dict[str, str]:
     """Variables that an arm needs."""
     chosen = dict([ROTARY_KERNEL])  # otherwise Liger compiles for every micro-batch of the stock arm
+    if arm == STOCK:  # apart, verl 0.9.1 logs a line of level INFO in a way that raises
+        chosen["VERL_LOGGING_LEVEL"] = "WARN"
     if arm == TREE or not gpus:  # the CPU's rollout engine is the plugin's
         chosen["VERL_USE_EXTERNAL_MODULES"] = "tree_rl.verl_plugin"
     if not gpus:

@@ -1,6 +1,9 @@
 """verl's three V1 trainers on trees: `tree_sync`, `tree_colocate_async` and `tree_separate_async`."""
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -55,3 +58,19 @@ class PPOTrainerTreeSeparateAsync(TreeTrainerMixin, PPOTrainerSeparateAsync):
     """Rollout runs continuously on separate devices; its weights may be several updates old."""
 
     actor_worker = TreeDetachActorWorker
+
+    def _setup(self) -> None:
+        # With hybrid_engine=False verl 0.9.1 logs a line of level INFO by `info(..., flush=True)`, which raises.
+        with at_least(logging.WARNING, logging.getLogger(PPOTrainerSeparateAsync.__module__)):
+            super()._setup()
+
+
+@contextmanager
+def at_least(level: int, logger: logging.Logger) -> Iterator[None]:
+    """Drop a logger's messages below a level."""
+    before = logger.level
+    logger.setLevel(max(level, before))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
