@@ -44,6 +44,8 @@ SKIP_MASK_SHAPE = (1, 1, 1, 1)
 
 WINDOW = "_window_of_mask"
 """Attribute of an attention module: the window in the mask that transformers builds for it without a tree."""
+READY = "_reads_trees"
+"""Attribute of a language model whose layers read trees."""
 
 UNRESTRICTING = frozenset(
     {
@@ -90,7 +92,10 @@ def use_tree_attention(
     """
     flat = language_model(model).config._attn_implementation
     if flat.startswith(PREFIX):
-        return str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
+        flat = str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
+        # A model that shares its config with one that reads trees does not read them yet.
+        if READY in vars(language_model(model)):
+            return flat
     check_model(model)
     use_language_model(model)
     model = language_model(model)
@@ -107,6 +112,7 @@ def use_tree_attention(
     use_tree_short_convolution(model)
     use_tree_state_space(model, impl=state_space_impl)
     use_tiled_mlp(model)
+    vars(model)[READY] = True
     return flat
 
 
