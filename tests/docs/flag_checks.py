@@ -17,8 +17,6 @@ from shell_blocks import ALL, ROOT, Command
 from tree_rl.cli import app
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PLACEHOLDERS = {"MODEL": "model", "ROWS": "rows.jsonl", "RATIO": "10", "HEAD": "0123abc"}
-"""What a reader replaces, and one value of it."""
 OPTIONS_OF_TORCHRUN = {"--nproc-per-node": 1, "--standalone": 0}
 """And how many values each has."""
 
@@ -42,8 +40,7 @@ def python_program(command: Command) -> dict[str, object]:
         words = words[1:]
     paths = dict(command.variables).get("PYTHONPATH", "")
     folders = [str(ROOT / part) for part in paths.split(":") if part]
-    arguments = [re.sub(r"\b(" + "|".join(PLACEHOLDERS) + r")\b", lambda m: PLACEHOLDERS[m[1]], w) for w in words[1:]]
-    return {"target": words[0], "arguments": arguments, "paths": folders}
+    return {"target": words[0], "arguments": words[1:], "paths": folders}
 
 
 def expanded(command: Command) -> list[str]:
