@@ -114,7 +114,7 @@ def test_spellings_give_the_rows_of_the_plain_form(
         assert read_of(found) == read_of(expected)
 
 
-BEFORE, CHOICES = PLAIN[:-1], TEXT({"choices": [{"message": DONE}]})
+BEFORE, CHOICES = PLAIN[:-1], TEXT({"choices": [{"message": say("assistant", blocks("Do", "ne."))}]})
 LOGS: dict[str, dict[str, Any]] = {
     "openai": {"request": TEXT({"messages": BEFORE, "tools": TEXT(TOOLS)}), "response": CHOICES},
     "litellm": {"messages": TEXT(BEFORE), "response": TEXT(DONE), "model_parameters": TEXT({"tools": TOOLS})},

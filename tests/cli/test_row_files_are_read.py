@@ -102,13 +102,11 @@ def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
 
 
 MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
-SHAREGPT = [{"from": "human", "value": "Fix it."}, {"from": "gpt", "value": "Done."}]
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("sharegpt.json", [{"conversations": SHAREGPT}]),
         ("swe_agent.traj", {"history": MESSAGES, "info": {"exit_status": "submitted"}, "trajectory": []}),
         ("mini.traj.json", {"messages": MESSAGES, "info": {}, "trajectory_format": "mini-swe-agent-1"}),
         ("tau2.json", {"info": {}, "tasks": [], "simulations": [{"task_id": "7", "messages": MESSAGES}]}),
