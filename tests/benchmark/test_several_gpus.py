@@ -53,9 +53,8 @@ def test_a_rank_without_rows_is_refused() -> None:
 @pytest.mark.slow
 def test_updates_in_mini_batches_are_measured_and_judged(tmp_path: Path) -> None:
     out = tmp_path / "scaling.csv"
-    flags = ["--model", "tiny-a3b", "--shapes", "grpo", "--tokens", 600, "--row-tokens", 40, "--mini-batches", 2]
-    flags += ["--arms", "balanced", "whole_groups", "--steps", 2, "--max-tokens", 900]
-    flags += ["--scratch", tmp_path, "--out", out]
+    flags = "--model tiny-a3b --shapes grpo --tokens 600 --row-tokens 40 --mini-batches 2 --steps 2 --max-tokens 900"
+    flags = [*flags.split(), "--arms", "balanced", "whole_groups", "--scratch", tmp_path, "--out", out]
     run_ranks("scaling_gpus.py", 1, *flags)
     printed = run_ranks("scaling_gpus.py", 2, *flags)
     alone, balanced, whole = read_csv(out)

@@ -46,12 +46,8 @@ def python_program(command: Command) -> dict[str, object]:
 def expanded(command: Command) -> list[str]:
     """The words, with the shell variables that the same page sets: a loop's by its first turn, others are 1."""
     loops = dict(re.findall(r"\bfor (\w+) in ([\w.-]+)", (ROOT / command.document).read_text(encoding="utf-8")))
-    values = {
-        name: value
-        for other in ALL
-        if other.document == command.document and not other.words
-        for name, value in other.variables
-    }
+    alone = [other for other in ALL if other.document == command.document and not other.words]
+    values = dict(variable for other in alone for variable in other.variables)
     words: list[str] = []
     for word in command.words:
         if word.startswith("$") and word[1:] in values:
