@@ -75,9 +75,7 @@ ON_A_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs them
         ("--data recorded.jsonl", "token ids below its vocabulary of 512, recorded has 900"),
     ],
 )
-def test_what_cannot_be_timed_ends_in_one_line(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_end_in_one_line(given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "recorded.jsonl", [{"input_ids": ids, "uid": "a"} for ids in ([1, 2, 900], [1, 3])])
     result = CliRunner().invoke(app, [*TINY, *given.split()])

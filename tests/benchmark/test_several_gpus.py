@@ -109,10 +109,8 @@ def test_the_table_of_predictions_is_that_of_the_measured_steps() -> None:
     for line, row in zip(lines, published, strict=True):
         for name in ("measured_s", "predicted_s", "error"):
             assert float(line[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-5)
-    assert predicted_steps.verdicts(lines) == [
-        "1 GPUs: off by 12.4% at most, target 10%: missed",
-        "2 GPUs: off by 7.9% at most, target 10%: met",
-    ]
+    said = ["1 GPUs: off by 12.4% at most, target 10%: missed", "2 GPUs: off by 7.9% at most, target 10%: met"]
+    assert predicted_steps.verdicts(lines) == said
     with pytest.raises(ValueError, match="expected a row on one GPU"):
         predicted_steps.check([row for row in steps if row["gpus"] != "1"], [])
 

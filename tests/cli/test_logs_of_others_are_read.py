@@ -126,7 +126,7 @@ def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:
     ],
 )
 def test_wrong_records_end_in_one_line(
-    record: dict[str, Any], said: str, tmp_path: Path, tokenizer: Path, refused: Refused
+    record: Any, said: str, tmp_path: Path, tokenizer: Path, refused: Refused
 ) -> None:
     refused(said, "inspect", write(tmp_path / "log.jsonl", [record]), "--tokenizer", tokenizer)
 

@@ -86,9 +86,7 @@ def test_given_seconds_replace_measured_ones(printed: Printed, tmp_path: Path) -
     assert said["notes"][-1] == "Without trees a step takes 4.81 times the GPU-seconds."
 
 
-def test_a_run_of_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(
-    printed: Printed, tmp_path: Path
-) -> None:
+def test_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(printed: Printed, tmp_path: Path) -> None:
     lines = printed("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster").splitlines()
     assert lines[2].split() == ["rows", "1", "1", "24.50", "2%", "59%", "49.0", "17.50"] and lines[3] == ""
     out = printed("plan", "--ranks", 8, "--cluster", "--rollout-seconds", 60, "--training-seconds", 20)

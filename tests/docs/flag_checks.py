@@ -70,13 +70,11 @@ def complaints_of_parsers(commands: Sequence[Command]) -> dict[Command, str | No
 
 def check_tree_rl(command: Command) -> None:
     """Raises click's error where the command or an option of it does not exist, or a value is none."""
-    group = typer.main.get_command(app)
     _, name, *arguments = expanded(command)
     if name.startswith("-"):
         check_option_names(command.words)
-        return
-    with group.commands[name].make_context(name, arguments):  # type: ignore[attr-defined]
-        pass
+    else:
+        typer.main.get_command(app).commands[name].make_context(name, arguments).close()
 
 
 def check_option_names(words: Sequence[str]) -> None:
@@ -126,8 +124,7 @@ def check_pip(command: Command) -> None:
 
 def check_docker(command: Command) -> None:
     """The Dockerfile exists."""
-    for option, value in zip(command.words, command.words[1:], strict=False):
-        assert option != "-f" or (ROOT / value).is_file()
+    assert all((ROOT / value).is_file() for option, value in itertools.pairwise(command.words) if option == "-f")
 
 
 def environment() -> dict[str, str]:

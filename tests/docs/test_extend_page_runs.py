@@ -95,9 +95,7 @@ def play(tokenizer: PreTrainedTokenizerBase, words: list[str], **options: Any) -
     return asyncio.run(session())
 
 
-def test_an_agent_with_options_plays_an_environment_by_their_config_keys(
-    files: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_an_agent_with_options_plays_an_environment_by_its_key(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     result, rows = play(tokenizer, ["50", "37"], agent="forks.Forks", options={"width": 1})
     assert (result.reward, result.status) == (1 / 2, "completed")
     assert len(rows) == 1 and "too high" in tokenizer.decode(rows[0].token_ids)

@@ -209,9 +209,7 @@ def test_a_missing_extra_is_named_in_one_line(
         ("report", "import tree_rl.run_report.charts"),
     ],
 )
-def test_an_extra_installs_what_its_part_imports(
-    extra: str, code: str, environment_with: Build, tmp_path: Path
-) -> None:
+def test_extras_install_what_their_parts_import(extra: str, code: str, environment_with: Build, tmp_path: Path) -> None:
     done = call(environment_with(extra), tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -238,9 +236,7 @@ PINNED = {"torch", "vllm", "verl", "transformers"}
     ],
     ids=("gpu", "with vLLM, on Hopper", "next"),
 )
-def test_pins_fit_the_extras_of_the_wheel(
-    extras: tuple[str, ...], files: tuple[str, ...], least: set[str], unpacked: Path
-) -> None:
+def test_pins_fit_the_extras(extras: tuple[str, ...], files: tuple[str, ...], least: set[str], unpacked: Path) -> None:
     """Files of constraints that are used together pin what they must."""
     lines = "\n".join((unpacked / "tree_rl/shipped/constraints" / name).read_text() for name in files).splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
