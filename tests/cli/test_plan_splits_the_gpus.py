@@ -93,21 +93,6 @@ def test_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(print
     assert out.splitlines()[2].split() == ["trees", "6", "2", "10.00", "0%", "0%", "80.0", "10.00"]
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--ranks", 4, "--cluster"], "expected the log of a run, or --rollout-seconds with --training-seconds"),
-        (["--ranks", 4, "--cluster", "--rollout-seconds", 4], "expected the log of a run"),
-        (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1: expected GPUs"),
-        (["--ranks", 4, "--cluster", "--rollout-seconds", "inf"], "'--rollout-seconds': Input should be less than"),
-        (["--ranks", 4], "plan: expected FILE and --max-tokens"),
-        ([], "plan: expected FILE and --max-tokens"),
-    ],
-)
-def test_what_is_missing_is_named(refused: Refused, given: list[object], said: str) -> None:
-    refused(said, "plan", *given)
-
-
 def test_logs_that_cannot_tell_are_refused(refused: Refused, tmp_path: Path) -> None:
     stale = {**STEP, "training/off_policy/trajectory_staleness/max": 1.0}
     given = ("--ranks", 4, "--cluster")
