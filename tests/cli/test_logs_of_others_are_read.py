@@ -125,9 +125,7 @@ def test_every_choice_is_a_row(tmp_path: Path, tokenizer: Path) -> None:
         ({"request": "x", "response": "y"}, "received request, response"),
     ],
 )
-def test_wrong_records_end_in_one_line(
-    record: Any, said: str, tmp_path: Path, tokenizer: Path, refused: Refused
-) -> None:
+def test_wrong_records_are_named(record: Any, said: str, tmp_path: Path, tokenizer: Path, refused: Refused) -> None:
     refused(said, "inspect", write(tmp_path / "log.jsonl", [record]), "--tokenizer", tokenizer)
 
 
