@@ -42,10 +42,10 @@ from scripted_steps.arms import (  # noqa: E402
 )
 from scripted_steps.gpu_watch import watched  # noqa: E402
 from scripted_steps.inputs import save_inputs  # noqa: E402
+from scripted_steps.processes import python_path, run_to_the_end  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
 from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
 from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
-from swe_learning import python_path, run_to_the_end  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""

@@ -149,7 +149,8 @@ def _of_stock(arguments: argparse.Namespace, script: Script) -> list[str]:
     rows = -(-script.rows // arguments.sessions)
     overrides = ["trainer.v1.trainer_mode=sync", f"{ACTOR}.ppo_mini_batch_size={rows}"]
     if not arguments.gpus:
-        return [*overrides, f"{MODEL}.external_lib=swe_learning_rows", f"{ATTENTION}=tree_rl_row_by_row"]
+        library = "scripted_steps.row_by_row"
+        return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}=tree_rl_row_by_row"]
     if stock_attention(arguments.gpus) == FLASH_ATTENTION_4:
         library = "scripted_steps.without_flash_attention_2"
         return [*overrides, f"{MODEL}.external_lib={library}", f"{ATTENTION}={FLASH_ATTENTION_4}"]

@@ -21,9 +21,7 @@ def test_another_repository_does_not_matter(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("lacks", ["repository", "git"])
-def test_without_a_repository_or_git_the_version_stands(
-    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_either_the_version_stands(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if lacks == "git":
         monkeypatch.setenv("PATH", str(tmp_path))
     else:

@@ -53,9 +53,8 @@ def test_a_rank_without_rows_is_refused() -> None:
 @pytest.mark.slow
 def test_updates_in_mini_batches_are_measured_and_judged(tmp_path: Path) -> None:
     out = tmp_path / "scaling.csv"
-    flags = ["--model", "tiny-a3b", "--shapes", "grpo", "--tokens", 600, "--row-tokens", 40, "--mini-batches", 2]
-    flags += ["--arms", "balanced", "whole_groups", "--steps", 2, "--max-tokens", 900]
-    flags += ["--scratch", tmp_path, "--out", out]
+    flags = "--model tiny-a3b --shapes grpo --tokens 600 --row-tokens 40 --mini-batches 2 --steps 2 --max-tokens 900"
+    flags = [*flags.split(), "--arms", "balanced", "whole_groups", "--scratch", tmp_path, "--out", out]
     run_ranks("scaling_gpus.py", 1, *flags)
     printed = run_ranks("scaling_gpus.py", 2, *flags)
     alone, balanced, whole = read_csv(out)
@@ -110,10 +109,8 @@ def test_the_table_of_predictions_is_that_of_the_measured_steps() -> None:
     for line, row in zip(lines, published, strict=True):
         for name in ("measured_s", "predicted_s", "error"):
             assert float(line[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-5)
-    assert predicted_steps.verdicts(lines) == [
-        "1 GPUs: off by 12.4% at most, target 10%: missed",
-        "2 GPUs: off by 7.9% at most, target 10%: met",
-    ]
+    said = ["1 GPUs: off by 12.4% at most, target 10%: missed", "2 GPUs: off by 7.9% at most, target 10%: met"]
+    assert predicted_steps.verdicts(lines) == said
     with pytest.raises(ValueError, match="expected a row on one GPU"):
         predicted_steps.check([row for row in steps if row["gpus"] != "1"], [])
 

@@ -1,7 +1,6 @@
 """Whole steps of two arms: the same work in both, parts that add up, and what Amdahl's law makes of an update."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import whole_step
+from record_files import write
 from scripted_steps.session_scripts import Script, play_session, script_with_overlap
 from scripted_steps.step_parts import PARTS, UPDATE, amdahl, step_rows, summary
 
@@ -64,9 +64,9 @@ def write_run(folder: Path) -> None:
             looks.append({"time": begin + second, "idle": [second / 9, 0.25], "memory_gib": second + step})
     half = len(lines) // 2
     for number, part in enumerate((lines[:half], lines[half:])):
-        (folder / "stamps" / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    (folder / "gpus.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+        write(folder / "stamps" / f"{number}.jsonl", part)
+    write(folder / "metrics.jsonl", metrics)
+    write(folder / "gpus.jsonl", looks)
 
 
 def test_the_parts_of_a_step_are_its_seconds_and_amdahl_shortens_the_update_alone(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_arm_that_did_other_work_is_refused_and_vllm_alone_is_reported_beside
     assert whole_step.alone_per_second(arguments, 0.5) is None
     (tmp_path / "vllm_0.5").mkdir()
     rounds = [{"rollout_s": seconds, "generated_tokens": 60} for seconds in (30, 2, 3, 4)]
-    (tmp_path / "vllm_0.5" / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    write(tmp_path / "vllm_0.5" / "rounds.jsonl", rounds)
     assert whole_step.alone_per_second(arguments, 0.5) == 20, "the first round warms up"
 
 

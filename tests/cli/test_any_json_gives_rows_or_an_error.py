@@ -22,12 +22,8 @@ from tree_rl.inspection.text import format_report, format_run_plan
 from tree_rl.inspection.verdict.grouping import regroup
 from tree_rl.tree import RowError
 
-NUMBERS = st.one_of(
-    st.integers(-5, 50),
-    st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 10**60, 0.5, 1.0, float("nan"), 1e308]),
-    st.booleans(),
-    st.none(),
-)
+EDGES = [2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 10**60, 0.5, 1.0, float("nan"), 1e308]
+NUMBERS = st.one_of(st.integers(-5, 50), st.sampled_from(EDGES), st.booleans(), st.none())
 KEYS = st.one_of(st.text(max_size=3), st.sampled_from(["messages", "choices", "message", "role", "content", "text"]))
 ANYTHING = st.recursive(
     st.one_of(NUMBERS, st.text(st.characters(codec=None), max_size=6)),

@@ -114,7 +114,7 @@ def test_spellings_give_the_rows_of_the_plain_form(
         assert read_of(found) == read_of(expected)
 
 
-BEFORE, CHOICES = PLAIN[:-1], TEXT({"choices": [{"message": DONE}]})
+BEFORE, CHOICES = PLAIN[:-1], TEXT({"choices": [{"message": say("assistant", blocks("Do", "ne."))}]})
 LOGS: dict[str, dict[str, Any]] = {
     "openai": {"request": TEXT({"messages": BEFORE, "tools": TEXT(TOOLS)}), "response": CHOICES},
     "litellm": {"messages": TEXT(BEFORE), "response": TEXT(DONE), "model_parameters": TEXT({"tools": TOOLS})},
@@ -193,15 +193,13 @@ def test_nulls_that_parquet_adds_are_dropped_and_one_in_json_text_stays(tmp_path
     assert read_of(text) == read_of([row])
 
 
-@pytest.mark.parametrize("spelled", ["bot", "model", "Assistant", "chatgpt", "GPT", "gpt-4o", " ai "])
+@pytest.mark.parametrize("role", ["bot", "model", "Assistant", "chatgpt", "GPT", "gpt-4o", " ai "])
 @pytest.mark.parametrize("names", [("role", "content"), ("from", "value")])
-def test_the_models_turns_train_under_every_name(
-    spelled: str, names: tuple[str, str], tmp_path: Path, chatml: Path
-) -> None:
+def test_the_models_turns_train_under_any_name(role: str, names: tuple[str, str], tmp_path: Path, chatml: Path) -> None:
     chat = [SYSTEM, ASKED, DONE]
     expected = read_row_file(write(tmp_path / "p.json", [{"messages": chat}]), tokenizer=chatml)
-    roles = ["system", "human", spelled]
-    renamed = [{names[0]: role, names[1]: one["content"]} for role, one in zip(roles, chat, strict=True)]
+    roles = ["system", "human", role]
+    renamed = [{names[0]: name, names[1]: one["content"]} for name, one in zip(roles, chat, strict=True)]
     found = read_row_file(write(tmp_path / "f.jsonl", [{"conversations": renamed}]), tokenizer=chatml)
     assert read_of(found) == read_of(expected) and found[0].trained.any()
 
@@ -211,9 +209,7 @@ def test_the_models_turns_train_under_every_name(
     [{"messages": PLAIN[:2], "uid": "a"}, {"input_ids": [1, 2, 3], "loss_mask": [0, 0, 0], "uid": "a"}],
     ids=["no turn", "mask of zeros"],
 )
-def test_a_file_that_trains_nothing_is_promised_nothing(
-    record: dict[str, Any], tmp_path: Path, chatml: Path, printed: Printed
-) -> None:
+def test_what_trains_nothing_is_promised_nothing(record: Any, tmp_path: Path, chatml: Path, printed: Printed) -> None:
     file = write(tmp_path / "f.json", [record] * 8)
     verdict = json.loads(printed("inspect", file, "--tokenizer", chatml, "--json"))["verdict"]
     assert (verdict["helps"], verdict["trains"], verdict["update_speed_up"]) == (False, False, [1.0, 1.0])
@@ -245,9 +241,7 @@ STEPS = [(1, "Done."), (1, "Dont."), (2, "Done."), (2, "Maybe.")]
 
 @pytest.mark.parametrize("names", [("input", "output", "step"), ("prompt", "completion", "global_step")])
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_steps_of_a_dump_stand_apart(
-    names: tuple[str, str, str], is_folder: bool, tmp_path: Path, chatml: Path
-) -> None:
+def test_steps_of_a_dump_stand_apart(names: tuple[str, ...], is_folder: bool, tmp_path: Path, chatml: Path) -> None:
     records = [dict(zip(names, ("Fix it.", answer, step), strict=True)) for step, answer in STEPS]
     path = write(tmp_path / "f.jsonl", records)
     if is_folder:

@@ -143,9 +143,7 @@ def test_the_longest_trajectory_asks_for_shared_tokens(printed: Printed, rows: P
     assert [line.split()[1] for line in lines[2:5]] == ["1", "2", "4"]
 
 
-def test_a_single_micro_batch_asks_for_no_larger_budget_and_a_sweep_names_what_breaks_first(
-    printed: Printed, rows: Path
-) -> None:
+def test_one_micro_batch_asks_for_no_larger_budget_and_a_sweep_names_what_breaks(printed: Printed, rows: Path) -> None:
     given = ("plan", rows, "--max-tokens", 8192, "--model", "tiny", "--ranks", 64, "--prompts", 64)
     out = printed(*given)
     assert "tokens in 1 micro-batch; no layout" in out
@@ -197,9 +195,7 @@ def test_a_checkpoint_knows_the_seconds(printed: Printed, rows: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("state", [{}, {"costs": None}, {"costs": {"equations": []}}, {"costs": {"equations": [[1]]}}])
-def test_a_checkpoint_without_costs_is_named(
-    refused: Refused, rows: Path, tmp_path: Path, state: dict[str, object]
-) -> None:
+def test_a_checkpoint_without_costs_is_named(refused: Refused, rows: Path, tmp_path: Path, state: object) -> None:
     (tmp_path / "tree_engine_world_size_2_rank_0.json").write_text(json.dumps(state))
     given = ("plan", rows, "--max-tokens", 64, "--model", "tiny", "--ranks", 8, "--checkpoint")
     for folder in (tmp_path, tmp_path / "elsewhere"):

@@ -86,28 +86,11 @@ def test_given_seconds_replace_measured_ones(printed: Printed, tmp_path: Path) -
     assert said["notes"][-1] == "Without trees a step takes 4.81 times the GPU-seconds."
 
 
-def test_a_run_of_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(
-    printed: Printed, tmp_path: Path
-) -> None:
+def test_stock_verl_has_only_rows_and_without_a_log_the_options_are_enough(printed: Printed, tmp_path: Path) -> None:
     lines = printed("plan", log_of(tmp_path, STEP), "--ranks", 2, "--cluster").splitlines()
     assert lines[2].split() == ["rows", "1", "1", "24.50", "2%", "59%", "49.0", "17.50"] and lines[3] == ""
     out = printed("plan", "--ranks", 8, "--cluster", "--rollout-seconds", 60, "--training-seconds", 20)
     assert out.splitlines()[2].split() == ["trees", "6", "2", "10.00", "0%", "0%", "80.0", "10.00"]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--ranks", 4, "--cluster"], "expected the log of a run, or --rollout-seconds with --training-seconds"),
-        (["--ranks", 4, "--cluster", "--rollout-seconds", 4], "expected the log of a run"),
-        (["--ranks", 1, "--cluster", "--rollout-seconds", 4, "--rows-seconds", 4], "--ranks 1: expected GPUs"),
-        (["--ranks", 4, "--cluster", "--rollout-seconds", "inf"], "'--rollout-seconds': Input should be less than"),
-        (["--ranks", 4], "plan: expected FILE and --max-tokens"),
-        ([], "plan: expected FILE and --max-tokens"),
-    ],
-)
-def test_what_is_missing_is_named(refused: Refused, given: list[object], said: str) -> None:
-    refused(said, "plan", *given)
 
 
 def test_logs_that_cannot_tell_are_refused(refused: Refused, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixture_types import Printed
 from record_files import read_of, write
-from typer.testing import CliRunner
 
-from tree_rl.cli import app
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 from tree_rl.inspection.run_plan import plan_run
@@ -47,18 +46,15 @@ def test_a_mask_covers_the_row_or_its_response_and_without_one_a_response_is_sam
     assert [np.flatnonzero(row.trained).tolist() for row in rows] == expected
 
 
-def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path) -> None:
-    path = str(write_columns(SPLIT, tmp_path / "rows.parquet"))
-    inspected = CliRunner().invoke(app, ["inspect", path])
-    planned = CliRunner().invoke(app, ["plan", path, "--max-tokens", "8"])
-    assert (inspected.exit_code, planned.exit_code) == (0, 0)
-    assert "sampling" in inspected.output
-    assert planned.output.splitlines()[2].split()[:4] == ["tree", "2", "2", "13"]
-    cut = CliRunner().invoke(app, ["plan", path, "--max-tokens", "6"]).output
+def test_the_commands_need_no_tokenizer_for_token_ids(tmp_path: Path, printed: Printed) -> None:
+    path = write_columns(SPLIT, tmp_path / "rows.parquet")
+    assert "sampling" in printed("inspect", path)
+    planned, cut = (printed("plan", path, "--max-tokens", budget) for budget in (8, 6))
+    assert planned.splitlines()[2].split()[:4] == ["tree", "2", "2", "13"]
     assert cut.splitlines()[2].split()[:4] == ["tree", "2", "3", "13"]
-    assert "partitioned" in cut and "partitioned" not in planned.output
+    assert "partitioned" in cut and "partitioned" not in planned
     # Two forwards of less than a block each; a cut adds one.
-    assert "visits 2 blocks of 128 x 128 tokens: 0 full, 2 partial (100%)" in planned.output
+    assert "visits 2 blocks of 128 x 128 tokens: 0 full, 2 partial (100%)" in planned
     assert "visits 3 blocks of 128 x 128 tokens: 0 full, 3 partial (100%)" in cut
     assert "Over the budget without trees: 1 row of more than 6 tokens (row 1)." in cut
 
@@ -102,13 +98,11 @@ def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
 
 
 MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
-SHAREGPT = [{"from": "human", "value": "Fix it."}, {"from": "gpt", "value": "Done."}]
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("sharegpt.json", [{"conversations": SHAREGPT}]),
         ("swe_agent.traj", {"history": MESSAGES, "info": {"exit_status": "submitted"}, "trajectory": []}),
         ("mini.traj.json", {"messages": MESSAGES, "info": {}, "trajectory_format": "mini-swe-agent-1"}),
         ("tau2.json", {"info": {}, "tasks": [], "simulations": [{"task_id": "7", "messages": MESSAGES}]}),

@@ -131,16 +131,14 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
         '{"step": 1, "data": {"timing_s/step": 1.5, "train/loss": 0.5, "tree/por": 1' + "0" * 400 + "}}",
     ],
 )
-def test_figures_that_are_no_numbers_are_skipped_and_a_folder_is_read_past_what_is_no_file(
-    line: str, tmp_path: Path
-) -> None:
+def test_figures_that_are_no_numbers_and_what_is_no_file_are_skipped(line: str, tmp_path: Path) -> None:
     (tmp_path / "old.log").mkdir()
     (tmp_path / "latest.log").symlink_to(tmp_path / "gone.log")
     run = log_file(tmp_path, [f"step:{'1' * 5000} - train/loss:1", line], "run.log")
     assert read_run(run).metrics == ({"timing_s/step": 1.5, "train/loss": 0.5},)
 
 
-def test_figures_too_large_to_draw_are_left_out_and_names_of_files_cannot_change_the_page(
+def test_figures_too_large_to_draw_are_left_out_and_names_cannot_change_the_page(
     printed: Printed, tmp_path: Path
 ) -> None:
     lines = [step(1), step(2, **{"critic/score/mean": 1e308, "actor/pg_loss": -1e308}), step(10**20)]

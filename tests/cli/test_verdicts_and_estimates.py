@@ -74,9 +74,7 @@ def test_the_verdict_ends_the_text(printed: Printed, rows: Path) -> None:
 
 
 def follow(printed: Printed, command: str) -> str:
-    name, *arguments = shlex.split(command)
-    assert name == "tree-rl"
-    return printed(*arguments)
+    return printed(*shlex.split(command.removeprefix("tree-rl ")))
 
 
 def test_rows_that_share_nothing_are_not_promised_anything(printed: Printed, tmp_path: Path) -> None:
@@ -89,14 +87,10 @@ def test_rows_that_share_nothing_are_not_promised_anything(printed: Printed, tmp
 
 def measured(files: str, column: str, *, experts: bool) -> list[float]:
     """Of models with experts or of others; rows by flash-attention 2 do not count: fa4 is faster."""
-    found = []
-    for file in BENCHMARKS.glob(files):
-        for row in read_csv(file):
-            name = known_name(row["model"])
-            assert name is not None, f"{row['model']} is no model of bench"
-            if (MODEL_SIZES[name].shape.active_experts > 0) is experts and row.get("packed_attention") != "fa2":
-                found.append(float(row[column]))
-    return found
+    rows = [row for file in BENCHMARKS.glob(files) for row in read_csv(file) if row.get("packed_attention") != "fa2"]
+    shapes = [MODEL_SIZES[known_name(row["model"])].shape for row in rows]
+    taken = zip(rows, shapes, strict=True)
+    return [float(row[column]) for row, shape in taken if (shape.active_experts > 0) is experts]
 
 
 @pytest.mark.parametrize(("experts", "reached"), [(False, DENSE), (True, EXPERTS)])
@@ -268,10 +262,8 @@ def test_wrong_options_end_in_one_line(refused: Refused, rows: Path, tmp_path: P
 
 def test_a_name_stands_for_a_config(printed: Printed, refused: Refused, rows: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "config.json", MODEL_SIZES["8b"].config)
-    by_file, *by_name = (
-        read(printed("inspect", rows, "--model", model, "--json", "--gpus", 1))
-        for model in (config, "8b", "qwen3-8b", "Qwen3-8B")
-    )
+    given, models = ("inspect", rows, "--json", "--gpus", 1, "--model"), (config, "8b", "qwen3-8b", "Qwen3-8B")
+    by_file, *by_name = (read(printed(*given, model)) for model in models)
     assert f" --model {config} " in by_file["verdict"].pop("next")
     for found in by_name:
         del found["verdict"]["next"]

@@ -17,8 +17,6 @@ from shell_blocks import ALL, ROOT, Command
 from tree_rl.cli import app
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PLACEHOLDERS = {"MODEL": "model", "ROWS": "rows.jsonl", "RATIO": "10", "HEAD": "0123abc"}
-"""What a reader replaces, and one value of it."""
 OPTIONS_OF_TORCHRUN = {"--nproc-per-node": 1, "--standalone": 0}
 """And how many values each has."""
 
@@ -42,19 +40,14 @@ def python_program(command: Command) -> dict[str, object]:
         words = words[1:]
     paths = dict(command.variables).get("PYTHONPATH", "")
     folders = [str(ROOT / part) for part in paths.split(":") if part]
-    arguments = [re.sub(r"\b(" + "|".join(PLACEHOLDERS) + r")\b", lambda m: PLACEHOLDERS[m[1]], w) for w in words[1:]]
-    return {"target": words[0], "arguments": arguments, "paths": folders}
+    return {"target": words[0], "arguments": words[1:], "paths": folders}
 
 
 def expanded(command: Command) -> list[str]:
     """The words, with the shell variables that the same page sets: a loop's by its first turn, others are 1."""
     loops = dict(re.findall(r"\bfor (\w+) in ([\w.-]+)", (ROOT / command.document).read_text(encoding="utf-8")))
-    values = {
-        name: value
-        for other in ALL
-        if other.document == command.document and not other.words
-        for name, value in other.variables
-    }
+    alone = [other for other in ALL if other.document == command.document and not other.words]
+    values = dict(variable for other in alone for variable in other.variables)
     words: list[str] = []
     for word in command.words:
         if word.startswith("$") and word[1:] in values:
@@ -77,13 +70,11 @@ def complaints_of_parsers(commands: Sequence[Command]) -> dict[Command, str | No
 
 def check_tree_rl(command: Command) -> None:
     """Raises click's error where the command or an option of it does not exist, or a value is none."""
-    group = typer.main.get_command(app)
     _, name, *arguments = expanded(command)
     if name.startswith("-"):
         check_option_names(command.words)
-        return
-    with group.commands[name].make_context(name, arguments):  # type: ignore[attr-defined]
-        pass
+    else:
+        typer.main.get_command(app).commands[name].make_context(name, arguments).close()
 
 
 def check_option_names(words: Sequence[str]) -> None:
@@ -133,8 +124,7 @@ def check_pip(command: Command) -> None:
 
 def check_docker(command: Command) -> None:
     """The Dockerfile exists."""
-    for option, value in zip(command.words, command.words[1:], strict=False):
-        assert option != "-f" or (ROOT / value).is_file()
+    assert all((ROOT / value).is_file() for option, value in itertools.pairwise(command.words) if option == "-f")
 
 
 def environment() -> dict[str, str]:

@@ -95,7 +95,6 @@ def _unquoted(node: Node) -> str:
 
 
 def _text(node: Node) -> str:
-    assert node.text is not None
     return node.text.decode()
 
 

@@ -95,9 +95,7 @@ def play(tokenizer: PreTrainedTokenizerBase, words: list[str], **options: Any) -
     return asyncio.run(session())
 
 
-def test_an_agent_with_options_plays_an_environment_by_their_config_keys(
-    files: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_an_agent_with_options_plays_an_environment_by_its_key(files: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     result, rows = play(tokenizer, ["50", "37"], agent="forks.Forks", options={"width": 1})
     assert (result.reward, result.status) == (1 / 2, "completed")
     assert len(rows) == 1 and "too high" in tokenizer.decode(rows[0].token_ids)
@@ -118,7 +116,6 @@ def test_a_policy_of_ones_own_branches_at_the_last_turn(files: Path) -> None:
     options = read_branching({"policy": "last_turn.last_turn", "options": {"branches": 3}})
     nodes = (Node(start=0, end=5, turn=0), Node(start=5, end=9, turn=1))
     session = SessionNodes(session=0, reward=1.0, tokens=9, turns=2, nodes=nodes)
-    assert options is not None
     assert options.choose([session], random.Random(0), **options.options) == [Cut(session=0, token=5, k=3)]
 
 
@@ -143,7 +140,6 @@ def test_a_loss_of_ones_own_has_the_gradients_of_rows_alone(files: Path, max_tok
     step = TreeStep(tree, TreeOptions(max_tokens=max_tokens))
     step.run(Rows.of(rows, trained=[[0] + [1] * (len(row) - 1) for row in rows]), sequence_loss(rewards, lengths))
     for one, other in zip(tree.parameters(), alone.parameters(), strict=True):
-        assert one.grad is not None and other.grad is not None
         assert float((one.grad - other.grad).norm() / other.grad.norm()) < 1e-5
 
 
@@ -156,7 +152,6 @@ def prompt_of_three_sessions() -> CreditTree:
 
 def test_an_estimator_of_ones_own_is_found_by_its_dotted_name_with_its_option(files: Path, tmp_path: Path) -> None:
     found = estimator_named("own_credit.above_average")
-    assert found is not None
     # V(root) = 0.4. Token 2: 0.5. Then 1 and 0; token 5: 0.2.
     expected = [0, 0.05, 0.3, 0, 0.05, -0.2, 0, -0.1]
     assert found.credit(prompt_of_three_sessions(), scale=0.5) == pytest.approx(expected)

@@ -14,7 +14,6 @@ PAGE = ROOT / "docs" / "configuration.md"
 @pytest.fixture(scope="module")
 def keys() -> ModuleType:
     spec = importlib.util.spec_from_file_location("site_keys", ROOT / "docs" / "site" / "keys.py")
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

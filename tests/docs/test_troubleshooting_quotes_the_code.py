@@ -39,9 +39,7 @@ def refusals() -> Iterator[str]:
 
 def of_verl() -> list[Path]:
     """Found without importing verl."""
-    spec = find_spec("verl")
-    assert spec is not None and spec.origin is not None
-    return [Path(spec.origin).parent / name for name in OF_VERL]
+    return [Path(find_spec("verl").origin).parent / name for name in OF_VERL]
 
 
 def texts(path: Path) -> Iterator[str]:

@@ -36,7 +36,6 @@ def main() -> None:
     counter = threading.Thread(target=lambda: Path(file).write_text(str(count(is_over))))
     counter.start()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
             if text in line:

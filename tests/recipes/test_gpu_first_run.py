@@ -1,6 +1,5 @@
 """The first run on a GPU: what is missing is said at once, what it shows is held beside what a healthy run shows."""
 
-import json
 import os
 import re
 import subprocess
@@ -12,18 +11,14 @@ import torch
 from finished_run import run
 from gpu_first_run.after import lines
 from gpu_first_run.before import missing
+from record_files import write
 
 from tree_rl.inspection.files.run_log import read_run
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "gpu_first_run"
 NUMBER = re.compile(r"\d[\d.e+-]*")
-HEALTHY = {
-    "tree/por": 0.5,
-    "tree/realised_saving": 0.48,
-    "tree/self_check_error": 0.013,
-    "rollout_corr/log_ppl_abs_diff": 0.004,
-    "timing_s/step": 4.0,
-}
+HEALTHY = {"tree/por": 0.5, "tree/realised_saving": 0.48, "tree/self_check_error": 0.013}
+HEALTHY |= {"rollout_corr/log_ppl_abs_diff": 0.004, "timing_s/step": 4.0}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks what a machine without a GPU lacks")
@@ -36,9 +31,7 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
 def test_the_script_ends_at_once_if_something_is_missing_and_a_cpu_needs_nothing(tmp_path: Path) -> None:
     assert not list(missing(device="cpu", rollout="hf", model=""))
     given = {"DEVICE": "cpu", "MODEL": "nowhere", "PYTHON": sys.executable, "OUTPUT": str(tmp_path / "out")}
-    done = subprocess.run(
-        ["bash", FOLDER / "run.sh"], env=os.environ | given, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", FOLDER / "run.sh"], env=os.environ | given, capture_output=True, text=True)
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert done.stderr.startswith("gpu_first_run: MODEL=nowhere: expected the folder")
 
@@ -58,11 +51,10 @@ def test_each_expectation_can_fail(
     changed: dict[str, float | None], attention: str, seconds: float, broken: list[str], tmp_path: Path
 ) -> None:
     figures = {name: value for name, value in (HEALTHY | changed).items() if value is not None}
-    log = tmp_path / "metrics.jsonl"
-    log.write_text("".join(json.dumps({"step": step, "data": figures}) + "\n" for step in (1, 2)))
-    found = list(lines(read_run(log), f"(actor pid=7) attention: {attention}\n", device="gpu", seconds=seconds))
+    log = read_run(write(tmp_path / "metrics.jsonl", [{"step": step, "data": figures} for step in (1, 2)]))
+    found = list(lines(log, f"(actor pid=7) attention: {attention}\n", device="gpu", seconds=seconds))
     assert [line.name for line in found if not line.holds] == broken
-    of_real = list(lines(read_run(log), f"attention: {attention}", device="gpu", seconds=seconds, model="Qwen3-0.6B"))
+    of_real = list(lines(log, f"attention: {attention}", device="gpu", seconds=seconds, model="Qwen3-0.6B"))
     assert [line.name for line in of_real if not line.holds] == [one for one in broken if "against rows" not in one]
     if "attention" in broken:
         (line,) = [str(one).split() for one in found if one.name == "attention"]

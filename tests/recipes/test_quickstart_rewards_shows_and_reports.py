@@ -16,6 +16,7 @@ from quickstart.replay import group_advantages
 from quickstart.report import report
 from quickstart.task import ROOMS, draw_task, grade_report
 from quickstart.tokenizer import build_tokenizer
+from record_files import write
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.tree import Forest
@@ -77,30 +78,20 @@ def test_tasks_follow_from_the_seed_and_shares_of_the_experts_add_up() -> None:
 
 
 def phase_of(tmp_path: Path, code: str, *, limit_seconds: float = 60.0) -> Phase:
-    metrics = tmp_path / "metrics.jsonl"
-    return Phase(
-        name="grpo",
-        command=[sys.executable, "-c", code],
-        log=tmp_path / "logs" / "grpo.log",
-        limit_seconds=limit_seconds,
-        metrics=metrics,
-        every=3,
-        environment={"METRICS": str(metrics)},
-    )
+    files = {"log": tmp_path / "logs" / "grpo.log", "metrics": tmp_path / "metrics.jsonl"}
+    shell, command = {"METRICS": str(files["metrics"])}, [sys.executable, "-c", code]
+    return Phase(name="grpo", command=command, limit_seconds=limit_seconds, every=3, environment=shell, **files)
 
 
 def test_steps_are_shown_and_noise_goes_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = (
-        "import json, os\n"
-        "print('noise')\n"
-        "with open(os.environ['METRICS'], 'w') as f:\n"
-        "    for s in (1, 2, 3): f.write(json.dumps({'step': s, 'data': {'train/loss': s, 'tree/por': .5}}) + '\\n')\n"
-        "    f.write(json.dumps({'step': 3, 'data': {'val/loss': 1.0}}) + chr(10) + '{\"step\": 6, \"da')\n"
-    )
+    steps = [{"step": step, "data": {"train/loss": step, "tree/por": 0.5}} for step in (1, 2, 3)]
+    lines = map(json.dumps, [*steps, {"step": 3, "data": {"val/loss": 1.0}}])
+    text = "\n".join([*lines, '{"step": 6, "da'])
+    code = f"import os; print('noise'); open(os.environ['METRICS'], 'w').write({text!r})"
     assert run_phase(phase_of(tmp_path, code)) > 0
     shown = capsys.readouterr().out
-    lines = [line for line in shown.splitlines() if "step" in line]
-    assert lines == [f"[grpo   ] step   {step}  loss {step}.0000  POR 0.500" for step in (1, 3)]
+    expected = [f"[grpo   ] step   {step}  loss {step}.0000  POR 0.500" for step in (1, 3)]
+    assert [line for line in shown.splitlines() if "step" in line] == expected
     assert "noise" not in shown
     assert (tmp_path / "logs" / "grpo.log").read_text() == "noise\n"
 
@@ -126,28 +117,17 @@ def test_a_phase_that_has_shown_enough_is_ended_and_counts_as_done(tmp_path: Pat
 @pytest.fixture
 def finished_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     tokenizer.save_pretrained(tmp_path / "start" / "model")
-    with (tmp_path / "grpo.jsonl").open("w") as stream:
-        for step in range(1, STEPS + 1):
-            tree = {"flat_tokens": 1000.0, "unique_tokens": 250.0, "self_check_error": 1e-6, "por": 0.75}
-            figures = {"tree/session_score/mean": step / STEPS, "timing_s/gen": 3.0, "timing_s/step": 5.0}
-            figures |= {f"tree/{name}": value for name, value in tree.items()}
-            stream.write(json.dumps({"step": step, "data": figures}) + "\n")
-    replayed = {
-        "rows": 4,
-        "seconds": {"tree": [1.0, 1.2, 1.1], "flat": [4.0, 4.4, 4.1]},
-        "log_prob_error": 2e-6,
-        "gradient_error": 3e-6,
-    }
-    (tmp_path / "replay.json").write_text(json.dumps(replayed))
+    figures = {"timing_s/gen": 3.0, "timing_s/step": 5.0, "tree/flat_tokens": 1000.0, "tree/unique_tokens": 250.0}
+    figures |= {"tree/self_check_error": 1e-6, "tree/por": 0.75}
+    steps = [{"step": at, "data": {**figures, "tree/session_score/mean": at / STEPS}} for at in range(1, STEPS + 1)]
+    write(tmp_path / "grpo.jsonl", steps)
+    seconds = {"tree": [1.0, 1.2, 1.1], "flat": [4.0, 4.4, 4.1]}
+    write(tmp_path / "replay.json", {"rows": 4, "seconds": seconds, "log_prob_error": 2e-6, "gradient_error": 3e-6})
     (tmp_path / "trees").mkdir()
     for step in (1, STEPS):
         row = {"uid": "a", "index": 0, "step": step, "prompt_ids": [300, 301, 302], "response_mask": [1, 1, 0]}
-        rows = [
-            row | {"session": session, "response_ids": [303, 304 + session, 305], "reward": float(session)}
-            for session in range(3)
-        ]
-        path = tmp_path / "trees" / f"train-step{step:06d}-1.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        drawn = [{"session": n, "response_ids": [303, 304 + n, 305], "reward": float(n)} for n in range(3)]
+        write(tmp_path / "trees" / f"train-step{step:06d}-1.jsonl", [row | one for one in drawn])
     return tmp_path
 
 
@@ -162,8 +142,7 @@ def test_report_holds_the_figures_of_the_run(finished_run: Path, capsys: pytest.
     assert page.count("<svg") == 5 and page.count("<mark>") == 2
     # The mean over the steps, which the picture repeats.
     assert "POR of the run 0.750" in page and page.count(" POR 0.") == 0
-    assert "http-equiv" not in page
-    assert 'src="' not in page
+    assert "http-equiv" not in page and 'src="' not in page
     assert not re.search(r"min-width: [1-9]", page), "the tree fits a phone"
 
 

@@ -31,13 +31,7 @@ def two_steps(printed: str, folder: Path) -> Sequence[Mapping[str, float]]:
 
 
 def train(
-    recipe: str,
-    output: Path,
-    sandboxes: Path,
-    overrides: Sequence[str] = (),
-    *,
-    sessions: int = SESSIONS,
-    **variables: str,
+    recipe: str, output: Path, sandboxes: Path, *overrides: str, sessions: int = SESSIONS, **variables: str
 ) -> Sequence[Mapping[str, float]]:
     """Two steps of a recipe with a tiny random model; the metrics of each."""
     small = {"STEPS": "2", "TRAIN_TASKS": "4", "TRAIN_BATCH_SIZE": "2", "MINI_BATCH_SIZE": "2", "ROLLOUT_N": "3"}
@@ -67,7 +61,7 @@ def test_swe_grpo_trains_on_what_agents_did_in_sandboxes(tmp_path: Path, open_fo
 
 def test_swe_grpo_trains_on_sessions_that_branch(tmp_path: Path, open_folder: Path) -> None:
     branching = "++actor_rollout_ref.rollout.custom.gateway_agent.branching={policy:turns,options:{expansions:1}}"
-    for figures in train("swe_grpo", tmp_path, open_folder, [branching], sessions=2 * SESSIONS, ESTIMATOR="tree_loo"):
+    for figures in train("swe_grpo", tmp_path, open_folder, branching, sessions=2 * SESSIONS, ESTIMATOR="tree_loo"):
         assert figures["tree/branches_per_session"] == 1.0
         assert figures["rollout/generated_tokens"] > 2 * SESSIONS
         assert figures["rollout/replayed_calls"] == figures["rollout/unforked_sessions"] == 0.0
@@ -94,7 +88,7 @@ def test_an_environment_of_ones_own_trains_as_its_documentation_says(tmp_path: P
     subprocess.run([sys.executable, "-c", data_set], cwd=tmp_path, check=True)
     (override,) = re.findall(r"actor_rollout_ref\S+=guess.GuessEnvironment", text)
     given = {"TRAIN_FILE": "guess.parquet", "PYTHONPATH": str(tmp_path)}
-    train("swe_grpo", tmp_path, open_folder, [override], **given)
+    train("swe_grpo", tmp_path, open_folder, override, **given)
 
 
 def test_gui_window_trains_on_screenshots(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 MAIN = ("-c", "from tree_rl.cli import main; main()")
 SHIPPED = ("constraints", "examples", "recipes", "scripts/cluster", "scripts/ray_token.sh")
 AGENTS = "from tree_rl.rollout.agents.agents_by_name import build"
+Build = Callable[[str], Path]
 BARE_MIB = 400
 """Most that a bare installation takes."""
 
@@ -85,7 +86,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment_with(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def environment_with(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Builds an environment of the wheel with an extra, "" for none, and gives its Python; needs no network.
 
     It holds the unpacked wheel, and links to those packages of this environment that the wheel's metadata asks for.
@@ -150,7 +151,7 @@ def test_a_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert packaged == {name for name in code if not name.endswith(".md") or "/static/" in name} | shipped
 
 
-def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path], tmp_path: Path) -> None:
+def test_commands_run_with_the_base_alone(environment_with: Build, tmp_path: Path) -> None:
     python = environment_with("")
     written = call(python, tmp_path, *MAIN, "recipes", "here")
     assert (written.returncode, written.stderr) == (0, "")
@@ -189,12 +190,7 @@ def test_commands_run_with_the_base_alone(environment_with: Callable[[str], Path
     ],
 )
 def test_a_missing_extra_is_named_in_one_line(
-    command: tuple[str, ...],
-    needed_by: str,
-    module: str,
-    extra: str,
-    environment_with: Callable[[str], Path],
-    tmp_path: Path,
+    command: tuple[str, ...], needed_by: str, module: str, extra: str, environment_with: Build, tmp_path: Path
 ) -> None:
     done = call(environment_with(""), tmp_path, *command)
     said = done.stderr.splitlines()[-1].removeprefix("tree_rl.extras.MissingExtraError: ")
@@ -213,9 +209,7 @@ def test_a_missing_extra_is_named_in_one_line(
         ("report", "import tree_rl.run_report.charts"),
     ],
 )
-def test_an_extra_installs_what_its_part_imports(
-    extra: str, code: str, environment_with: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_extras_install_what_their_parts_import(extra: str, code: str, environment_with: Build, tmp_path: Path) -> None:
     done = call(environment_with(extra), tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -242,9 +236,7 @@ PINNED = {"torch", "vllm", "verl", "transformers"}
     ],
     ids=("gpu", "with vLLM, on Hopper", "next"),
 )
-def test_pins_fit_the_extras_of_the_wheel(
-    extras: tuple[str, ...], files: tuple[str, ...], least: set[str], unpacked: Path
-) -> None:
+def test_pins_fit_the_extras(extras: tuple[str, ...], files: tuple[str, ...], least: set[str], unpacked: Path) -> None:
     """Files of constraints that are used together pin what they must."""
     lines = "\n".join((unpacked / "tree_rl/shipped/constraints" / name).read_text() for name in files).splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
@@ -266,7 +258,7 @@ def test_pins_fit_the_extras_of_the_wheel(
 
 
 @pytest.mark.parametrize("name", ("tree_training_in_60_lines", slow("trl_style_trainer")))
-def test_examples_train_without_verl(name: str, environment_with: Callable[[str], Path], tmp_path: Path) -> None:
+def test_examples_train_without_verl(name: str, environment_with: Build, tmp_path: Path) -> None:
     python = environment_with("train")
     absent = "import importlib.util as i; assert not any(map(i.find_spec, ('verl', 'ray', 'tensordict', 'hydra')))"
     assert call(python, tmp_path, "-c", absent).returncode == 0

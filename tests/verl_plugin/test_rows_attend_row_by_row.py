@@ -1,4 +1,4 @@
-"""The flat arm of the learning benchmark: verl's engine attends row by row, and sees what it sees of rows alone."""
+"""Stock verl's arm of whole steps on a CPU attends row by row, and sees what it sees of rows alone."""
 
 import sys
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from tree_rl.verl_plugin.compat import transformer_impl
 def rows() -> Iterator[ModuleType]:
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     before = transformer_impl.logprobs_from_logits
-    import swe_learning_rows
+    from scripted_steps import row_by_row
 
-    yield swe_learning_rows
+    yield row_by_row
     transformer_impl.logprobs_from_logits = before
 
 
