@@ -15,11 +15,10 @@ from recurrences import (
     Recurrence,
     assert_siblings_keep_their_bits,
     check_against_rows,
-    layout_of,
     outputs_and_gradients,
     relative_error,
 )
-from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, fork, layout_of, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 
@@ -96,17 +95,8 @@ def test_rows_of_one_token_without_a_common_root(recurrence: Recurrence) -> None
 
 def test_rows_that_repeat_one_token_stay_exact() -> None:
     # Equal keys: the products of a tile are as far from orthogonal as they can be.
-    parent = fork(80, [60, 20])
-    leaves = DELTA_RULE.leaves_of(len(parent), repeats_keys=True)
-    leaves["g"], leaves["beta"] = torch.full_like(leaves["g"], -1e-3), torch.full_like(leaves["beta"], 0.7)
-    rounded = [leaf.float().requires_grad_() for leaf in list(leaves.values())[:5]]
-    exact = [leaf.detach().double().requires_grad_() for leaf in rounded]
-    results = []
-    for inputs, impl in ((exact, "reference"), (rounded, "chunked")):
-        out, _ = tree_gated_delta_rule(*inputs, layout_of(parent), impl=impl)
-        results.append([out, *torch.autograd.grad((out * leaves["v"]).sum(), inputs)])
-    for actual, expected in zip(results[1], results[0], strict=True):
-        assert relative_error(actual, expected) < TOLERANCE[torch.float32]
+    equal = {"repeats_keys": True, "decay": (1e-3, 1e-3), "beta": 0.7}
+    check(DELTA_RULE, fork(80, [60, 20]), dtype=torch.float32, impls=("chunked",), has_initial_state=False, **equal)
 
 
 @settings(max_examples=30, deadline=None, database=None)

@@ -15,12 +15,11 @@ from recurrences import (
     Recurrence,
     assert_siblings_keep_their_bits,
     chains_from_one_tile,
-    layout_of,
     outputs_and_gradients,
     relative_error,
     rounded_leaves,
 )
-from tree_shapes import SHAPES, fork, subtree_end_of
+from tree_shapes import SHAPES, fork, layout_of, subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrences import Leaves, assert_siblings_keep_their_bits, check_against_rows
-from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, fork, layout_of, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
@@ -126,7 +126,7 @@ def test_random_tries(parent: list[int], taps: int) -> None:
 @given(parent=tries(60), taps=st.integers(1, 6))
 def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
     size = len(parent)
-    windows = host_windows_of(TreeLayout.from_subtree_end(subtree_end_of(parent)), taps)
+    windows = host_windows_of(layout_of(parent), taps)
     for token, inputs in enumerate(windows.input_NK.tolist()):
         path = [*range(taps - 1)]
         ancestors = []
@@ -143,14 +143,14 @@ def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
 
 
 def test_only_tokens_near_a_jump_are_gathered() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(fork(50, [30, 2, 10])))
+    layout = layout_of(fork(50, [30, 2, 10]))
     assert jumps_of(layout, 4)[0].tolist() == [80, 81, 82, 83, 84]
 
 
 @pytest.mark.parametrize("impl", ("shifted", "triton"))
 def test_a_branch_changes_no_bit_of_its_siblings(impl: str) -> None:
     parent = fork(9, [7, 6, 2])
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     draw = torch.Generator().manual_seed(0)
     x, other, weight = (torch.randn(shape, CHANNELS, generator=draw) for shape in (len(parent), len(parent), 4))
 

@@ -12,7 +12,7 @@ import torch
 from attention_problems import ANY_OPTIONS, EVERYTHING, by, in_float64, outputs_and_gradients, problem, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, subtree_end_of, tries
+from tree_shapes import SHAPES, layout_of, tries
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -65,7 +65,7 @@ def check(
     **options: Any,
 ) -> None:
     leaves, grads = problem(len(parent), heads, head_size, past, dtype, value_size=value_size)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
+    layout = layout_of(parent, past)
     attend = by("triton", layout) if tiles is None else in_tiles(tiles, layout)
     actual = outputs_and_gradients(attend, leaves, grads, **options)
     wanted = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads, **options)
@@ -102,7 +102,7 @@ def test_tiles_of_any_size_give_what_the_reference_gives(
 
 def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
     parent = SHAPES["star"](130)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     lists = block_lists(layout, query_block=16, key_block=16, by="key")
     assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
     check(parent, tiles=two_kernels(16, 16))
@@ -117,7 +117,7 @@ def test_random_tries(parent: list[int], options: dict[str, Any], tile: tuple[in
 def test_strides_of_tokens_and_heads_are_free() -> None:
     """Head-major tensors, as Hugging Face models hand them on, and gradients that repeat one number."""
     size, heads, head_size = 37, 2, 16
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)))
+    layout = layout_of(SHAPES["forest"](size))
     drawn = torch.randn(3, heads, size, 2 * head_size, generator=torch.Generator().manual_seed(0))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
@@ -132,7 +132,7 @@ def test_strides_of_tokens_and_heads_are_free() -> None:
 
 def test_only_the_log_sum_exp_may_be_used() -> None:
     leaves, grads = problem(20, (2, 1), 16, 0, torch.float32)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](20)))
+    layout = layout_of(SHAPES["comb"](20))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         q, k, v = (leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v"))
