@@ -2,25 +2,18 @@
 gradients together."""
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
+import recurrences
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrences import (
-    DELTA_RULE,
-    RECURRENCES,
-    Leaves,
-    Recurrence,
-    assert_siblings_keep_their_bits,
-    check_against_rows,
-    outputs_and_gradients,
-    relative_error,
-)
+from recurrences import DELTA_RULE, RECURRENCES, Leaves, Recurrence, outputs_and_gradients, relative_error
 from tree_shapes import SHAPES, chain, fork, layout_of, subtree_end_of, tries
 
-from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
+from tree_kernels import TreeLayout
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 IMPLEMENTATIONS = ("reference", "chunked")
@@ -50,7 +43,7 @@ def check(
         options = {"initial_state": state if has_initial_state else None, "return_states_at": states_at or None}
         return recurrence.run(*five, layout, impl=impl, **options)
 
-    check_against_rows(
+    recurrences.check_against_rows(
         parent,
         leaves,
         recurrence.rows_alone,
@@ -129,7 +122,7 @@ def test_a_branch_changes_no_bit_of_its_siblings(recurrence: Recurrence, dtype: 
     given, other = ([leaf.to(dtype) for leaf in leaves][:5] for leaves in both)
     others = [*range(70, 110), *range(140, 143)]
     run = partial(recurrence.run, layout=layout_of(parent))
-    assert_siblings_keep_their_bits(lambda *five: run(*five)[0], given, other, branch, others)
+    recurrences.assert_siblings_keep_their_bits(lambda *five: run(*five)[0], given, other, branch, others)
 
 
 def test_no_tokens_is_no_output_with_a_graph(recurrence: Recurrence) -> None:
@@ -179,10 +172,6 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"return_states_at": (0, 4)}, r"tokens in \[0, 4\), received 4"),
     ({"impl": "flex"}, "expected one of"),
 ]
-FITS = {
-    "gated_delta_rule": (tree_gated_delta_rule, ("q_NHK", "k_NHK", "v_NHV", "g_NH", "beta_NH", "initial_state")),
-    "state_space": (tree_state_space, ("x_NHP", "b_NGK", "c_NGK", "g_NH", "dt_NH", "initial_state")),
-}
 
 
 @pytest.mark.parametrize(
@@ -190,9 +179,10 @@ FITS = {
     [(name, *case) for name, cases in MISFITS.items() for case in (*cases, *BOTH)],
 )
 def test_misfits_are_named(operation: str, changes: dict[str, Any], complaint: str) -> None:
-    run, names = FITS[operation]
-    leaves = [leaf.float() for leaf in RECURRENCES[operation].leaves_of(4).values()]
-    arguments = dict(zip(names, leaves, strict=True)) | {"layout": subtree_end_of(chain(4)), "return_states_at": (3,)}
+    run = RECURRENCES[operation].run
+    *five, state = (leaf.float() for leaf in RECURRENCES[operation].leaves_of(4).values())
+    arguments = dict(zip(signature(run).parameters, five, strict=False))
+    arguments |= {"layout": subtree_end_of(chain(4)), "initial_state": state, "return_states_at": (3,)}
     run(**arguments)
     with pytest.raises(ValueError, match=complaint):
         run(**(arguments | changes))

@@ -7,7 +7,7 @@ from typing import Any
 import moe_models
 import numpy as np
 import torch
-from equal_gradients import gradients
+from equal_gradients import with_gradients
 from hybrid_models import float64_throughout
 from tiny_sizes import ROPE, VOCAB, config_of, sizes
 from transformers import PretrainedConfig
@@ -58,14 +58,11 @@ def assert_reads_trees(model: torch.nn.Module, rows: Rows | None = None, *, has_
     """Log-probs and gradients of a forest are those of its rows run alone, before the model read trees."""
     rows = some_rows() if rows is None else rows
     with float64_throughout():
-        expected = branch_log_probs(model, rows)
-        weight = torch.from_numpy(np.random.default_rng(1).normal(size=len(expected)))
-        wanted = gradients(model, (expected * weight).sum())
+        expected, wanted = with_gradients(model, branch_log_probs(model, rows))
         check_model(model)
         use_tree_attention(model)
         assert not has_head or use_edge_head(model) is None
-        got = forest_log_probs(model, Forest.from_rows(rows))
-        found = gradients(model, (got * weight).sum())
+        got, found = with_gradients(model, forest_log_probs(model, Forest.from_rows(rows)))
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     compared = {name: reference for name, reference in wanted.items() if reference.norm() > 1e-9}

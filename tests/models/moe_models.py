@@ -13,6 +13,9 @@ from stock_routers import PER_TOKEN
 from tiny_sizes import DELTA_NET, ROPE, config_of, sizes
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from tree_rl.models import use_tree_attention
+from tree_rl.models.routers.trace import RouterHooks
+
 LAYERS, EXPERTS = 3, 5
 # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
 IDS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -66,6 +69,13 @@ def build(
             # States decay slowly: stock's float32 sums of large decays are no yardstick.
             torch.nn.init.uniform_(tensor, -4.0, -1.0)
     return model.to(dtype).eval()
+
+
+def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
+    """A model that reads trees."""
+    model = build(REPLAYABLE[family])
+    use_tree_attention(model)
+    return model, RouterHooks(model)
 
 
 def assert_equal_gradients(

@@ -10,7 +10,7 @@ import torch
 from equal_gradients import gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build, prepared
 from partitioned_steps import partitioned_gradients
 from stock_routers import auxiliary_loss
 from tiny_sizes import BRANCHING
@@ -50,18 +50,11 @@ def tree_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]], weight_LE
     return share
 
 
-def prepared(family: str) -> torch.nn.Module:
-    model = build(FAMILIES[family])
-    use_tree_attention(model)
-    RouterHooks(model)
-    return model
-
-
 @pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
 def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
     expected = auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
     wanted = gradients(stock, expected)
-    model = prepared(family)
+    model, _ = prepared(family)
     if checkpointing:
         model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # Ranks and micro-batches: each runs its own forest, the load is everybody's.
@@ -74,8 +67,8 @@ def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: s
 
 
 def test_a_recomputation_leaves_no_graph_behind() -> None:
-    model = prepared("mixtral").train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared("mixtral")
+    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     routing, trace = tree_forward(model, ROWS)
     routing.weight_LE = torch.ones(LAYERS, EXPERTS)
     share = routing.close(trace)
@@ -86,7 +79,7 @@ def test_a_recomputation_leaves_no_graph_behind() -> None:
 
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe_dense_layer", 8), ("gpt_oss", 1)))
 def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
-    model, forest = prepared(family), Forest.from_rows(ROWS)
+    forest, (model, _) = Forest.from_rows(ROWS), prepared(family)
     routing = ForestRouting(forest)
 
     def charge() -> None:
