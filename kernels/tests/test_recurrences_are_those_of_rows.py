@@ -43,17 +43,9 @@ def check(
         options = {"initial_state": state if has_initial_state else None, "return_states_at": states_at or None}
         return recurrence.run(*five, layout, impl=impl, **options)
 
-    recurrences.check_against_rows(
-        parent,
-        leaves,
-        recurrence.rows_alone,
-        run,
-        impls=impls,
-        dtype=dtype,
-        tolerance=TOLERANCE[dtype],
-        states_at=states_at,
-        unused=() if has_initial_state else ("initial_state",),
-    )
+    how = {"impls": impls, "dtype": dtype, "tolerance": TOLERANCE[dtype], "states_at": states_at}
+    unused = () if has_initial_state else ("initial_state",)
+    recurrences.check_against_rows(parent, leaves, recurrence.rows_alone, run, **how, unused=unused)
 
 
 @pytest.mark.parametrize(

@@ -49,29 +49,13 @@ def check(
         return rows, last_inputs
 
     def convolution(inputs: Leaves, layout: TreeLayout, impl: str) -> Any:
-        return tree_causal_conv1d(
-            inputs["x"],
-            inputs["weight"],
-            inputs["bias"] if has_bias else None,
-            layout,
-            activation=activation,
-            initial_context=inputs["context"] if has_context else None,
-            return_contexts_at=contexts_at or None,
-            impl=impl,
-        )
+        bias, context = inputs["bias"] if has_bias else None, inputs["context"] if has_context else None
+        options = {"activation": activation, "return_contexts_at": contexts_at or None, "impl": impl}
+        return tree_causal_conv1d(inputs["x"], inputs["weight"], bias, layout, initial_context=context, **options)
 
-    check_against_rows(
-        parent,
-        leaves,
-        rows_alone,
-        convolution,
-        impls=impls,
-        dtype=dtype,
-        tolerance=TOLERANCE[dtype],
-        state_tolerance=0.0,
-        states_at=contexts_at,
-        unused=() if has_context else ("context",),
-    )
+    how = {"impls": impls, "dtype": dtype, "tolerance": TOLERANCE[dtype], "state_tolerance": 0.0}
+    unused = () if has_context else ("context",)
+    check_against_rows(parent, leaves, rows_alone, convolution, **how, states_at=contexts_at, unused=unused)
 
 
 @pytest.mark.parametrize("size", [1, 64])

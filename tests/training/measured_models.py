@@ -36,11 +36,9 @@ def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.f
         config = config_of("qwen3_5_text", **SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=MROPE)
     if kind == "critic":
         config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
-        model: Any = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    else:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    if kind == "experts":
-        model.set_experts_implementation("eager")
+    of_kind = AutoModelForTokenClassification if kind == "critic" else AutoModelForCausalLM
+    how = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+    model: Any = of_kind.from_config(config, **how, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model)
