@@ -71,9 +71,11 @@ def build(
     return model.to(dtype).eval()
 
 
-def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
-    """A model that reads trees."""
+def prepared(family: str, *, checkpointing: bool = False) -> tuple[torch.nn.Module, RouterHooks]:
+    """A model that reads trees; with checkpoints it trains."""
     model = build(REPLAYABLE[family])
+    if checkpointing:
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model)
     return model, RouterHooks(model)
 

@@ -43,9 +43,7 @@ def tree_forward(
 def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
     expected = auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
     wanted = gradients(stock, expected)
-    model, _ = prepared(family)
-    if checkpointing:
-        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared(family, checkpointing=checkpointing)
     # Ranks and micro-batches: each runs its own forest, the load is everybody's.
     for shares in ([ROWS], [ROWS[:3], ROWS[3:5], ROWS[5:]]):
         load_LE = torch.stack([tree_forward(model, share)[0].load(EXPERTS) for share in shares]).sum(0)
@@ -56,8 +54,7 @@ def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: s
 
 
 def test_a_recomputation_leaves_no_graph_behind() -> None:
-    model, _ = prepared("mixtral")
-    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared("mixtral", checkpointing=True)
     _, trace, share = tree_forward(model, ROWS, torch.ones(LAYERS, EXPERTS))
     share.backward()
     assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS

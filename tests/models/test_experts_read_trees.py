@@ -8,19 +8,7 @@ import torch
 from dense_models import FAMILIES as DENSE
 from dense_models import assert_reads_trees
 from equal_gradients import gradients
-from moe_models import (
-    BIASED,
-    EXPERTS,
-    FAMILIES,
-    LATENT,
-    LAYERS,
-    PER_TOKEN,
-    REPLAYABLE,
-    SIZES,
-    build,
-    prepared,
-    weighted,
-)
+from moe_models import BIASED, EXPERTS, FAMILIES, LATENT, LAYERS, PER_TOKEN, REPLAYABLE, SIZES, build, prepared
 from partitioned_steps import partitioned_gradients
 from stock_routers import stock_routers_told
 from tiny_sizes import BRANCHING, changed
@@ -76,15 +64,13 @@ def test_replay_equals_rows_alone_and_tokens_without_a_record_are_routed_by_the_
             routes_TLK[-1] = NATIVE
             routes_TLK[::3, 1] = NATIVE
     stock, log_probs_F = row_log_probs(family, rows, routes)
-    expected = gradients(stock, weighted(log_probs_F))
-    model, _ = prepared(family)
-    if checkpointing:
-        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    expected = gradients(stock, moe_models.weighted(log_probs_F))
+    model, _ = prepared(family, checkpointing=checkpointing)
     forest, routing = replayed_forest(rows, routes)
     assert not is_recorded or Forest.from_rows(rows).num_unique < forest.num_unique < forest.num_flat
     got_F = traced_log_probs(model, forest, routing.open())
     torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
-    moe_models.assert_equal_gradients(gradients(model, weighted(got_F)), expected)
+    moe_models.assert_equal_gradients(gradients(model, moe_models.weighted(got_F)), expected)
 
 
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe", 1), ("gpt_oss", 11), ("deepseek_v3", 3)))
@@ -93,8 +79,7 @@ def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> N
     stock, log_probs_F = row_log_probs(family, ROWS, routes)
     weight_F = torch.randn(len(log_probs_F), generator=torch.Generator().manual_seed(0))
     expected = gradients(stock, (log_probs_F * weight_F).sum())
-    model, _ = prepared(family)
-    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared(family, checkpointing=True)
     forest, routing = replayed_forest(ROWS, routes)
     got = partitioned_gradients(
         model, forest, capacity, lambda log_probs_F: (log_probs_F * weight_F).sum(), routing=routing
@@ -199,8 +184,8 @@ def test_forest_equals_rows_alone(family: str, shape: str) -> None:
 def test_every_experts_implementation(family: str, experts: str) -> None:
     rows = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"]
     reference = build(WITH_LATENT[family])
-    expected = gradients(reference, weighted(branch_log_probs(reference, rows)))
+    expected = gradients(reference, moe_models.weighted(branch_log_probs(reference, rows)))
     model = build(WITH_LATENT[family], experts=experts)
     use_tree_attention(model)
-    got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
+    got = gradients(model, moe_models.weighted(forest_log_probs(model, Forest.from_rows(rows))))
     moe_models.assert_equal_gradients(got, expected)

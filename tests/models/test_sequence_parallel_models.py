@@ -1,12 +1,10 @@
 """Models with recurrent layers or experts whose tokens are scattered over ranks train as on one rank that has all rows;
 routers count, charge, record and replay as there."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import hybrid_models
@@ -15,6 +13,7 @@ import torch
 from moe_models import REPLAYABLE, build, random_routes
 from rank_processes import run_ranks
 from recurrent_models import RECURRENT
+from sharing_ranks import SHAPES, assert_equal_gradients, averaged, groups_of, prepare
 from tiny_sizes import HYBRID, changed
 
 from tree_rl.models.routers.merge_routes import NATIVE
@@ -22,9 +21,6 @@ from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.routers.expert_load import LoadReport
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from sharing_ranks import SHAPES, assert_equal_gradients, averaged, groups_of, prepare
 
 CONFIGS = {**hybrid_models.HYBRIDS, **RECURRENT}
 DELTA_NET = {"layer_types": HYBRID}

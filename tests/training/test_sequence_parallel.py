@@ -135,7 +135,7 @@ def recovering_main(rank: int) -> list[Any]:
 def test_all_ranks_repeat_the_step_together() -> None:
     cases = [case for case in FAILING for _ in POINTS]
     for case, of_ranks in zip(cases, zip(*run_ranks(recovering_main, 4, seconds=60.0), strict=True), strict=True):
-        expected, _ = sharing_ranks.alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+        expected, _ = sharing_ranks.rows_alone(case.model, case.shapes, case.is_coupled)
         for gradients, repeated, _ in of_ranks:
             assert_equal_gradients(gradients, expected)
             assert repeated == all(failed for _, _, failed in of_ranks), "not repeated, or repeated in vain"

@@ -115,15 +115,11 @@ def row_loss(values_t: torch.Tensor, entropy_t: torch.Tensor, seed: int, *, is_c
 
 
 @cache
-def rows_alone(name: str, shapes: tuple[str, ...], is_coupled: bool) -> Any:
-    """What `alone` finds for a model of this name: budgets and sharding do not change it."""
-    return alone(build(name), shapes, is_coupled=is_coupled)
-
-
-def alone(model: Any, shapes: Sequence[str], *, is_coupled: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+def rows_alone(
+    name: str, shapes: tuple[str, ...], is_coupled: bool
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of the sum of all rows' losses, each row through transformers' own model, and the rows' values."""
-    total = torch.zeros(())
-    found = []
+    model, total, found = build(name), torch.zeros(()), []
     for group, shape in enumerate(shapes):
         for index, row in enumerate(SHAPES.get(shape, [])):
             logits_TV = model(torch.tensor([row]), use_cache=False).logits[0].float()
@@ -185,18 +181,8 @@ def averaged(model: Any) -> dict[str, torch.Tensor]:
 
 
 assert_equal_gradients = partial(equal_gradients.assert_equal_gradients, slack=4)
-
-
 Found = tuple[dict[str, torch.Tensor], torch.Tensor | None, float | None]
 """Gradients averaged over all ranks, log-probs or values of the rank's rows, and what the self-check saw."""
-
-
-def found(case: Case, group: int, share: dist.ProcessGroup | None) -> Found:
-    """Run a case on this rank."""
-    model = prepare(build(case.model), is_sharded=case.is_sharded)
-    tree_step, result = step(case, model, group, share)
-    outputs = result.outputs.present().get(VALUES if case.model == CRITIC else LOG_PROBS)
-    return averaged(model), outputs, tree_step.self_check.error
 
 
 def assert_rows_alone(case: Case, size: int, of_ranks: Sequence[Found]) -> None:
@@ -221,4 +207,10 @@ def groups_of(rank: int, size: int) -> dist.ProcessGroup:
 def rank_main(rank: int, cases: Sequence[tuple[int, Case]]) -> list[Found]:
     """Run cases, each with the number of ranks that share tokens."""
     shares = {size: groups_of(rank, size) for size in sorted({size for size, _ in cases})}
-    return [found(case, rank // size, shares[size]) for size, case in cases]
+    found = []
+    for size, case in cases:
+        model = prepare(build(case.model), is_sharded=case.is_sharded)
+        tree_step, result = step(case, model, rank // size, shares[size])
+        outputs = result.outputs.present().get(VALUES if case.model == CRITIC else LOG_PROBS)
+        found.append((averaged(model), outputs, tree_step.self_check.error))
+    return found
