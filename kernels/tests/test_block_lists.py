@@ -24,17 +24,12 @@ def dense(count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return listed
 
 
-def truth(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> tuple[torch.Tensor, ...]:
-    """bool [T, B]: blocks with a visible pair; blocks whose pairs are all visible, none of them padding."""
-    mask = visible_mask(layout, window=window)
-    rows, columns = mask.shape
-    padded = torch.nn.functional.pad(mask, (0, -columns % key_block, 0, -rows % query_block))
-    tiles = padded.view(padded.shape[0] // query_block, query_block, padded.shape[1] // key_block, key_block)
-    return tiles.any(3).any(1), tiles.all(3).all(1)
-
-
 def check(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> None:
-    some, every = truth(layout, query_block, key_block, window)
+    mask = visible_mask(layout, window=window)
+    padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % key_block, 0, -mask.shape[0] % query_block))
+    tiles = padded.view(padded.shape[0] // query_block, query_block, padded.shape[1] // key_block, key_block)
+    # Blocks with a visible pair; blocks whose pairs are all visible, none of them padding.
+    some, every = tiles.any(3).any(1), tiles.all(3).all(1)
     found = []
     for by in ("query", "key"):
         lists = block_lists(layout, query_block=query_block, key_block=key_block, by=by, window=window)

@@ -14,20 +14,15 @@ from tree_kernels.tree_attention.block_lists import block_lists
 from tree_kernels.tree_attention.fa4.fa4_plan import fa4_plan
 
 
-def depths_of(parent: list[int]) -> list[int]:
-    depth: list[int] = []
-    for token_parent in parent:
-        depth.append(0 if token_parent < 0 else depth[token_parent] + 1)
-    return depth
-
-
 @pytest.mark.parametrize("size", [0, 1, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_position_is_depth(shape: str, size: int) -> None:
-    parent = SHAPES[shape](size)
+    parent, depths = SHAPES[shape](size), []
+    for above in parent:
+        depths.append(0 if above < 0 else depths[above] + 1)
     layout = layout_of(parent, 7)
-    assert layout.position.tolist() == depths_of(parent)
-    assert layout.depth.tolist() == [7 + depth for depth in depths_of(parent)]
+    assert layout.position.tolist() == depths
+    assert layout.depth.tolist() == [7 + depth for depth in depths]
     assert layout.position.dtype == torch.int32 and layout.num_tokens == size
 
 

@@ -4,7 +4,6 @@ test_tree_attention_is_row_attention.py holds them against rows alone in every s
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,14 +28,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_o
 ERROR = {torch.float32: 1e-6, torch.float16: 1e-3}
 
 
-def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
+def same_tiles(rows: int, keys: int, *, packed: bool = False, kernels: int = 1) -> Tiles:
+    """Gradients of keys and values by one kernel, or by a kernel each."""
     tile = Tile(rows=rows, keys=keys, warps=4, stages=1, packed=packed)
-    return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
-
-
-def two_kernels(rows: int, keys: int) -> Tiles:
-    tiles = same_tiles(rows, keys)
-    return replace(tiles, key_gradients=tiles.key_gradients * 2)
+    return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,) * kernels)
 
 
 def in_tiles(tiles: Tiles, layout: TreeLayout) -> Callable[..., Any]:
@@ -86,9 +81,8 @@ CASES: list[tuple[str, int, Tiles | None, dict[str, Any]]] = [
     ("bushy_trie", 70, same_tiles(16, 64, packed=True), {"heads": (4, 2), "past": 30}),
     ("bushy_trie", 70, same_tiles(64, 16), {"heads": (4, 2), "past": 30}),
     ("bushy_trie", 70, same_tiles(128, 64, packed=True), {"heads": (4, 2), "past": 30}),
-    # Gradients of keys and values by a kernel each.
-    ("forest", 33, two_kernels(16, 16), {"head_size": 48, "value_size": 16, **GROUPED}),
-    ("forest", 33, two_kernels(16, 16), {"head_size": 16, "value_size": 40, **GROUPED}),
+    ("forest", 33, same_tiles(16, 16, kernels=2), {"head_size": 48, "value_size": 16, **GROUPED}),
+    ("forest", 33, same_tiles(16, 16, kernels=2), {"head_size": 16, "value_size": 40, **GROUPED}),
     *(("forest", 129, None, {"dtype": torch.float16, "head_size": 32, **option}) for option in ({}, EVERYTHING)),
 ]
 
@@ -105,7 +99,7 @@ def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
     layout = layout_of(parent)
     lists = block_lists(layout, query_block=16, key_block=16, by="key")
     assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
-    check(parent, tiles=two_kernels(16, 16))
+    check(parent, tiles=same_tiles(16, 16, kernels=2))
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True)

@@ -117,6 +117,8 @@ def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> O
     """The rows of some data-parallel groups in one step; the loss of all groups is the sum over their rows."""
     named = [(group, index) for group in groups for index in range(len(SHAPES.get(case.shapes[group], [])))]
     token_ids = [SHAPES[case.shapes[group]][index] for group, index in named]
+    draws = [torch.Generator().manual_seed(100 * group + index) for group, index in named]
+    weights = [torch.randn(len(ids), generator=draw) for ids, draw in zip(token_ids, draws, strict=True)]
     model = model_of(case).to(device)
     context = StepContext.of(model, sequence_parallel=share)
     if case.has_routers:
@@ -128,11 +130,7 @@ def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> O
         rows = replace(rows, routes_FLK=torch.cat([routes_of(case, *name) for name in named]).numpy())
 
     def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, None]:
-        value_f = outputs["log_probs"]
-        seeds = [100 * named[row][0] + named[row][1] for row in members]
-        draws = [torch.Generator().manual_seed(seed) for seed in seeds]
-        lengths = [len(token_ids[row]) for row in members]
-        weight_f = torch.cat([torch.randn(n, generator=draw) for n, draw in zip(lengths, draws, strict=True)])
+        value_f, weight_f = outputs["log_probs"], torch.cat([weights[row] for row in members])
         # Ranks average their gradients.
         scale = len(case.shapes) / len(groups)
         return (value_f * weight_f.to(value_f) + 0.3 * value_f.square()).sum() * scale, None
