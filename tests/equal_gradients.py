@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+
+Run = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""Log-probs and gradients."""
 
 
 def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -10,6 +14,12 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Ten
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(trained, found, strict=True))
+
+
+def with_gradients(model: torch.nn.Module, log_probs_F: torch.Tensor) -> Run:
+    """Of a sum that weighs every log-prob at random."""
+    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
+    return log_probs_F.detach(), gradients(model, (log_probs_F * weight_F.to(log_probs_F.dtype)).sum())
 
 
 def assert_equal_gradients(

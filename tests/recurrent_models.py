@@ -3,17 +3,8 @@
 from typing import Any
 
 from tiny_sizes import MAMBA as ONE_GROUP
-from tiny_sizes import sizes
-from transformers import (
-    BambaConfig,
-    FalconH1Config,
-    GraniteMoeHybridConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    NemotronHConfig,
-    PretrainedConfig,
-    Zamba2Config,
-)
+from tiny_sizes import config_of, sizes
+from transformers import PretrainedConfig
 
 MAMBA = ONE_GROUP | {"mamba_n_groups": 2, "mamba_d_conv": 4}
 CONV = {"conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv", "conv"], "block_auto_adjust_ff_dim": False}
@@ -41,14 +32,16 @@ def recurrent_configs(**changes: Any) -> dict[str, PretrainedConfig]:
     falcon = {**shared, **MAMBA, **MULTIPLIERS, "num_hidden_layers": 2, "mamba_d_ssm": 64}
     nemotron = {**shared, **EXPERTS, **NEMOTRON_EXPERTS, **NEMOTRON_MAMBA, **mixed, "head_dim": 8, "chunk_size": CHUNK}
     return {
-        "lfm2": Lfm2Config(**shared, **CONV, num_hidden_layers=4),
-        "lfm2_moe": Lfm2MoeConfig(**shared, **CONV, **EXPERTS, num_hidden_layers=4, num_experts=4, num_dense_layers=1),
-        "bamba": BambaConfig(**shared, **MAMBA, num_hidden_layers=3, attn_layer_indices=[1], attn_rotary_emb=4),
-        "granite_4": GraniteMoeHybridConfig(**shared, **MAMBA, **GRANITE, num_hidden_layers=3),
-        "nemotron_h": NemotronHConfig(**nemotron, routed_scaling_factor=1.5),
-        "falcon_h1": FalconH1Config(**falcon, mamba_rms_norm=True),
-        "falcon_h1_gate_only": FalconH1Config(**falcon),
-        "zamba2": Zamba2Config(**{**shared, **ZAMBA, **ZAMBA_MAMBA, **hybrid, "num_hidden_layers": 5}),
+        "lfm2": config_of("lfm2", **shared, **CONV, num_hidden_layers=4),
+        "lfm2_moe": config_of(
+            "lfm2_moe", **shared, **CONV, **EXPERTS, num_hidden_layers=4, num_experts=4, num_dense_layers=1
+        ),
+        "bamba": config_of("bamba", **shared, **MAMBA, num_hidden_layers=3, attn_layer_indices=[1], attn_rotary_emb=4),
+        "granite_4": config_of("granitemoehybrid", **shared, **MAMBA, **GRANITE, num_hidden_layers=3),
+        "nemotron_h": config_of("nemotron_h", **nemotron, routed_scaling_factor=1.5),
+        "falcon_h1": config_of("falcon_h1", **falcon, mamba_rms_norm=True),
+        "falcon_h1_gate_only": config_of("falcon_h1", **falcon),
+        "zamba2": config_of("zamba2", **{**shared, **ZAMBA, **ZAMBA_MAMBA, **hybrid, "num_hidden_layers": 5}),
     }
 
 

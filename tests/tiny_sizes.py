@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from transformers import AutoConfig
 
 VOCAB = 61
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -29,6 +30,10 @@ def sizes(**changes: Any) -> dict[str, Any]:
         "initializer_range": 0.2,
     }
     return {name: value for name, value in (usual | changes).items() if value is not None}
+
+
+config_of = AutoConfig.for_model
+"""A configuration of transformers: its model type, then its settings by name."""
 
 
 def changed(config: Any, **changes: Any) -> Any:

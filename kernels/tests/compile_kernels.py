@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from attention_problems import outputs_and_gradients, problem
-from recurrences import DELTA_RULE, SCALE, chains_from_one_tile, layout_of, rounded_leaves
+from recurrences import DELTA_RULE, SCALE, chains_from_one_tile, rounded_leaves
 from recurrences import outputs_and_gradients as gradients_of_delta_rule
+from tree_shapes import layout_of
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tree_shapes import fork, hang, paths_of, subtree_end_of
+from tree_shapes import fork, hang, layout_of, paths_of
 
 from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
 from tree_kernels.tree_gated_delta_rule.portable.chunked import chunked_delta_rule
@@ -34,10 +34,11 @@ def delta_leaves(
     value_size: int = 6,
     decay: tuple[float, float] = (0.001, 2.0),
     repeats_keys: bool = False,
+    beta: float | None = None,
     seed: int = 0,
 ) -> Leaves:
     """float64 inputs of the gated delta rule; -g is drawn log-uniformly between the two decays, keys and queries have
-    unit length. All keys are equal if they are to repeat."""
+    unit length. All keys are equal if they are to repeat, and all beta if one is given."""
     draw = torch.Generator().manual_seed(1000 * size + seed)
     normal = partial(torch.randn, dtype=torch.float64, generator=draw)
     uniform = partial(torch.rand, dtype=torch.float64, generator=draw)
@@ -48,7 +49,7 @@ def delta_leaves(
         "k": k[:1].expand_as(k).contiguous() if repeats_keys else k,
         "v": normal(size, heads, value_size),
         "g": -low * (high / low) ** uniform(size, heads),
-        "beta": uniform(size, heads),
+        "beta": uniform(size, heads) if beta is None else torch.full((size, heads), beta, dtype=torch.float64),
         "initial_state": normal(heads, key_size, value_size),
     }
 
@@ -132,10 +133,6 @@ RECURRENCES = {"gated_delta_rule": DELTA_RULE, "state_space": STATE_SPACE}
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, smallest: float = 1e-3) -> float:
     assert actual.isfinite().all()
     return float((actual.double() - expected).detach().norm() / expected.detach().norm().clamp(min=smallest))
-
-
-def layout_of(parent: list[int]) -> TreeLayout:
-    return TreeLayout.from_subtree_end(subtree_end_of(parent))
 
 
 def check_against_rows(

@@ -1,8 +1,8 @@
 """On Hopper `auto` takes what was measured to be fastest there, as far as the plan can tell forests apart."""
 
 import csv
-import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,22 +35,14 @@ def fastest(times: dict[str, float]) -> str:
     return min(times, key=lambda impl: times[impl])
 
 
-def partial_share_of(shape: str, tokens: int) -> float:
-    """Counted by the kernels' own block lists."""
-    sys.path.insert(0, str(ROOT / "benchmarks" / "kernels"))
-    try:
-        from forest_shapes import SHAPES
-    finally:
-        sys.path.pop(0)
-    end = torch.from_numpy(SHAPES[shape](tokens).forest().subtree_end)
-    lists = block_lists(TreeLayout.from_subtree_end(end), query_block=128, key_block=128, by="query")
-    partial = int(lists.partial_count.sum())
-    return partial / (partial + int(lists.full_count.sum()))
-
-
 @pytest.mark.parametrize("case", measured(), ids=str)
-def test_auto_is_the_fastest_that_was_measured(case: tuple[str, int]) -> None:
-    order = order_on_hopper(head_size=128, partial_share=partial_share_of(*case))
+def test_auto_is_the_fastest_that_was_measured(case: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "kernels")
+    shape, tokens = case
+    end = torch.from_numpy(import_module("forest_shapes").SHAPES[shape](tokens).forest().subtree_end)
+    lists = block_lists(TreeLayout.from_subtree_end(end), query_block=128, key_block=128, by="query")
+    partial, full = int(lists.partial_count.sum()), int(lists.full_count.sum())
+    order = order_on_hopper(head_size=128, partial_share=partial / (partial + full))
     assert order[0] == fastest(measured()[case])
 
 

@@ -1,20 +1,16 @@
 """Block lists, FlexAttention's too, are the dense mask's: nothing visible is skipped, nothing masked is called full."""
 
-from typing import Literal
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
-from tree_shapes import SHAPES, subtree_end_of, tries
+from tree_shapes import SHAPES, layout_of, tries
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import KEY_PADDING, BlockLists, block_lists, key_depths, key_ends
 from tree_kernels.tree_attention.portable.flex import BLOCK, tree_block_mask
 from tree_kernels.tree_attention.reference import visible_mask
-
-BY: tuple[Literal["query"], Literal["key"]] = ("query", "key")
 
 
 def dense(count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -28,19 +24,14 @@ def dense(count: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return listed
 
 
-def truth(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> tuple[torch.Tensor, ...]:
-    """bool [T, B]: blocks with a visible pair; blocks whose pairs are all visible, none of them padding."""
-    mask = visible_mask(layout, window=window)
-    rows, columns = mask.shape
-    padded = torch.nn.functional.pad(mask, (0, -columns % key_block, 0, -rows % query_block))
-    tiles = padded.view(padded.shape[0] // query_block, query_block, padded.shape[1] // key_block, key_block)
-    return tiles.any(3).any(1), tiles.all(3).all(1)
-
-
 def check(layout: TreeLayout, query_block: int, key_block: int, window: int | None) -> None:
-    some, every = truth(layout, query_block, key_block, window)
+    mask = visible_mask(layout, window=window)
+    padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % key_block, 0, -mask.shape[0] % query_block))
+    tiles = padded.view(padded.shape[0] // query_block, query_block, padded.shape[1] // key_block, key_block)
+    # Blocks with a visible pair; blocks whose pairs are all visible, none of them padding.
+    some, every = tiles.any(3).any(1), tiles.all(3).all(1)
     found = []
-    for by in BY:
+    for by in ("query", "key"):
         lists = block_lists(layout, query_block=query_block, key_block=key_block, by=by, window=window)
         assert isinstance(lists, BlockLists)
         for t in (lists.full_count, lists.full_index, lists.partial_count, lists.partial_index):
@@ -67,35 +58,29 @@ def check(layout: TreeLayout, query_block: int, key_block: int, window: int | No
 def test_lists_of_random_forests_are_those_of_the_dense_mask(
     parent: list[int], past: int, blocks: tuple[int, int], window: int | None
 ) -> None:
-    check(TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past), *blocks, window)
+    check(layout_of(parent, past), *blocks, window)
 
 
 @pytest.mark.parametrize(("size", "past"), [(0, 1), (1, 64), (63, 0), (64, 77), (129, 64), (400, 77)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lists_of_every_shape_and_ragged_length(shape: str, size: int, past: int) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)
+    layout = layout_of(SHAPES[shape](size), past)
     for window in (None, 30):
         check(layout, 64, 64, window)
         check(layout, 32, 128, window)
 
 
 def test_a_window_leaves_out_most_of_a_long_chain() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](4096)))
-    assert num_blocks(layout, None) == (32 * 31 // 2, 32)
+    layout = layout_of(SHAPES["chain"](4096))
     # 200 tokens back: the block itself and one or two before it, of which none lies near enough to be full.
-    assert num_blocks(layout, 200) == (0, 32 + 31 + 30)
-    assert num_blocks(layout, 256) == (31, 32 + 30)
-
-
-def num_blocks(layout: TreeLayout, window: int | None) -> tuple[int, int]:
-    """Full and partial blocks of 128."""
-    lists = block_lists(layout, query_block=128, key_block=128, by="query", window=window)
-    return int(lists.full_count.sum()), int(lists.partial_count.sum())
+    for window, full, partial in ((None, 32 * 31 // 2, 32), (200, 0, 32 + 31 + 30), (256, 31, 32 + 30)):
+        lists = block_lists(layout, query_block=128, key_block=128, by="query", window=window)
+        assert (int(lists.full_count.sum()), int(lists.partial_count.sum())) == (full, partial)
 
 
 @pytest.mark.parametrize("past", [0, 1, 130])
 def test_key_vectors_hold_ends_and_depths_in_key_coordinates(past: int) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](100)), past_length=past)
+    layout = layout_of(SHAPES["forest"](100), past)
     ends, depths = key_ends(layout), key_depths(layout)
     assert ends.shape == depths.shape and ends.shape[0] % KEY_PADDING == 0
     query = past + torch.arange(100)[:, None]
@@ -114,7 +99,7 @@ def test_key_vectors_hold_ends_and_depths_in_key_coordinates(past: int) -> None:
     ],
 )
 def test_mask_and_blocks_are_those_of_the_dense_mask(shape: str, size: int, past: int, window: int | None) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)
+    layout = layout_of(SHAPES[shape](size), past)
     mask = tree_block_mask(layout, window)
     queries, keys = mask.seq_lengths
     assert queries % BLOCK == 0 and keys % BLOCK == 0 and queries >= size and keys >= past + size

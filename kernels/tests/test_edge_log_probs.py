@@ -151,11 +151,7 @@ def test_no_tensor_of_all_rows_by_vocabulary_is_alive() -> None:
     ],
 )
 def test_what_does_not_fit_the_edges_is_named(changes: dict[str, Any], complaint: str) -> None:
-    arguments: dict[str, Any] = {
-        "hidden_NC": torch.zeros(6, 4),
-        "head_weight_VC": torch.zeros(5, 4),
-        "edge_source": torch.zeros(3, dtype=torch.long),
-        "edge_target": torch.zeros(3, dtype=torch.long),
-    }
+    arguments: dict[str, Any] = {"hidden_NC": torch.zeros(6, 4), "head_weight_VC": torch.zeros(5, 4)}
+    arguments |= dict.fromkeys(("edge_source", "edge_target"), torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match=complaint):
         edge_log_probs(**(arguments | changes))

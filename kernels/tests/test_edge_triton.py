@@ -102,11 +102,9 @@ def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
 
     written: list[torch.Tensor] = []
     for factors in (None, (hidden_UC, weight_VC)):
-        outputs = unwritten_statistics(rows, options, DEVICE)
-        pairs = slice(0, rows.num_rows)
-        write_statistics(
-            wrong_UV, rows, pairs, outputs, bias_V=data["bias"], softcap=softcap, factors=factors, gathers=False
-        )
+        outputs, pairs = unwritten_statistics(rows, options, DEVICE), slice(0, rows.num_rows)
+        given = {"bias_V": data["bias"], "softcap": softcap, "factors": factors, "gathers": False}
+        write_statistics(wrong_UV, rows, pairs, outputs, **given)
         assert torch.allclose(outputs.lse_U.double(), scores(wrong_UV).logsumexp(1), rtol=1e-6, atol=1e-5)
         written.append(outputs.log_prob_E.double()[rows.order])
     each = torch.arange(edges, device=DEVICE)
@@ -129,9 +127,8 @@ def test_logits_of_targets_are_summed_again(softcap: float | None) -> None:
 )
 def test_temperature_softcap_and_shared_sources(temperature: Any, softcap: float | None, entropy: bool) -> None:
     data = problem(30, 50, torch.float32, sources=4)
-    options: dict[str, Any] = {"temperature": data["temperature"] if temperature == "mixed" else temperature}
-    options |= {"softcap": softcap, "entropy": entropy}
-    check(data, torch.float32, chunk_rows=5, **options)
+    given = data["temperature"] if temperature == "mixed" else temperature
+    check(data, torch.float32, chunk_rows=5, temperature=given, softcap=softcap, entropy=entropy)
 
 
 def test_scores_beyond_the_range_of_the_exponential() -> None:
@@ -171,11 +168,9 @@ def test_a_masked_token_has_no_share_in_entropy_and_no_nan_in_its_gradient(maske
 def test_a_target_outside_the_vocabulary_is_nan(target: int) -> None:
     data = problem(3, 37, torch.float32)
     data["target"][1] = target
-    options = {"impl": "triton"}
-    from_hidden = edge_log_probs(data["hidden"], data["weight"], data["source"], data["target"], **options)
-    from_logits = logits_edge_log_probs(data["hidden"], data["source"], data["target"], **options)
-    for values in (from_hidden, from_logits):
-        assert values.log_prob.isnan().tolist()[1]
+    from_hidden = edge_log_probs(data["hidden"], data["weight"], data["source"], data["target"], impl="triton")
+    from_logits = logits_edge_log_probs(data["hidden"], data["source"], data["target"], impl="triton")
+    assert from_logits.log_prob.isnan().tolist()[1]
     assert from_hidden.log_prob.isnan().tolist() == [False, True, False]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_problems import seen_by_vectors
-from tree_shapes import SHAPES, rows, rows_below, subtree_end_of
+from tree_shapes import SHAPES, layout_of, rows, rows_below
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.fa4 import fa4_plan as fa4_plan_module
@@ -19,6 +19,9 @@ from tree_kernels.tree_attention.fa4.fa4_plan import Fa4Plan, rows_worth_copying
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows
 from tree_kernels.tree_attention.reference import reference_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
+
+Plans = list[Fa4Plan | LeafRows]
+"""That kernels were given."""
 
 
 def dense_forward(
@@ -51,9 +54,9 @@ def dense_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Fa4Plan | LeafRows]:
-    """Dense attention in place of the kernels; the list tells what plans they were given."""
-    given: list[Fa4Plan | LeafRows] = []
+def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
+    """Dense attention in place of the kernels."""
+    given: Plans = []
 
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         given.append(arguments[3])
@@ -84,29 +87,36 @@ def check_against_reference(layout: TreeLayout, window: int | None) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
+FORESTS = {size: SHAPES["forest"](size) for size in (1, 192, 193, 260)}
+FEW, MANY = rows(100, 92), rows(200, 60)
+
+
 @pytest.mark.parametrize(
-    ("size", "past", "window"), [(1, 0, None), (1, 5, 20), (192, 0, 20), (193, 77, None), (260, 1, 20)]
+    ("parent", "past", "window"),
+    [
+        *((FORESTS[1], 0, None), (FORESTS[1], 5, 20), (FORESTS[192], 0, 20), (FORESTS[193], 77, None)),
+        *((FORESTS[260], 1, 20), (FEW, 0, None), (MANY, 3, None), (MANY, 0, 20)),
+    ],
 )
-def test_outputs_and_gradients_are_those_of_the_reference(
-    size: int, past: int, window: int | None, plans: list[Fa4Plan | LeafRows]
+def test_forests_and_rows_that_are_few_or_have_a_past_or_a_window_run_the_tree_kernels(
+    parent: list[int], past: int, window: int | None, plans: Plans
 ) -> None:
-    ends = subtree_end_of(SHAPES["forest"](size))
-    check_against_reference(TreeLayout.from_subtree_end(ends, past_length=past), window)
+    check_against_reference(layout_of(parent, past), window)
     assert [type(plan) for plan in plans] == [Fa4Plan]
 
 
 @pytest.mark.parametrize("sizes", [(1, 60, 131, 1), (1,) * 300])
-def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: list[Fa4Plan | LeafRows]) -> None:
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes))), None)
+def test_rows_that_share_nothing_are_run_as_rows(sizes: tuple[int, ...], plans: Plans) -> None:
+    check_against_reference(layout_of(rows(*sizes)), None)
     (plan,) = plans
     assert isinstance(plan, LeafRows) and plan.copies is None
     assert plan.query_offsets.diff().tolist() == list(sizes) and plan.longest_query == max(sizes)
 
 
 @pytest.mark.slow
-def test_rows_that_share_little_are_run_as_rows_over_copied_keys(plans: list[Fa4Plan | LeafRows]) -> None:
+def test_rows_that_share_little_are_run_as_rows_over_copied_keys(plans: Plans) -> None:
     shared, sizes = 130, (600, 557, 601)
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes))), None)
+    check_against_reference(layout_of(rows_below(shared, *sizes)), None)
     (plan,) = plans
     assert isinstance(plan, LeafRows) and plan.copies is not None
     assert plan.query_offsets.diff().tolist() == [shared + 600, 557, 601, 300]
@@ -116,23 +126,12 @@ def test_rows_that_share_little_are_run_as_rows_over_copied_keys(plans: list[Fa4
 
 @pytest.mark.parametrize(("shared", "sizes"), [(900, (600, 600)), (10, (400,) * 6)])
 def test_rows_that_share_more_or_are_short_keep_the_tree_kernels(shared: int, sizes: tuple[int, ...]) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(rows_below(shared, *sizes)))
-    assert rows_worth_copying(layout, None) is None
+    assert rows_worth_copying(layout_of(rows_below(shared, *sizes)), None) is None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_forest_is_its_rows_over_copied_keys(
-    shape: str, plans: list[Fa4Plan | LeafRows], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_forest_is_its_rows_over_copied_keys(shape: str, plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fa4_plan_module, "MOST_KEYS", float("inf"))
     monkeypatch.setattr(fa4_plan_module, "FEWEST_QUERIES", 0)
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](230))), None)
+    check_against_reference(layout_of(SHAPES[shape](230)), None)
     assert [type(plan) for plan in plans] == [LeafRows]
-
-
-@pytest.mark.parametrize(("sizes", "past", "window"), [((100, 92), 0, None), ((200, 60), 3, None), ((200, 60), 0, 20)])
-def test_few_tokens_a_past_and_a_window_keep_the_tree_kernels(
-    sizes: tuple[int, ...], past: int, window: int | None, plans: list[Fa4Plan | LeafRows]
-) -> None:
-    check_against_reference(TreeLayout.from_subtree_end(subtree_end_of(rows(*sizes)), past_length=past), window)
-    assert [type(plan) for plan in plans] == [Fa4Plan]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import SHAPES, paths_of, rows, rows_below, subtree_end_of
+from tree_shapes import SHAPES, layout_of, paths_of, rows, rows_below
 
 from tree_kernels import TreeLayout, tree_attention, unavailable_reason
 from tree_kernels.tree_attention.fa4.fa4_plan import VALUE_SIZES, rows_worth_copying
@@ -34,14 +34,13 @@ def _can_run(request: pytest.FixtureRequest) -> None:
 
 def case(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype) -> tuple[TreeLayout, list[torch.Tensor]]:
     """A layout, and q, k, v, past_k, past_v and the gradient of the output."""
-    ends = subtree_end_of(SHAPES["forest" if size % 2 else "trunk_and_stubs"](size))
-    layout = TreeLayout.from_subtree_end(ends, past_length=past).to("cuda")
+    layout = layout_of(SHAPES["forest" if size % 2 else "trunk_and_stubs"](size), past).to("cuda")
     return layout, inputs(size, past, ratio, head_size, dtype)
 
 
 def case_of_rows(parent: list[int], ratio: int, head_size: int) -> tuple[TreeLayout, list[torch.Tensor]]:
     """As `case`, without a past, of rows that share nothing, or little and run over copied keys."""
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent)).to("cuda")
+    layout = layout_of(parent).to("cuda")
     found = rows_worth_copying(layout, None)
     assert found is not None and (found.copies is None) == (len(paths_of(parent)) == parent.count(-1))
     return layout, inputs(len(parent), 0, ratio, head_size, torch.bfloat16)
@@ -81,12 +80,7 @@ def errors(actual: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> d
     return {name: float((actual[name] - exact[name]).norm() / exact[name].norm().clamp(min=1.0)) for name in exact}
 
 
-def check(size: int, past: int, ratio: int, head_size: int, dtype: torch.dtype, **options: Any) -> None:
-    layout, tensors = case(size, past, ratio, head_size, dtype)
-    check_against_float64(layout, tensors, **options)
-
-
-def check_against_float64(layout: TreeLayout, tensors: list[torch.Tensor], **options: Any) -> None:
+def check(layout: TreeLayout, tensors: list[torch.Tensor], **options: Any) -> None:
     exact = run(layout, [t.double() for t in tensors], "reference", **options)
     own = errors(run(layout, tensors, "fa4", **options), exact)
     yardstick = errors(run(layout, tensors, "triton", **options), exact)
@@ -100,14 +94,14 @@ def check_against_float64(layout: TreeLayout, tensors: list[torch.Tensor], **opt
 def test_outputs_and_gradients_are_as_near_to_float64_as_the_portable_kernel(ratio: int, head_size: int) -> None:
     for place, size in enumerate(SIZES):
         past = PASTS[(place + RATIOS.index(ratio)) % len(PASTS)]
-        check(size, past, ratio, head_size, torch.bfloat16)
+        check(*case(size, past, ratio, head_size, torch.bfloat16))
 
 
 @pytest.mark.parametrize("head_size", [128, 192])
 @pytest.mark.parametrize("value_size", [64, 112])
 def test_values_smaller_than_the_kernels_are_padded(value_size: int, head_size: int) -> None:
     layout, _ = case(1000, 77, 1, head_size, torch.bfloat16)
-    check_against_float64(layout, inputs(1000, 77, 1, head_size, torch.bfloat16, value_size=value_size))
+    check(layout, inputs(1000, 77, 1, head_size, torch.bfloat16, value_size=value_size))
 
 
 @pytest.mark.parametrize("head_size", [64, 128])
@@ -115,20 +109,20 @@ def test_heads_that_do_not_fill_the_last_section(head_size: int) -> None:
     heads = 2 * 5
     assert heads > SECTION and heads % SECTION
     for size, past in ((1000, 0), (5000, 1234)):
-        check(size, past, 5, head_size, torch.bfloat16)
+        check(*case(size, past, 5, head_size, torch.bfloat16))
 
 
 def test_flash_attentions_own_kernels_keep_their_order() -> None:
     from flash_attn.cute import flash_bwd_sm90, tile_scheduler
 
-    check(300, 0, 2, 128, torch.bfloat16)
+    check(*case(300, 0, 2, 128, torch.bfloat16))
     assert flash_bwd_sm90.SingleTileScheduler is tile_scheduler.SingleTileScheduler
 
 
 @pytest.mark.parametrize(("ratio", "head_size"), [(1, 64), (2, 128), (4, 256), (8, 128), (1, 192)])
 def test_rows_that_share_nothing_or_little_are_as_near_to_float64(ratio: int, head_size: int) -> None:
     for parent in (*SHARE_NOTHING, *SHARE_LITTLE):
-        check_against_float64(*case_of_rows(parent, ratio, head_size))
+        check(*case_of_rows(parent, ratio, head_size))
 
 
 def test_rows_that_share_nothing_run_the_rows_kernel_bit_for_bit() -> None:
@@ -166,14 +160,14 @@ def test_rows_never_wait_for_the_device(parent: list[int]) -> None:
 @pytest.mark.parametrize("past", PASTS)
 def test_float16_is_as_near_to_float64_as_the_portable_kernel(past: int, head_size: int) -> None:
     for size in (3, 129, 1000):
-        check(size, past, 2, head_size, torch.float16)
+        check(*case(size, past, 2, head_size, torch.float16))
 
 
 @pytest.mark.parametrize("head_size", [64, 128, 192])
 @pytest.mark.parametrize("window", [1, 33, 700])
 def test_a_window_counts_depth(window: int, head_size: int) -> None:
     for size, past, ratio in ((3, 1, 2), (129, 77, 4), (1000, 0, 8), (5000, 1234, 4)):
-        check(size, past, ratio, head_size, torch.bfloat16, window=window)
+        check(*case(size, past, ratio, head_size, torch.bfloat16), window=window)
 
 
 @pytest.mark.parametrize("ratio", [1, 5])
@@ -199,23 +193,15 @@ def test_one_head_serves() -> None:
 def test_no_length_compiles_anything() -> None:
     from flash_attn.cute import interface
 
-    caches = [
-        function.compile_cache.cache
-        for function in (
-            interface._flash_attn_fwd,
-            interface._flash_attn_bwd,
-            interface._bwd_preprocess,
-            interface._bwd_postprocess_convert,
-        )
-    ]
-    layout, tensors = case(1000, 0, 4, 128, torch.bfloat16)
-    run(layout, tensors, "fa4")
+    passes = (interface._flash_attn_fwd, interface._flash_attn_bwd)
+    around = (interface._bwd_preprocess, interface._bwd_postprocess_convert)
+    caches = [function.compile_cache.cache for function in (*passes, *around)]
+    run(*case(1000, 0, 4, 128, torch.bfloat16), "fa4")
     run(*case_of_rows(rows(500, 500), 4, 128), "fa4")
     compiled = [set(cache) for cache in caches]
     for size in (1, 2, 64, 128, 129, 255, 4096, 7777):
         for past in (0, 5, 128):
-            layout, tensors = case(size, past, 4, 128, torch.bfloat16)
-            run(layout, tensors, "fa4")
+            run(*case(size, past, 4, 128, torch.bfloat16), "fa4")
     for parent in (rows(193), rows(1, 300), rows(7777), rows(*(20,) * 256), SHARE_LITTLE[1]):
         run(*case_of_rows(parent, 4, 128), "fa4")
     assert [set(cache) for cache in caches] == compiled

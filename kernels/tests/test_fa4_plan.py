@@ -3,9 +3,8 @@
 import pytest
 import torch
 from attention_problems import seen_by_vectors
-from tree_shapes import SHAPES, subtree_end_of
+from tree_shapes import SHAPES, layout_of
 
-from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import block_lists
 from tree_kernels.tree_attention.fa4.fa4_plan import (
     BACKWARD_BLOCKS,
@@ -57,7 +56,7 @@ def visited_pairs(plan: Fa4Plan, lists: HeadBlockLists, by_key: bool, tokens: in
 def test_visited_pairs_are_the_visible_ones(
     size: int, past: int, window: int | None, shape: str, head_size: int
 ) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](size)), past_length=past)
+    layout = layout_of(SHAPES[shape](size), past)
     plan = fa4_plan(layout, head_size=head_size, heads=HEADS, window=window)
     tokens = size + plan.padding
     assert tokens >= SHORTEST and (plan.padding == 0) == (size >= SHORTEST)
@@ -73,7 +72,7 @@ def test_visited_pairs_are_the_visible_ones(
 
 def test_lists_are_shared_by_all_heads_without_a_copy() -> None:
     heads = 5
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](400)))
+    layout = layout_of(SHAPES["forest"](400))
     lists = block_lists(layout, query_block=64, key_block=128, by="key")
     spread = for_heads(lists, heads, (64, 128))
     for name in ("full_count", "full_index", "partial_count", "partial_index"):

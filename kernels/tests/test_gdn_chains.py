@@ -5,12 +5,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, hang, subtree_end_of, tries
+from tree_shapes import SHAPES, hang, layout_of, subtree_end_of, tries
 
 from tree_kernels.parents import parents_of, segments_of
 from tree_kernels.tree_gated_delta_rule.chains import INITIAL_SLOT, NONE, ChainPlan, plan_chains
 from tree_kernels.tree_gated_delta_rule.tiles import tile_plan
-from tree_kernels.tree_layout import TreeLayout
 
 
 def path_of(parent: list[int], token: int) -> frozenset[int]:
@@ -23,7 +22,7 @@ def path_of(parent: list[int], token: int) -> frozenset[int]:
 
 def check(parent: list[int], most: int, wanted: tuple[int, ...] = ()) -> ChainPlan:
     """Walk the plan with sets of tokens for states: a state is what it has read."""
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     plan = plan_chains(tile_plan(layout, most, wanted))
     slots: dict[int, frozenset[int]] = {INITIAL_SLOT: frozenset()}
     seen: list[int] = []
@@ -107,7 +106,7 @@ def test_a_trunk_with_stubs_takes_two_levels() -> None:
 def test_parents_and_segments_follow_from_subtree_ends(parent: list[int]) -> None:
     size = len(parent)
     end = subtree_end_of(parent).numpy()
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     assert parents_of(layout).tolist() == parent and parents_of(layout) is parents_of(layout)
     segments = segments_of(layout)
     starts = [token for token in range(size) if token == 0 or parent[token] != token - 1 or parent.count(token - 1) > 1]
@@ -117,7 +116,7 @@ def test_parents_and_segments_follow_from_subtree_ends(parent: list[int]) -> Non
 
 
 def num_tiles(parent: list[int]) -> int:
-    return len(tile_plan(TreeLayout.from_subtree_end(subtree_end_of(parent)), 64, ()).token)
+    return len(tile_plan(layout_of(parent), 64, ()).token)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 65, 129])

@@ -12,24 +12,19 @@ import numpy as np
 import pytest
 import torch
 from recurrences import delta_leaves
-from tree_shapes import fork, hang, subtree_end_of
+from tree_shapes import fork, hang, layout_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from tree_kernels import TreeLayout
 from tree_kernels.tree_gated_delta_rule.triton_kernels import autograd, problem
 from tree_kernels.tree_gated_delta_rule.triton_kernels.device_plan import DevicePlan, device_plan
 from tree_kernels.tree_gated_delta_rule.triton_kernels.sizes import Launch, launches_for
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="checks what is interpreted")
 SIZE, TILE = 32, 16
-
-
-class OutOfBoundsError(AssertionError):
-    """An address outside of every tensor of the launch."""
 
 
 @pytest.fixture
@@ -43,8 +38,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         inside = np.zeros(touched.shape, bool)
         for first, stop in spans:
             inside |= (touched >= first) & (touched + bytes_each <= stop)
-        if not inside.all():
-            raise OutOfBoundsError(f"{(~inside).sum()} of {inside.size} addresses outside of {len(spans)} tensors")
+        assert inside.all(), f"{(~inside).sum()} of {inside.size} addresses outside of {len(spans)} tensors"
         accesses.append(inside.size)
 
     def tensors_of(self: Any, args: Any, kwargs: Any) -> Any:
@@ -77,8 +71,8 @@ def run(monkeypatch: pytest.MonkeyPatch, keys: int, values: int, block_rows: int
     monkeypatch.setattr(problem, "launches_for", lambda *sizes: launches)
     leaves = delta_leaves(len(parent), groups=1, heads=1, key_size=SIZE, value_size=SIZE).values()
     inputs = [leaf.float().requires_grad_() for leaf in leaves]
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
-    out, states = autograd.triton_delta_rule(*inputs[:5], layout, 0.25, inputs[5], (7, 15), tile_tokens=TILE)
+    how = (layout_of(parent), 0.25, inputs[5], (7, 15))
+    out, states = autograd.triton_delta_rule(*inputs[:5], *how, tile_tokens=TILE)
     gradients = torch.autograd.grad(out.sum() + states.sum(), inputs)
     assert all(t.isfinite().all() for t in (out, states, *gradients))
 

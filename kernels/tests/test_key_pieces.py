@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, subtree_end_of
+from tree_shapes import SHAPES, layout_of
 
-from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import block_lists
 from tree_kernels.tree_attention.triton_kernels.key_pieces import (
     PIECES_PER_PROGRAM,
@@ -57,7 +56,7 @@ def test_a_block_seen_by_all_is_cut_and_even_blocks_are_not() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pieces_of_a_layout_are_cut_once(shape: str) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES[shape](500)))
+    layout = layout_of(SHAPES[shape](500))
     lists = block_lists(layout, query_block=16, key_block=16, by="key")
     pieces = key_pieces(layout, lists, key_heads=2, programs=4)
     assert pieces is key_pieces(layout, lists, key_heads=2, programs=4)

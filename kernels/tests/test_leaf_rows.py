@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from tree_shapes import SHAPES, paths_of, rows, subtree_end_of, tries
+from tree_shapes import SHAPES, layout_of, paths_of, rows, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.fa4.leaf_rows import LeafRows, along_paths, leaf_rows
@@ -14,7 +14,7 @@ def every_row(layout: TreeLayout) -> LeafRows | None:
 
 
 def check(parent: list[int]) -> None:
-    found = every_row(TreeLayout.from_subtree_end(subtree_end_of(parent)))
+    found = every_row(layout_of(parent))
     assert found is not None
     paths = paths_of(parent)
     copies = found.copies
@@ -41,13 +41,13 @@ def test_rows_of_any_forest(parent: list[int]) -> None:
 
 def test_limits_count_keys_and_queries() -> None:
     parent = SHAPES["trunk_and_stubs"](60)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     paths = paths_of(parent)
     keys, queries = sum(map(len, paths)) / 60, 60 / len(paths)
     assert leaf_rows(layout, most_keys=keys, fewest_queries=queries) is not None
     assert leaf_rows(layout, most_keys=keys - 1e-6, fewest_queries=queries) is None
     assert leaf_rows(layout, most_keys=keys, fewest_queries=queries + 1e-6) is None
-    assert leaf_rows(TreeLayout.from_subtree_end(subtree_end_of(rows(1, 2))), most_keys=1, fewest_queries=9) is not None
+    assert leaf_rows(layout_of(rows(1, 2)), most_keys=1, fewest_queries=9) is not None
 
 
 def test_data_on_a_device_is_not_read_but_told() -> None:
@@ -61,7 +61,7 @@ def test_data_on_a_device_is_not_read_but_told() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_gradients_of_copies_are_summed_before_they_are_rounded(dtype: torch.dtype) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["star"](200)))
+    layout = layout_of(SHAPES["star"](200))
     found = every_row(layout)
     assert found is not None and found.copies is not None
     torch.manual_seed(0)

@@ -2,26 +2,18 @@
 gradients together."""
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
+import recurrences
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrences import (
-    DELTA_RULE,
-    RECURRENCES,
-    Leaves,
-    Recurrence,
-    assert_siblings_keep_their_bits,
-    check_against_rows,
-    layout_of,
-    outputs_and_gradients,
-    relative_error,
-)
-from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
+from recurrences import DELTA_RULE, RECURRENCES, Leaves, Recurrence, outputs_and_gradients, relative_error
+from tree_shapes import SHAPES, chain, fork, layout_of, subtree_end_of, tries
 
-from tree_kernels import TreeLayout, tree_gated_delta_rule, tree_state_space
+from tree_kernels import TreeLayout
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 IMPLEMENTATIONS = ("reference", "chunked")
@@ -51,17 +43,9 @@ def check(
         options = {"initial_state": state if has_initial_state else None, "return_states_at": states_at or None}
         return recurrence.run(*five, layout, impl=impl, **options)
 
-    check_against_rows(
-        parent,
-        leaves,
-        recurrence.rows_alone,
-        run,
-        impls=impls,
-        dtype=dtype,
-        tolerance=TOLERANCE[dtype],
-        states_at=states_at,
-        unused=() if has_initial_state else ("initial_state",),
-    )
+    how = {"impls": impls, "dtype": dtype, "tolerance": TOLERANCE[dtype], "states_at": states_at}
+    unused = () if has_initial_state else ("initial_state",)
+    recurrences.check_against_rows(parent, leaves, recurrence.rows_alone, run, **how, unused=unused)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +80,8 @@ def test_rows_of_one_token_without_a_common_root(recurrence: Recurrence) -> None
 
 def test_rows_that_repeat_one_token_stay_exact() -> None:
     # Equal keys: the products of a tile are as far from orthogonal as they can be.
-    parent = fork(80, [60, 20])
-    leaves = DELTA_RULE.leaves_of(len(parent), repeats_keys=True)
-    leaves["g"], leaves["beta"] = torch.full_like(leaves["g"], -1e-3), torch.full_like(leaves["beta"], 0.7)
-    rounded = [leaf.float().requires_grad_() for leaf in list(leaves.values())[:5]]
-    exact = [leaf.detach().double().requires_grad_() for leaf in rounded]
-    results = []
-    for inputs, impl in ((exact, "reference"), (rounded, "chunked")):
-        out, _ = tree_gated_delta_rule(*inputs, layout_of(parent), impl=impl)
-        results.append([out, *torch.autograd.grad((out * leaves["v"]).sum(), inputs)])
-    for actual, expected in zip(results[1], results[0], strict=True):
-        assert relative_error(actual, expected) < TOLERANCE[torch.float32]
+    equal = {"repeats_keys": True, "decay": (1e-3, 1e-3), "beta": 0.7}
+    check(DELTA_RULE, fork(80, [60, 20]), dtype=torch.float32, impls=("chunked",), has_initial_state=False, **equal)
 
 
 @settings(max_examples=30, deadline=None, database=None)
@@ -139,7 +114,7 @@ def test_a_branch_changes_no_bit_of_its_siblings(recurrence: Recurrence, dtype: 
     given, other = ([leaf.to(dtype) for leaf in leaves][:5] for leaves in both)
     others = [*range(70, 110), *range(140, 143)]
     run = partial(recurrence.run, layout=layout_of(parent))
-    assert_siblings_keep_their_bits(lambda *five: run(*five)[0], given, other, branch, others)
+    recurrences.assert_siblings_keep_their_bits(lambda *five: run(*five)[0], given, other, branch, others)
 
 
 def test_no_tokens_is_no_output_with_a_graph(recurrence: Recurrence) -> None:
@@ -189,10 +164,6 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"return_states_at": (0, 4)}, r"tokens in \[0, 4\), received 4"),
     ({"impl": "flex"}, "expected one of"),
 ]
-FITS = {
-    "gated_delta_rule": (tree_gated_delta_rule, ("q_NHK", "k_NHK", "v_NHV", "g_NH", "beta_NH", "initial_state")),
-    "state_space": (tree_state_space, ("x_NHP", "b_NGK", "c_NGK", "g_NH", "dt_NH", "initial_state")),
-}
 
 
 @pytest.mark.parametrize(
@@ -200,9 +171,10 @@ FITS = {
     [(name, *case) for name, cases in MISFITS.items() for case in (*cases, *BOTH)],
 )
 def test_misfits_are_named(operation: str, changes: dict[str, Any], complaint: str) -> None:
-    run, names = FITS[operation]
-    leaves = [leaf.float() for leaf in RECURRENCES[operation].leaves_of(4).values()]
-    arguments = dict(zip(names, leaves, strict=True)) | {"layout": subtree_end_of(chain(4)), "return_states_at": (3,)}
+    run = RECURRENCES[operation].run
+    *five, state = (leaf.float() for leaf in RECURRENCES[operation].leaves_of(4).values())
+    arguments = dict(zip(signature(run).parameters, five, strict=False))
+    arguments |= {"layout": subtree_end_of(chain(4)), "initial_state": state, "return_states_at": (3,)}
     run(**arguments)
     with pytest.raises(ValueError, match=complaint):
         run(**(arguments | changes))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from recurrences import DELTA_RULE, RECURRENCES, layout_of, outputs_and_gradients, rounded_leaves
+from recurrences import DELTA_RULE, RECURRENCES, outputs_and_gradients, rounded_leaves
 from recurrences import relative_error as relative_error_in_norm
-from tree_shapes import SHAPES, fork, paths_of
+from tree_shapes import SHAPES, fork, layout_of, paths_of
 from tree_shapes import rows as chains
 
 from tree_kernels import tree_causal_conv1d, tree_gated_delta_rule

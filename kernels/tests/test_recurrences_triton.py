@@ -6,21 +6,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+import recurrences
 import torch
-from recurrences import (
-    DELTA_RULE,
-    SCALE,
-    SMALL_TILES,
-    STATE_SPACE,
-    Recurrence,
-    assert_siblings_keep_their_bits,
-    chains_from_one_tile,
-    layout_of,
-    outputs_and_gradients,
-    relative_error,
-    rounded_leaves,
-)
-from tree_shapes import SHAPES, fork, subtree_end_of
+from recurrences import DELTA_RULE, SCALE, STATE_SPACE, Recurrence, chains_from_one_tile, rounded_leaves
+from tree_shapes import SHAPES, fork, layout_of, subtree_end_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -64,16 +53,16 @@ def check(
     recurrence, in_tiles = KERNELS[name]
     rounded, exact = rounded_leaves(recurrence, len(parent), dtype, DEVICE, **problem)
     run = in_tiles if in_small_tiles else partial(recurrence.run, impl="triton")
-    given = (layout_of(parent).to(DEVICE),)
-    got = outputs_and_gradients(run, rounded, *given, return_states_at=states_at)
-    true = outputs_and_gradients(recurrence.run, exact, *given, return_states_at=states_at, impl="reference")
+    given = {"layout": layout_of(parent).to(DEVICE), "return_states_at": states_at}
+    got = recurrences.outputs_and_gradients(run, rounded, **given)
+    true = recurrences.outputs_and_gradients(recurrence.run, exact, **given, impl="reference")
     for part, expected in true.items():
         assert got[part].shape == expected.shape
-        assert relative_error(got[part], expected, smallest=1e-2) < ERROR[dtype], part
+        assert recurrences.relative_error(got[part], expected, smallest=1e-2) < ERROR[dtype], part
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("shape", "size", "dtype"), SMALL_TILES)
+@pytest.mark.parametrize(("shape", "size", "dtype"), recurrences.SMALL_TILES)
 def test_forests_in_small_tiles(name: str, shape: str, size: int, dtype: torch.dtype) -> None:
     check(name, SHAPES[shape](size), dtype, states_at=(size - 1, size // 2), **SMALL)
 
@@ -130,7 +119,9 @@ def test_a_branch_changes_no_bit_of_its_siblings(
     how = {"initial_state": state, "return_states_at": ()}
     run = delta_rule_in_tiles if sizes is SMALL else partial(tree_gated_delta_rule, scale=SCALE, impl="triton")
     others = [*range(prefix, start), *range(branch.stop, len(parent))]
-    assert_siblings_keep_their_bits(lambda *inputs: run(*inputs, layout, **how)[0], given, other, branch, others)
+    recurrences.assert_siblings_keep_their_bits(
+        lambda *inputs: run(*inputs, layout, **how)[0], given, other, branch, others
+    )
 
 
 def test_other_sizes_and_dtypes_are_refused_by_name() -> None:

@@ -8,9 +8,9 @@ import torch
 from attention_problems import ANY_OPTIONS, EVERYTHING, by, in_float64, outputs_and_gradients, problem, relative_error
 from hypothesis import given, settings
 from row_by_row import row_by_row_attention
-from tree_shapes import SHAPES, subtree_end_of, tries
+from tree_shapes import SHAPES, layout_of, tries
 
-from tree_kernels import TreeLayout, tree_attention
+from tree_kernels import tree_attention
 from tree_kernels.tree_attention.portable.blocked import blocked_attention
 from tree_kernels.tree_attention.score_rule import ScoreRule
 
@@ -42,7 +42,7 @@ def check(
     expected = outputs_and_gradients(
         lambda *qkv, **given: row_by_row_attention(*qkv, parent, **given), exact, grads, **options
     )
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
+    layout = layout_of(parent, past)
     has_lse = options.get("lse", False)
     for impl in impls:
         attend = by(impl, layout, return_lse=has_lse)
@@ -107,7 +107,7 @@ def test_every_option_alone(option: dict[str, Any]) -> None:
 def test_no_tokens_is_no_output_with_a_graph() -> None:
     for impl in (*EXACT, *INTERPRETED):
         leaves, _ = problem(0, (4, 2), 16, 3, torch.float32)
-        layout = TreeLayout.from_subtree_end(torch.zeros(0, dtype=torch.int32), past_length=3)
+        layout = layout_of([], 3)
         sinks = leaves.pop("sinks")
         for used in (leaves, leaves | {"sinks": sinks}):
             qkv, rest = [used[name] for name in "qkv"], {name: t for name, t in used.items() if name not in "qkv"}
@@ -127,7 +127,7 @@ def test_random_tries(parent: list[int], options: dict[str, Any]) -> None:
 def test_the_block_size_changes_nothing(block_tokens: int, window: int | None) -> None:
     parent = SHAPES["bushy_trie"](150)
     leaves, grads = problem(150, (4, 2), 8, 0, torch.float64)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     rule = ScoreRule(scale=8**-0.5, window=window)
     actual = outputs_and_gradients(
         lambda *qkv: blocked_attention(*qkv, None, layout, rule, block_tokens=block_tokens)[0], leaves, grads
@@ -147,7 +147,7 @@ def test_lower_precision_is_no_further_from_float64_than_plain_causal_attention(
 ) -> None:
     """On a chain both solve one problem, so torch's own error in the dtype is the yardstick (twice it, for order)."""
     leaves, grads = problem(size, heads, head_size, 0, dtype, device=device)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["chain"](size))).to(device)
+    layout = layout_of(SHAPES["chain"](size)).to(device)
     qkv = [leaves[name] for name in "qkv"]
     causal = torch.nn.functional.scaled_dot_product_attention(
         *(t.transpose(0, 1)[None] for t in qkv), is_causal=True, enable_gqa=True

@@ -5,22 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from tree_shapes import chain, subtree_end_of
+from tree_shapes import chain, layout_of, subtree_end_of
 
-from tree_kernels import (
-    TreeLayout,
-    UnsupportedImplementation,
-    chosen_implementation,
-    tree_attention,
-    unavailable_reason,
-)
+from tree_kernels import UnsupportedImplementation, chosen_implementation, tree_attention, unavailable_reason
 
 CPU = torch.device("cpu")
 
 
 def call(**changes: Any) -> Any:
     usual = {"q_NHD": torch.randn(4, 4, 8), "k_NHD": torch.randn(4, 2, 8), "v_NHD": torch.randn(4, 2, 8)}
-    return tree_attention(**{**usual, "layout": TreeLayout.from_subtree_end(subtree_end_of(chain(4))), **changes})
+    return tree_attention(**{**usual, "layout": layout_of(chain(4)), **changes})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,7 @@ def test_a_vector_of_ends_serves_as_layout() -> None:
     torch.manual_seed(0)
     k, past, end = torch.randn(4, 2, 8), torch.randn(3, 2, 8), subtree_end_of(chain(4))
     given = {"q_NHD": torch.randn(4, 4, 8), "k_NHD": k, "v_NHD": k, "past_k": past, "past_v": past}
-    assert torch.equal(call(layout=TreeLayout.from_subtree_end(end, past_length=3), **given), call(layout=end, **given))
+    assert torch.equal(call(layout=layout_of(chain(4), 3), **given), call(layout=end, **given))
 
 
 @pytest.mark.parametrize(("impl", "named"), [("flex", "FlexAttention"), ("fa4", "flash-attn-4")])

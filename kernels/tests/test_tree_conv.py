@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrences import Leaves, assert_siblings_keep_their_bits, check_against_rows
-from tree_shapes import SHAPES, chain, fork, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, fork, layout_of, subtree_end_of, tries
 
 from tree_kernels import TreeLayout, UnsupportedImplementation, tree_causal_conv1d
 from tree_kernels.tree_causal_conv1d.api import chosen_implementation
@@ -49,29 +49,13 @@ def check(
         return rows, last_inputs
 
     def convolution(inputs: Leaves, layout: TreeLayout, impl: str) -> Any:
-        return tree_causal_conv1d(
-            inputs["x"],
-            inputs["weight"],
-            inputs["bias"] if has_bias else None,
-            layout,
-            activation=activation,
-            initial_context=inputs["context"] if has_context else None,
-            return_contexts_at=contexts_at or None,
-            impl=impl,
-        )
+        bias, context = inputs["bias"] if has_bias else None, inputs["context"] if has_context else None
+        options = {"activation": activation, "return_contexts_at": contexts_at or None, "impl": impl}
+        return tree_causal_conv1d(inputs["x"], inputs["weight"], bias, layout, initial_context=context, **options)
 
-    check_against_rows(
-        parent,
-        leaves,
-        rows_alone,
-        convolution,
-        impls=impls,
-        dtype=dtype,
-        tolerance=TOLERANCE[dtype],
-        state_tolerance=0.0,
-        states_at=contexts_at,
-        unused=() if has_context else ("context",),
-    )
+    how = {"impls": impls, "dtype": dtype, "tolerance": TOLERANCE[dtype], "state_tolerance": 0.0}
+    unused = () if has_context else ("context",)
+    check_against_rows(parent, leaves, rows_alone, convolution, **how, states_at=contexts_at, unused=unused)
 
 
 @pytest.mark.parametrize("size", [1, 64])
@@ -126,7 +110,7 @@ def test_random_tries(parent: list[int], taps: int) -> None:
 @given(parent=tries(60), taps=st.integers(1, 6))
 def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
     size = len(parent)
-    windows = host_windows_of(TreeLayout.from_subtree_end(subtree_end_of(parent)), taps)
+    windows = host_windows_of(layout_of(parent), taps)
     for token, inputs in enumerate(windows.input_NK.tolist()):
         path = [*range(taps - 1)]
         ancestors = []
@@ -143,14 +127,14 @@ def test_windows_and_their_readers(parent: list[int], taps: int) -> None:
 
 
 def test_only_tokens_near_a_jump_are_gathered() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(fork(50, [30, 2, 10])))
+    layout = layout_of(fork(50, [30, 2, 10]))
     assert jumps_of(layout, 4)[0].tolist() == [80, 81, 82, 83, 84]
 
 
 @pytest.mark.parametrize("impl", ("shifted", "triton"))
 def test_a_branch_changes_no_bit_of_its_siblings(impl: str) -> None:
     parent = fork(9, [7, 6, 2])
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     draw = torch.Generator().manual_seed(0)
     x, other, weight = (torch.randn(shape, CHANNELS, generator=draw) for shape in (len(parent), len(parent), 4))
 

@@ -7,27 +7,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, chain, subtree_end_of, tries
+from tree_shapes import SHAPES, chain, layout_of, subtree_end_of, tries
 
 from tree_kernels import TreeLayout
 from tree_kernels.tree_attention.block_lists import block_lists
 from tree_kernels.tree_attention.fa4.fa4_plan import fa4_plan
 
 
-def depths_of(parent: list[int]) -> list[int]:
-    depth: list[int] = []
-    for token_parent in parent:
-        depth.append(0 if token_parent < 0 else depth[token_parent] + 1)
-    return depth
-
-
 @pytest.mark.parametrize("size", [0, 1, 64])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_position_is_depth(shape: str, size: int) -> None:
-    parent = SHAPES[shape](size)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=7)
-    assert layout.position.tolist() == depths_of(parent)
-    assert layout.depth.tolist() == [7 + depth for depth in depths_of(parent)]
+    parent, depths = SHAPES[shape](size), []
+    for above in parent:
+        depths.append(0 if above < 0 else depths[above] + 1)
+    layout = layout_of(parent, 7)
+    assert layout.position.tolist() == depths
+    assert layout.depth.tolist() == [7 + depth for depth in depths]
     assert layout.position.dtype == torch.int32 and layout.num_tokens == size
 
 
@@ -77,12 +72,12 @@ def test_floats_wrong_ranks_and_negative_pasts_are_refused() -> None:
     ],
 )
 def test_what_is_made_of_a_layout_is_made_once(made_of: Any, others: tuple[dict[str, Any], ...]) -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](300)))
+    layout = layout_of(SHAPES["comb"](300))
     assert made_of(layout) is made_of(layout)
     assert all(made_of(layout, **other) is not made_of(layout) for other in others)
 
 
 def test_the_layout_is_opaque() -> None:
-    layout = TreeLayout.from_subtree_end(subtree_end_of(chain(5)))
+    layout = layout_of(chain(5))
     assert torch.utils._pytree.tree_leaves({"tree_layout": layout}) == [layout]
     assert layout.to("cpu") is layout

@@ -4,7 +4,6 @@ test_tree_attention_is_row_attention.py holds them against rows alone in every s
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from attention_problems import ANY_OPTIONS, EVERYTHING, by, in_float64, outputs_and_gradients, problem, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_shapes import SHAPES, subtree_end_of, tries
+from tree_shapes import SHAPES, layout_of, tries
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -29,14 +28,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_triton_o
 ERROR = {torch.float32: 1e-6, torch.float16: 1e-3}
 
 
-def same_tiles(rows: int, keys: int, *, packed: bool = False) -> Tiles:
+def same_tiles(rows: int, keys: int, *, packed: bool = False, kernels: int = 1) -> Tiles:
+    """Gradients of keys and values by one kernel, or by a kernel each."""
     tile = Tile(rows=rows, keys=keys, warps=4, stages=1, packed=packed)
-    return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,))
-
-
-def two_kernels(rows: int, keys: int) -> Tiles:
-    tiles = same_tiles(rows, keys)
-    return replace(tiles, key_gradients=tiles.key_gradients * 2)
+    return Tiles(forward=tile, query_gradient=tile, key_gradients=(tile,) * kernels)
 
 
 def in_tiles(tiles: Tiles, layout: TreeLayout) -> Callable[..., Any]:
@@ -65,7 +60,7 @@ def check(
     **options: Any,
 ) -> None:
     leaves, grads = problem(len(parent), heads, head_size, past, dtype, value_size=value_size)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
+    layout = layout_of(parent, past)
     attend = by("triton", layout) if tiles is None else in_tiles(tiles, layout)
     actual = outputs_and_gradients(attend, leaves, grads, **options)
     wanted = outputs_and_gradients(by("reference", layout), in_float64(leaves), grads, **options)
@@ -86,9 +81,8 @@ CASES: list[tuple[str, int, Tiles | None, dict[str, Any]]] = [
     ("bushy_trie", 70, same_tiles(16, 64, packed=True), {"heads": (4, 2), "past": 30}),
     ("bushy_trie", 70, same_tiles(64, 16), {"heads": (4, 2), "past": 30}),
     ("bushy_trie", 70, same_tiles(128, 64, packed=True), {"heads": (4, 2), "past": 30}),
-    # Gradients of keys and values by a kernel each.
-    ("forest", 33, two_kernels(16, 16), {"head_size": 48, "value_size": 16, **GROUPED}),
-    ("forest", 33, two_kernels(16, 16), {"head_size": 16, "value_size": 40, **GROUPED}),
+    ("forest", 33, same_tiles(16, 16, kernels=2), {"head_size": 48, "value_size": 16, **GROUPED}),
+    ("forest", 33, same_tiles(16, 16, kernels=2), {"head_size": 16, "value_size": 40, **GROUPED}),
     *(("forest", 129, None, {"dtype": torch.float16, "head_size": 32, **option}) for option in ({}, EVERYTHING)),
 ]
 
@@ -102,10 +96,10 @@ def test_tiles_of_any_size_give_what_the_reference_gives(
 
 def test_a_root_seen_by_all_is_summed_from_pieces() -> None:
     parent = SHAPES["star"](130)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(parent))
+    layout = layout_of(parent)
     lists = block_lists(layout, query_block=16, key_block=16, by="key")
     assert key_pieces(layout, lists, key_heads=1, programs=2).slot_count.tolist() == [2] + [0] * 8
-    check(parent, tiles=two_kernels(16, 16))
+    check(parent, tiles=same_tiles(16, 16, kernels=2))
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True)
@@ -117,7 +111,7 @@ def test_random_tries(parent: list[int], options: dict[str, Any], tile: tuple[in
 def test_strides_of_tokens_and_heads_are_free() -> None:
     """Head-major tensors, as Hugging Face models hand them on, and gradients that repeat one number."""
     size, heads, head_size = 37, 2, 16
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["forest"](size)))
+    layout = layout_of(SHAPES["forest"](size))
     drawn = torch.randn(3, heads, size, 2 * head_size, generator=torch.Generator().manual_seed(0))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
@@ -132,7 +126,7 @@ def test_strides_of_tokens_and_heads_are_free() -> None:
 
 def test_only_the_log_sum_exp_may_be_used() -> None:
     leaves, grads = problem(20, (2, 1), 16, 0, torch.float32)
-    layout = TreeLayout.from_subtree_end(subtree_end_of(SHAPES["comb"](20)))
+    layout = layout_of(SHAPES["comb"](20))
     results = []
     for impl, dtype in (("triton", torch.float32), ("reference", torch.float64)):
         q, k, v = (leaves[name].detach().to(dtype).requires_grad_() for name in ("q", "k", "v"))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from attention_problems import Tensors, by, in_float64, outputs_and_gradients, problem, relative_error
 from recurrences import relative_error as relative_error_in_norm
-from tree_shapes import SHAPES, chain, random_trie, subtree_end_of
+from tree_shapes import SHAPES, chain, layout_of, random_trie
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tree_kernels import TreeLayout, tree_attention
+from tree_kernels import tree_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -54,10 +54,6 @@ CASES: list[tuple[str, torch.dtype, int, dict[str, Any]]] = [
 ]
 
 
-def layout_of(parent: list[int], past: int = 0) -> TreeLayout:
-    return TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past).to("cuda")
-
-
 @pytest.mark.parametrize(("impl", "dtype", "head_size", "options"), CASES)
 def test_outputs_and_gradients_equal_the_float64_reference(
     impl: str, dtype: torch.dtype, head_size: int, options: dict[str, Any]
@@ -67,7 +63,7 @@ def test_outputs_and_gradients_equal_the_float64_reference(
     for size in SIZES[impl]:
         for shape in ("forest", "comb") if impl == "triton" else ("forest",):
             leaves, grads = problem(size, heads, head_size, past, dtype, value_size=value_size, device="cuda")
-            layout = layout_of(SHAPES[shape](size), past)
+            layout = layout_of(SHAPES[shape](size), past).to("cuda")
             actual = outputs_and_gradients(by(impl, layout, return_lse=has_lse), leaves, grads, **options)
             reference = by("reference", layout, return_lse=has_lse)
             wanted = outputs_and_gradients(reference, in_float64(leaves), grads, **options)
@@ -95,7 +91,7 @@ def test_the_same_bits_come_out_at_every_call() -> None:
     """Also of keys seen by a whole forest of short branches, whose gradients are summed from pieces."""
     size = 20000
     leaves, grads = problem(size, (8, 2), 128, 500, torch.bfloat16, device="cuda")
-    layout = layout_of(random_trie(size, 0, branching=0.02), 500)
+    layout = layout_of(random_trie(size, 0, branching=0.02), 500).to("cuda")
     first = outputs_and_gradients(by("triton", layout), leaves, grads, lse=True, sinks=True)
     for _ in range(3):
         again = outputs_and_gradients(by("triton", layout), leaves, grads, lse=True, sinks=True)
@@ -111,14 +107,14 @@ def test_new_lengths_compile_nothing() -> None:
     compiled = []
     for size, past in ((1, 0), (16, 1), (17, 16), (1000, 77), (4096, 128), (4097, 0)):
         leaves, grads = problem(size, (4, 2), 64, past, torch.bfloat16, device="cuda")
-        outputs_and_gradients(by("triton", layout_of(chain(size), past)), leaves, grads)
+        outputs_and_gradients(by("triton", layout_of(chain(size), past).to("cuda")), leaves, grads)
         compiled.append([len(kernel.device_caches[torch.cuda.current_device()][0]) for kernel in kernels])
     assert compiled[0] == compiled[-1]
 
 
 def test_nothing_waits_for_the_device() -> None:
     leaves, grads = problem(500, (4, 2), 64, 30, torch.bfloat16, device="cuda")
-    layouts = [layout_of(SHAPES["forest"](500), 30) for _ in range(2)]
+    layouts = [layout_of(SHAPES["forest"](500), 30).to("cuda") for _ in range(2)]
     outputs_and_gradients(by("triton", layouts[0]), leaves, grads)
     torch.cuda.set_sync_debug_mode("error")
     try:

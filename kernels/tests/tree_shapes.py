@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from hypothesis import strategies as st
 
+from tree_kernels import TreeLayout
+
 
 def subtree_end_of(parent: list[int]) -> torch.Tensor:
     """int32 [N] from parents in DFS order, by pushing each token's end up to its ancestors."""
@@ -15,6 +17,10 @@ def subtree_end_of(parent: list[int]) -> torch.Tensor:
         if parent[token] >= 0:
             end[parent[token]] = max(end[parent[token]], end[token])
     return torch.tensor(end, dtype=torch.int32)
+
+
+def layout_of(parent: list[int], past: int = 0) -> TreeLayout:
+    return TreeLayout.from_subtree_end(subtree_end_of(parent), past_length=past)
 
 
 def chain(size: int) -> list[int]:

@@ -60,9 +60,8 @@ def test_laws_of_a_layout(cell: tuple[list[Forest], int]) -> None:
     if layout.split_groups:
         assert layout.load_D.max() < slowest * (1 - LEAST_GAIN)
     again = lay_out_cell([GroupPaths.of(forest, COST) for forest in forests], num_ranks, trials=60)
-    assert [[(g, rows.tolist()) for g, rows in held] for held in layout.rows] == [
-        [(g, rows.tolist()) for g, rows in held] for held in again.rows
-    ]
+    first, second = ([[(g, rows.tolist()) for g, rows in held] for held in one.rows] for one in (layout, again))
+    assert first == second
 
 
 @pytest.mark.parametrize(("num_rows", "seed"), [*((12, seed) for seed in range(20)), (600, 1)])

@@ -24,13 +24,9 @@ def tree_of(
     owners = range(len(rows)) if leaf_of_row is None else leaf_of_row
     numbers = [[CONTEXT] + [0] * (len(row) - 1) for row in rows] if steps is None else steps
     given = [{}] * len(rewards) if leaves is None else leaves
-    return CreditTree.of(
-        [
-            CreditRow(tokens=np.array(row), leaf=leaf, steps=np.array(one))
-            for row, leaf, one in zip(rows, owners, numbers, strict=True)
-        ],
-        [Leaf(reward=reward, **more) for reward, more in zip(rewards, given, strict=True)],
-    )
+    columns = zip(rows, owners, numbers, strict=True)
+    made = [CreditRow(tokens=np.array(row), leaf=leaf, steps=np.array(one)) for row, leaf, one in columns]
+    return CreditTree.of(made, [Leaf(reward=reward, **more) for reward, more in zip(rewards, given, strict=True)])
 
 
 def credit_of(estimator: Callable[..., np.ndarray], tree: CreditTree, **options: Any) -> list[list[float]]:

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3NextConfig
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from tiny_sizes import DELTA_NET, ROPE, VOCAB, config_of, sizes
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 SIZES: dict[str, Any] = sizes(
     num_hidden_layers=4, max_position_embeddings=512, attention_dropout=0.0, initializer_range=0.06, **DELTA_NET
@@ -19,9 +17,9 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 EXPERTS |= {"shared_expert_intermediate_size": 16}
 TEXT_MROPE = {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
 HYBRIDS: dict[str, PretrainedConfig] = {
-    "qwen3_next": Qwen3NextConfig(**SIZES, **EXPERTS),
-    "qwen3_5": Qwen3_5TextConfig(**SIZES, rope_parameters=TEXT_MROPE),
-    "qwen3_5_moe": Qwen3_5MoeTextConfig(**SIZES, **EXPERTS),
+    "qwen3_next": config_of("qwen3_next", **SIZES, **EXPERTS),
+    "qwen3_5": config_of("qwen3_5_text", **SIZES, rope_parameters=TEXT_MROPE),
+    "qwen3_5_moe": config_of("qwen3_5_moe_text", **SIZES, **EXPERTS),
 }
 
 

@@ -107,14 +107,8 @@ def positions(model: Any, one: PictureRow) -> torch.Tensor:
 
 
 def row_images(rows: list[PictureRow], positions_B: list[Any]) -> RowImages:
-    return RowImages.of(
-        [one.tokens for one in rows],
-        [one.pixel_values for one in rows],
-        [one.grid_thw for one in rows],
-        positions_B,
-        image_token=IMAGE_TOKEN,
-        merge_size=2,
-    )
+    tokens, pixels, grids = zip(*((one.tokens, one.pixel_values, one.grid_thw) for one in rows), strict=True)
+    return RowImages.of(tokens, pixels, grids, positions_B, image_token=IMAGE_TOKEN, merge_size=2)
 
 
 def images_of(model: Any, rows: list[PictureRow]) -> RowImages:

@@ -10,19 +10,11 @@ import stock_routers
 import torch
 from latent_models import latent_configs
 from stock_routers import PER_TOKEN
-from tiny_sizes import DELTA_NET, ROPE, sizes
-from transformers import (
-    AutoModelForCausalLM,
-    Glm4MoeConfig,
-    GptOssConfig,
-    MixtralConfig,
-    OlmoeConfig,
-    PretrainedConfig,
-    Qwen2MoeConfig,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-)
-from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from tiny_sizes import DELTA_NET, ROPE, config_of, sizes
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from tree_rl.models import use_tree_attention
+from tree_rl.models.routers.trace import RouterHooks
 
 LAYERS, EXPERTS = 3, 5
 # With 0.3 gradients of rows alone move beyond the tolerance when weights move by one unit in the last place.
@@ -34,17 +26,17 @@ SPARSE = {"num_experts": EXPERTS, "moe_intermediate_size": 16}
 HYBRID = {**SIZES, **SPARSE, **DELTA_NET, "shared_expert_intermediate_size": 16, "initializer_range": 0.1}
 HYBRID |= {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 FAMILIES: dict[str, PretrainedConfig] = {
-    "qwen3_moe": Qwen3MoeConfig(**SIZES, **SPARSE, norm_topk_prob=True),
-    "qwen3_moe_dense_layer": Qwen3MoeConfig(**SIZES, **SPARSE, mlp_only_layers=[1]),
-    "qwen2_moe": Qwen2MoeConfig(**SIZES, **SPARSE, shared_expert_intermediate_size=16),
-    "mixtral": MixtralConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=7),
-    "gpt_oss": GptOssConfig(**SIZES, sliding_window=5, num_local_experts=EXPERTS, rope_parameters=ROPE),
-    "olmoe": OlmoeConfig(**SIZES, num_experts=EXPERTS),
-    "qwen3_next": Qwen3NextConfig(**HYBRID),
-    "qwen3_5_moe": Qwen3_5MoeTextConfig(**HYBRID),
+    "qwen3_moe": config_of("qwen3_moe", **SIZES, **SPARSE, norm_topk_prob=True),
+    "qwen3_moe_dense_layer": config_of("qwen3_moe", **SIZES, **SPARSE, mlp_only_layers=[1]),
+    "qwen2_moe": config_of("qwen2_moe", **SIZES, **SPARSE, shared_expert_intermediate_size=16),
+    "mixtral": config_of("mixtral", **SIZES, num_local_experts=EXPERTS, sliding_window=7),
+    "gpt_oss": config_of("gpt_oss", **SIZES, sliding_window=5, num_local_experts=EXPERTS, rope_parameters=ROPE),
+    "olmoe": config_of("olmoe", **SIZES, num_experts=EXPERTS),
+    "qwen3_next": config_of("qwen3_next", **HYBRID),
+    "qwen3_5_moe": config_of("qwen3_5_moe_text", **HYBRID),
 }
-BIASED = Glm4MoeConfig(
-    **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
+BIASED = config_of(
+    "glm4_moe", **SIZES, n_routed_experts=EXPERTS, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1
 )
 """Balances its experts by a bias, without an auxiliary loss."""
 LATENT = latent_configs(num_hidden_layers=LAYERS, **IDS)
@@ -77,6 +69,15 @@ def build(
             # States decay slowly: stock's float32 sums of large decays are no yardstick.
             torch.nn.init.uniform_(tensor, -4.0, -1.0)
     return model.to(dtype).eval()
+
+
+def prepared(family: str, *, checkpointing: bool = False) -> tuple[torch.nn.Module, RouterHooks]:
+    """A model that reads trees; with checkpoints it trains."""
+    model = build(REPLAYABLE[family])
+    if checkpointing:
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    use_tree_attention(model)
+    return model, RouterHooks(model)
 
 
 def assert_equal_gradients(

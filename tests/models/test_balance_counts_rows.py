@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from equal_gradients import gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build
+from moe_models import BIASED, EXPERTS, FAMILIES, LAYERS, SIZES, SPARSE, assert_equal_gradients, build, prepared
 from partitioned_steps import partitioned_gradients
 from stock_routers import auxiliary_loss
 from tiny_sizes import BRANCHING
@@ -27,66 +28,41 @@ from tree_rl.tree.forest import Forest
 ROWS = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"] + BRANCHING["single_tokens"]
 
 
-def tree_forward(model: torch.nn.Module, rows: list[list[int]]) -> tuple[ForestRouting, RouterTrace]:
-    """One forward of the forest of the rows."""
+def tree_forward(
+    model: torch.nn.Module, rows: list[list[int]], weight_LE: torch.Tensor | None = None
+) -> tuple[ForestRouting, RouterTrace, Any]:
+    """One forward of the forest of the rows, and its share of the auxiliary loss."""
     forest = Forest.from_rows(rows)
-    routing = ForestRouting(forest)
+    routing = ForestRouting(forest, weight_LE=weight_LE)
     trace = routing.open()
     model(**TreeInputs.from_forest(forest, router_trace=trace).model_kwargs())
-    return routing, trace
-
-
-def load_of(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
-    routing, trace = tree_forward(model, rows)
-    routing.close(trace)
-    return routing.load(EXPERTS)
-
-
-def tree_auxiliary_loss(model: torch.nn.Module, rows: list[list[int]], weight_LE: torch.Tensor) -> torch.Tensor:
-    routing, trace = tree_forward(model, rows)
-    routing.weight_LE = weight_LE
-    share = routing.close(trace)
-    assert share is not None
-    return share
-
-
-def prepared(family: str) -> torch.nn.Module:
-    model = build(FAMILIES[family])
-    use_tree_attention(model)
-    RouterHooks(model)
-    return model
+    return routing, trace, routing.close(trace)
 
 
 @pytest.mark.parametrize("family, checkpointing", [(family, at % 2 == 0) for at, family in enumerate(FAMILIES)])
 def test_auxiliary_losses_of_forests_add_up_to_that_of_the_padded_rows(family: str, checkpointing: bool) -> None:
     expected = auxiliary_loss(stock := build(FAMILIES[family]), ROWS)
     wanted = gradients(stock, expected)
-    model = prepared(family)
-    if checkpointing:
-        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared(family, checkpointing=checkpointing)
     # Ranks and micro-batches: each runs its own forest, the load is everybody's.
     for shares in ([ROWS], [ROWS[:3], ROWS[3:5], ROWS[5:]]):
-        load_LE = torch.stack([load_of(model, share) for share in shares]).sum(0)
+        load_LE = torch.stack([tree_forward(model, share)[0].load(EXPERTS) for share in shares]).sum(0)
         weight_LE = balance_weight(load_LE, sum(map(len, ROWS)))
-        got = torch.stack([tree_auxiliary_loss(model, share, weight_LE) for share in shares]).sum()
+        got = torch.stack([tree_forward(model, share, weight_LE)[2] for share in shares]).sum()
         torch.testing.assert_close(got, expected.detach(), rtol=1e-6, atol=1e-6)
         assert_equal_gradients(gradients(model, got), wanted)
 
 
 def test_a_recomputation_leaves_no_graph_behind() -> None:
-    model = prepared("mixtral").train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    routing, trace = tree_forward(model, ROWS)
-    routing.weight_LE = torch.ones(LAYERS, EXPERTS)
-    share = routing.close(trace)
-    assert share is not None
+    model, _ = prepared("mixtral", checkpointing=True)
+    _, trace, share = tree_forward(model, ROWS, torch.ones(LAYERS, EXPERTS))
     share.backward()
     assert [logits.grad_fn for logits in trace.take_logits()] == [None] * LAYERS
 
 
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe_dense_layer", 8), ("gpt_oss", 1)))
 def test_partitions_keep_the_auxiliary_loss(family: str, capacity: int) -> None:
-    model, forest = prepared(family), Forest.from_rows(ROWS)
+    forest, (model, _) = Forest.from_rows(ROWS), prepared(family)
     routing = ForestRouting(forest)
 
     def charge() -> None:

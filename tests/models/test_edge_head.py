@@ -16,7 +16,7 @@ from tree_kernels.edge_log_probs import EdgeValues
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.models.edge_head import EdgeHead, edge_values
 from tree_rl.models.tree_inputs import TreeInputs
-from tree_rl.training.loss.edges import EdgePlan, plan_edges, tree_log_probs, wanted_everywhere
+from tree_rl.training.loss.edges import plan_edges, tree_log_probs, wanted_everywhere
 from tree_rl.tree.forest import Forest
 
 SCALED: dict[str, PretrainedConfig] = {
@@ -30,10 +30,9 @@ ALL = {**FAMILIES, **SCALED}
 QWEN3 = FAMILIES["qwen3"]
 
 
-def forest_and_edges() -> tuple[Forest, EdgePlan]:
-    forest = Forest.from_rows(some_rows())
-    temperature_B = np.array([1.0, 0.5, 1.0, 2.0, 1.0, 0.5], dtype=np.float32)
-    return forest, plan_edges(forest, wanted_everywhere(forest), temperature_B)
+FOREST = Forest.from_rows(some_rows())
+TEMPERATURE_B = np.array([1.0, 0.5, 1.0, 2.0, 1.0, 0.5], dtype=np.float32)
+EDGES = plan_edges(FOREST, wanted_everywhere(FOREST), TEMPERATURE_B)
 
 
 def on_trees(config: PretrainedConfig, *, head_answers: bool = True) -> Any:
@@ -46,11 +45,10 @@ def on_trees(config: PretrainedConfig, *, head_answers: bool = True) -> Any:
 def evaluate(model: Any, *, late: bool = False) -> list[torch.Tensor | None]:
     """Outputs of all edges, then the gradients of a loss that weighs each differently. Unless `late`, edges are planned
     before the layers, because the head is out of sight."""
-    forest, edges = forest_and_edges()
-    inputs = TreeInputs.from_forest(forest)
     reader = model if late else lambda **kwargs: model(**kwargs)
-    flat = tree_log_probs(reader, inputs, lambda: edges, extras=("entropy", "sum_pi_squared"))
-    weight_F = torch.linspace(-1.0, 2.0, forest.num_flat, dtype=torch.float64)
+    extras = ("entropy", "sum_pi_squared")
+    flat = tree_log_probs(reader, TreeInputs.from_forest(FOREST), lambda: EDGES, extras=extras)
+    weight_F = torch.linspace(-1.0, 2.0, FOREST.num_flat, dtype=torch.float64)
     loss = (flat["log_probs"] * weight_F).sum() + (flat["entropy"] * weight_F.flip(0)).sum()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -100,18 +98,16 @@ def test_edges_planned_late_give_the_same(family: str, head_answers: bool) -> No
 @pytest.mark.parametrize("head_answers", [True, False])
 def test_late_edges_are_planned_behind_the_layers_where_the_head_answers(head_answers: bool) -> None:
     model = on_trees(QWEN3, head_answers=head_answers)
-    forest, edges = forest_and_edges()
     order: list[str] = []
     for layer in model.model.layers:
         layer.register_forward_hook(lambda *_: order.append("layer"))
-    tree_log_probs(model, TreeInputs.from_forest(forest), lambda: order.append("plan") or edges)
+    tree_log_probs(model, TreeInputs.from_forest(FOREST), lambda: order.append("plan") or EDGES)
     layers = ["layer"] * len(model.model.layers)
     assert order == ([*layers, "plan"] if head_answers else ["plan", *layers])
 
 
 def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
     model = on_trees(QWEN3)
-    forest, edges = forest_and_edges()
     ids = torch.arange(5)[None]
     shape = (1, 5, SIZES["vocab_size"])
     seen = []
@@ -123,18 +119,17 @@ def test_only_the_thread_and_the_call_that_ask_are_answered() -> None:
         other.join()
         return model(**kwargs)
 
-    values = edge_values(asks, TreeInputs.from_forest(forest).model_kwargs(), lambda: edges.request)
+    values = edge_values(asks, TreeInputs.from_forest(FOREST).model_kwargs(), lambda: EDGES.request)
     assert isinstance(values, EdgeValues)
     assert model(input_ids=ids).logits.shape == shape and seen == [shape]
 
     with pytest.raises(ArithmeticError):
-        edge_values(lambda **_: 1 / 0, {}, lambda: edges.request)
+        edge_values(lambda **_: 1 / 0, {}, lambda: EDGES.request)
     assert model(input_ids=ids).logits.shape == shape
 
 
 def test_whatever_works_on_the_answer_is_noticed() -> None:
-    forest, edges = forest_and_edges()
-    kwargs = TreeInputs.from_forest(forest).model_kwargs()
+    kwargs = TreeInputs.from_forest(FOREST).model_kwargs()
     for family, change, error in (
         ("qwen3", lambda answer: answer[0] * 2, RuntimeError),
         ("qwen3", lambda answer: answer[:, -1:], TypeError),
@@ -144,7 +139,7 @@ def test_whatever_works_on_the_answer_is_noticed() -> None:
         model = on_trees(ALL[family])
         model.lm_head.register_forward_hook(lambda module, inputs, output, change=change: change(output))
         with pytest.raises(error):
-            edge_values(model, kwargs, lambda: edges.request)
+            edge_values(model, kwargs, lambda: EDGES.request)
 
 
 def with_forward(model: Any, change: Any) -> Any:

@@ -1,27 +1,14 @@
 """Models with experts on trees: gradients are those of rows alone, whatever computes the experts and with routes that
 are replayed; recorded routes replay to the same numbers."""
 
+import moe_models
 import numpy as np
 import pytest
 import torch
 from dense_models import FAMILIES as DENSE
 from dense_models import assert_reads_trees
 from equal_gradients import gradients
-from moe_models import (
-    BIASED,
-    EXPERTS,
-    FAMILIES,
-    LATENT,
-    LAYERS,
-    LAYERS_WITH_EXPERTS,
-    PER_TOKEN,
-    REPLAYABLE,
-    SIZES,
-    assert_equal_gradients,
-    build,
-    random_routes,
-    weighted,
-)
+from moe_models import BIASED, EXPERTS, FAMILIES, LATENT, LAYERS, PER_TOKEN, REPLAYABLE, SIZES, build, prepared
 from partitioned_steps import partitioned_gradients
 from stock_routers import stock_routers_told
 from tiny_sizes import BRANCHING, changed
@@ -40,12 +27,6 @@ Rows = list[list[int]]
 ROWS = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"] + BRANCHING["single_tokens"]
 
 
-def prepared(family: str) -> tuple[torch.nn.Module, RouterHooks]:
-    model = build(REPLAYABLE[family])
-    use_tree_attention(model)
-    return model, RouterHooks(model)
-
-
 def replayed_forest(rows: Rows, routes: list[np.ndarray]) -> tuple[Forest, ForestRouting]:
     routes_FLK, ends = np.concatenate(routes), np.cumsum([len(row) for row in rows])
     forest = Forest.from_rows(rows, merge_key=np.split(number_routes(routes_FLK), ends[:-1]))
@@ -62,7 +43,7 @@ def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[to
     model = build(REPLAYABLE[family])
     pieces = []
     for row, routes_TLK in zip(rows, routes, strict=True):
-        with stock_routers_told([routes_TLK[:, list(LAYERS_WITH_EXPERTS[family])]], EXPERTS):
+        with stock_routers_told([routes_TLK[:, list(moe_models.LAYERS_WITH_EXPERTS[family])]], EXPERTS):
             pieces.append(branch_log_probs(model, [row]))
     return model, torch.cat(pieces)
 
@@ -77,39 +58,36 @@ def row_log_probs(family: str, rows: Rows, routes: list[np.ndarray]) -> tuple[to
 def test_replay_equals_rows_alone_and_tokens_without_a_record_are_routed_by_the_model(
     family: str, rows: Rows, checkpointing: bool, is_recorded: bool
 ) -> None:
-    routes = random_routes(rows, seed=1)
+    routes = moe_models.random_routes(rows, seed=1)
     if not is_recorded:
         for routes_TLK in routes:
             routes_TLK[-1] = NATIVE
             routes_TLK[::3, 1] = NATIVE
     stock, log_probs_F = row_log_probs(family, rows, routes)
-    expected = gradients(stock, weighted(log_probs_F))
-    model, _ = prepared(family)
-    if checkpointing:
-        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    expected = gradients(stock, moe_models.weighted(log_probs_F))
+    model, _ = prepared(family, checkpointing=checkpointing)
     forest, routing = replayed_forest(rows, routes)
     assert not is_recorded or Forest.from_rows(rows).num_unique < forest.num_unique < forest.num_flat
     got_F = traced_log_probs(model, forest, routing.open())
     torch.testing.assert_close(got_F, log_probs_F, rtol=1e-5, atol=1e-5)
-    assert_equal_gradients(gradients(model, weighted(got_F)), expected)
+    moe_models.assert_equal_gradients(gradients(model, moe_models.weighted(got_F)), expected)
 
 
 @pytest.mark.parametrize("family, capacity", (("qwen3_moe", 1), ("gpt_oss", 11), ("deepseek_v3", 3)))
 def test_replay_in_partitions_equals_rows_alone(family: str, capacity: int) -> None:
-    routes = random_routes(ROWS, seed=2)
+    routes = moe_models.random_routes(ROWS, seed=2)
     stock, log_probs_F = row_log_probs(family, ROWS, routes)
     weight_F = torch.randn(len(log_probs_F), generator=torch.Generator().manual_seed(0))
     expected = gradients(stock, (log_probs_F * weight_F).sum())
-    model, _ = prepared(family)
-    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, _ = prepared(family, checkpointing=True)
     forest, routing = replayed_forest(ROWS, routes)
     got = partitioned_gradients(
         model, forest, capacity, lambda log_probs_F: (log_probs_F * weight_F).sum(), routing=routing
     )
-    assert_equal_gradients(got, expected)
+    moe_models.assert_equal_gradients(got, expected)
     recorded = [np.sort(routing.chosen[forest.row_index[row]].numpy()) for row in range(len(ROWS))]
     for got_TLK, forced_TLK in zip(recorded, routes, strict=True):
-        assert np.array_equal(got_TLK, np.sort(forced_TLK[:, LAYERS_WITH_EXPERTS[family]]))
+        assert np.array_equal(got_TLK, np.sort(forced_TLK[:, moe_models.LAYERS_WITH_EXPERTS[family]]))
 
 
 def routes_of(trace: RouterTrace, hooks: RouterHooks) -> torch.Tensor:
@@ -142,7 +120,7 @@ def test_forwards_without_a_trace_are_not_touched(family: str) -> None:
     model, _ = prepared(family)
     ids = torch.tensor([ROWS[0]])
     before = model(input_ids=ids).logits
-    forced = torch.from_numpy(random_routes(ROWS[:1], seed=4)[0])
+    forced = torch.from_numpy(moe_models.random_routes(ROWS[:1], seed=4)[0])
     changed = model(input_ids=ids, router_trace=RouterTrace(forced)).logits
     assert not torch.allclose(changed, before, atol=1e-2)
     torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
@@ -206,8 +184,8 @@ def test_forest_equals_rows_alone(family: str, shape: str) -> None:
 def test_every_experts_implementation(family: str, experts: str) -> None:
     rows = BRANCHING["branches"] + BRANCHING["identical_and_strict_prefix"]
     reference = build(WITH_LATENT[family])
-    expected = gradients(reference, weighted(branch_log_probs(reference, rows)))
+    expected = gradients(reference, moe_models.weighted(branch_log_probs(reference, rows)))
     model = build(WITH_LATENT[family], experts=experts)
     use_tree_attention(model)
-    got = gradients(model, weighted(forest_log_probs(model, Forest.from_rows(rows))))
-    assert_equal_gradients(got, expected)
+    got = gradients(model, moe_models.weighted(forest_log_probs(model, Forest.from_rows(rows))))
+    moe_models.assert_equal_gradients(got, expected)

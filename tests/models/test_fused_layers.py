@@ -13,7 +13,7 @@ import moe_models
 import pytest
 import torch
 from dense_models import SIZES
-from equal_gradients import assert_equal_gradients, gradients
+from equal_gradients import Run, assert_equal_gradients, with_gradients
 from fused_models import ALL, DENSE, SPARSE
 from tiny_sizes import changed
 from transformers import LlamaConfig, Olmo2Config, OlmoeConfig, PretrainedConfig
@@ -40,14 +40,6 @@ def read_trees(model: Any) -> None:
 
 def names_of_layers(model: Any) -> dict[str, str]:
     return {name: module._get_name() for name, module in model.named_modules()}
-
-
-Run = tuple[torch.Tensor, dict[str, torch.Tensor]]
-
-
-def with_gradients(model: Any, log_probs: torch.Tensor) -> Run:
-    draw = torch.Generator().manual_seed(1)
-    return log_probs.detach(), gradients(model, (log_probs * torch.randn(log_probs.shape, generator=draw)).sum())
 
 
 def assert_same(got: Run, expected: Run) -> None:

@@ -8,11 +8,10 @@ trees are held against stock rows in float64.
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dense_models import assert_reads_trees
-from equal_gradients import assert_equal_gradients, gradients
+from equal_gradients import Run, assert_equal_gradients, gradients, with_gradients
 from hybrid_models import HYBRIDS, build, float64_throughout, rows_with_prefix
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,18 +28,11 @@ from tree_rl.tree.forest import Forest
 
 FLOAT32_TOLERANCE = 2e-5
 CONFIGS = HYBRIDS | RECURRENT
-Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
-"""Log-probs and gradients."""
 assert_same_gradients = partial(assert_equal_gradients, floor=1e-3)
 """One that nearly vanishes is held against the largest."""
 
 
-def with_gradients(model: Any, log_probs_F: torch.Tensor) -> Result:
-    weight_F = torch.from_numpy(np.random.default_rng(1).normal(size=len(log_probs_F)))
-    return log_probs_F.detach(), gradients(model, (log_probs_F * weight_F.to(log_probs_F.dtype)).sum())
-
-
-def assert_same(got: Result, expected: Result, tolerance: float) -> None:
+def assert_same(got: Run, expected: Run, tolerance: float) -> None:
     torch.testing.assert_close(got[0].double(), expected[0], rtol=tolerance, atol=tolerance)
     assert_same_gradients(got[1], expected[1], tolerance)
 

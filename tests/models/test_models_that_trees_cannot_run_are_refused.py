@@ -13,30 +13,9 @@ from dense_models import dbrx
 from hybrid_models import HYBRIDS
 from peft import LoHaConfig, LoraConfig, get_peft_model
 from recurrent_models import RECURRENT
-from tiny_sizes import changed, sizes
+from tiny_sizes import changed, config_of, sizes
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    BertConfig,
-    DogeConfig,
-    Gemma3TextConfig,
-    GlmMoeDsaConfig,
-    GPT2Config,
-    Llama4TextConfig,
-    LlamaConfig,
-    Mamba2Config,
-    MiniMaxConfig,
-    MixtralConfig,
-    OPTConfig,
-    PhiConfig,
-    PhimoeConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Starcoder2Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig
 
 from tree_rl.models import UnsupportedModelError, check_model, use_tree_attention
 from tree_rl.training import TreeStep
@@ -58,14 +37,14 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_si
 INDEXER = {"index_topk": 2048, "index_n_heads": 2, "index_head_dim": 16, "num_key_value_heads": 4}
 KEEPS = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TOLD: dict[str, tuple[PretrainedConfig, str]] = {
-    "llama": (LlamaConfig(**GROUPED, rope_parameters=DYNAMIC), "rope_type=dynamic"),
-    "llama4": (Llama4TextConfig(**BY_PLACE), r"model_type=llama4_text.*attn_temperature_tuning=True scales"),
+    "llama": (config_of("llama", **GROUPED, rope_parameters=DYNAMIC), "rope_type=dynamic"),
+    "llama4": (config_of("llama4_text", **BY_PLACE), r"model_type=llama4_text.*attn_temperature_tuning=True scales"),
     "qwen3_moe": (
-        Qwen3MoeConfig(**GROUPED, **AUXILIARY),
+        config_of("qwen3_moe", **GROUPED, **AUXILIARY),
         r"output_router_logits=False, and tree\.router_aux_loss_coef",
     ),
     "mixtral": (
-        MixtralConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.1),
+        config_of("mixtral", **GROUPED, num_local_experts=4, router_jitter_noise=0.1),
         r"router_jitter_noise=0\.1: branches would share .*set model\.override_config\.router_jitter_noise=0",
     ),
     "dbrx": (
@@ -73,18 +52,21 @@ TOLD: dict[str, tuple[PretrainedConfig, str]] = {
         r"ffn_config\.moe_jitter_eps=0\.2: .*set model\.override_config\.ffn_config\.moe_jitter_eps=0",
     ),
     "phimoe": (
-        PhimoeConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.01),
+        config_of("phimoe", **GROUPED, num_local_experts=4, router_jitter_noise=0.01),
         r"router_jitter_noise=0\.01: its routers choose at random .* weight 1; train on rows",
     ),
-    "mamba2": (Mamba2Config(**SIZES, **MAMBA2), BRANCHING_STATE % "Mamba2Mixer"),
-    "minimax": (MiniMaxConfig(**GROUPED, **LIGHTNING), BRANCHING_STATE % "MiniMaxLightningAttention"),
+    "mamba2": (config_of("mamba2", **SIZES, **MAMBA2), BRANCHING_STATE % "Mamba2Mixer"),
+    "minimax": (config_of("minimax", **GROUPED, **LIGHTNING), BRANCHING_STATE % "MiniMaxLightningAttention"),
     "qwen3_next_gelu": (changed(HYBRIDS["qwen3_next"], hidden_act="gelu"), GELU),
     "bamba_gelu": (changed(RECURRENT["bamba"], hidden_act="gelu"), GELU),
-    "glm_5": (GlmMoeDsaConfig(**SIZES, **LATENT, **EXPERTS, **INDEXER), "index_topk=2048 is a sparse indexer"),
-    "doge": (DogeConfig(**SIZES, num_key_value_heads=2), "keep_window_size=2048 is a dynamic mask"),
-    "bert": (BertConfig(**SIZES, **KEEPS), "it attends in both directions"),
-    "gemma_3_encoder": (Gemma3TextConfig(**GROUPED, use_bidirectional_attention=True), "it attends in both directions"),
-    "qwen_2_encoder": (Qwen2Config(**SIZES, is_causal=False), "Qwen2DecoderLayer is neither causal nor sliding"),
+    "glm_5": (config_of("glm_moe_dsa", **SIZES, **LATENT, **EXPERTS, **INDEXER), "index_topk=2048 is a sparse indexer"),
+    "doge": (config_of("doge", **SIZES, num_key_value_heads=2), "keep_window_size=2048 is a dynamic mask"),
+    "bert": (config_of("bert", **SIZES, **KEEPS), "it attends in both directions"),
+    "gemma_3_encoder": (
+        config_of("gemma3_text", **GROUPED, use_bidirectional_attention=True),
+        "it attends in both directions",
+    ),
+    "qwen_2_encoder": (config_of("qwen2", **SIZES, is_causal=False), "Qwen2DecoderLayer is neither causal nor sliding"),
 }
 
 
@@ -116,7 +98,7 @@ def bias(tokens: int) -> torch.Tensor:
     ids=("bias", "truth_values", "indices", "position_bias", "both_directions"),
 )
 def test_what_only_the_layer_knows_is_refused_at_its_first_call(asked: Any, reason: str) -> None:
-    model = build(LlamaConfig(**SIZES))
+    model = build(config_of("llama", **SIZES))
     check_model(model)
     use_tree_attention(model)
 
@@ -129,31 +111,31 @@ def test_what_only_the_layer_knows_is_refused_at_its_first_call(asked: Any, reas
 
 
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 1, "n_head": 4}
-SPELLINGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any], dict[str, float]]] = {
-    "phi_2": (PhiConfig, SIZES, {"resid_pdrop": 0.1, "embd_pdrop": 0.0}),
-    "phi_embeddings": (PhiConfig, SIZES, {"resid_pdrop": 0.0, "embd_pdrop": 0.2}),
-    "gpt2": (GPT2Config, GPT2, {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}),
-    "gpt2_attention": (GPT2Config, GPT2, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.3}),
-    "starcoder2": (Starcoder2Config, SIZES, {"residual_dropout": 0.1, "embedding_dropout": 0.05}),
-    "opt_layers": (OPTConfig, {**SIZES, "ffn_dim": 40, "word_embed_proj_dim": 32}, {"dropout": 0.0, "layerdrop": 0.2}),
+SPELLINGS: dict[str, tuple[str, dict[str, Any], dict[str, float]]] = {
+    "phi_2": ("phi", SIZES, {"resid_pdrop": 0.1, "embd_pdrop": 0.0}),
+    "phi_embeddings": ("phi", SIZES, {"resid_pdrop": 0.0, "embd_pdrop": 0.2}),
+    "gpt2": ("gpt2", GPT2, {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}),
+    "gpt2_attention": ("gpt2", GPT2, {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.3}),
+    "starcoder2": ("starcoder2", SIZES, {"residual_dropout": 0.1, "embedding_dropout": 0.05}),
+    "opt_layers": ("opt", {**SIZES, "ffn_dim": 40, "word_embed_proj_dim": 32}, {"dropout": 0.0, "layerdrop": 0.2}),
 }
 
 
 def adapted(adapter: Any) -> Any:
-    model = build(LlamaConfig(**SIZES))
+    model = build(config_of("llama", **SIZES))
     use_tree_attention(model)
     return get_peft_model(model, adapter)
 
 
 @pytest.mark.parametrize("family", SPELLINGS)
 def test_every_key_of_a_config_is_named(family: str) -> None:
-    config, sizes, dropouts = SPELLINGS[family]
+    model_type, sizes, dropouts = SPELLINGS[family]
     with pytest.raises(UnsupportedModelError) as refused:
-        check_model(build(config(**sizes, **dropouts)))
+        check_model(build(config_of(model_type, **sizes, **dropouts)))
     for key, value in dropouts.items():
         assert (f"{key}={value}: branches would share one dropout mask; " in str(refused.value)) == (value > 0)
         assert (f"set model.override_config.{key}=0" in str(refused.value)) == (value > 0)
-    check_model(build(config(**sizes, **dict.fromkeys(dropouts, 0.0))))
+    check_model(build(config_of(model_type, **sizes, **dict.fromkeys(dropouts, 0.0))))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +170,7 @@ class Dropping(nn.Module):
     ids=("module", "attribute"),
 )
 def test_dropout_that_no_key_tells_is_named_by_its_module(module: nn.Module, named: str) -> None:
-    model = build(LlamaConfig(**SIZES))
+    model = build(config_of("llama", **SIZES))
     layer = model.model.layers[0]
     layer.mlp = nn.Sequential(layer.mlp, module)
     with pytest.raises(UnsupportedModelError, match=rf"{named} drops out with probability 0\.25"):
@@ -196,14 +178,14 @@ def test_dropout_that_no_key_tells_is_named_by_its_module(module: nn.Module, nam
 
 
 def test_router_noise_that_no_key_tells_is_named_by_its_module() -> None:
-    model = build(MixtralConfig(**GROUPED, num_local_experts=4))
+    model = build(config_of("mixtral", **GROUPED, num_local_experts=4))
     model.model.layers[1].mlp.gate.jitter = 0.3
     with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.gate\.jitter=0\.3: branches would share"):
         check_model(model)
 
 
 def test_the_head_of_a_classifier_counts_where_it_is_built() -> None:
-    config = Qwen3Config(**SIZES, head_dim=8, classifier_dropout=0.15, num_labels=1)
+    config = config_of("qwen3", **SIZES, head_dim=8, classifier_dropout=0.15, num_labels=1)
     check_model(build(config))
     with pytest.raises(
         UnsupportedModelError, match=r"classifier_dropout=0\.15: .*override_config\.classifier_dropout=0"

@@ -4,19 +4,13 @@ import pytest
 import torch
 from moe_models import BIASED, FAMILIES, LATENT, SIZES, build
 from recurrent_models import RECURRENT
-from transformers import AfmoeConfig, PretrainedConfig, Qwen3Config
+from transformers import AfmoeConfig, Qwen3Config
 
 from tree_rl.models.support import leaks_when_packed
 
 AFMOE = AfmoeConfig(**SIZES, num_experts=4, moe_intermediate_size=16, num_dense_layers=1, sliding_window=5)
-CONFIGS: dict[str, PretrainedConfig] = {
-    **FAMILIES,
-    **RECURRENT,
-    **LATENT,
-    "glm4_moe": BIASED,
-    "afmoe": AFMOE,
-    "qwen3": Qwen3Config(**{k: v for k, v in SIZES.items() if k != "num_experts_per_tok"}),
-}
+QWEN3 = Qwen3Config(**{k: v for k, v in SIZES.items() if k != "num_experts_per_tok"})
+CONFIGS = FAMILIES | RECURRENT | LATENT | {"glm4_moe": BIASED, "afmoe": AFMOE, "qwen3": QWEN3}
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -1,12 +1,10 @@
 """Models with recurrent layers or experts whose tokens are scattered over ranks train as on one rank that has all rows;
 routers count, charge, record and replay as there."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import hybrid_models
@@ -15,6 +13,7 @@ import torch
 from moe_models import REPLAYABLE, build, random_routes
 from rank_processes import run_ranks
 from recurrent_models import RECURRENT
+from sharing_ranks import SHAPES, assert_equal_gradients, averaged, groups_of, prepare
 from tiny_sizes import HYBRID, changed
 
 from tree_rl.models.routers.merge_routes import NATIVE
@@ -22,9 +21,6 @@ from tree_rl.models.routers.trace import RouterHooks
 from tree_rl.models.sequence_parallel_support import check_sequence_parallel
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
 from tree_rl.training.routers.expert_load import LoadReport
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from sharing_ranks import SHAPES, assert_equal_gradients, averaged, groups_of, prepare
 
 CONFIGS = {**hybrid_models.HYBRIDS, **RECURRENT}
 DELTA_NET = {"layer_types": HYBRID}
@@ -121,6 +117,8 @@ def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> O
     """The rows of some data-parallel groups in one step; the loss of all groups is the sum over their rows."""
     named = [(group, index) for group in groups for index in range(len(SHAPES.get(case.shapes[group], [])))]
     token_ids = [SHAPES[case.shapes[group]][index] for group, index in named]
+    draws = [torch.Generator().manual_seed(100 * group + index) for group, index in named]
+    weights = [torch.randn(len(ids), generator=draw) for ids, draw in zip(token_ids, draws, strict=True)]
     model = model_of(case).to(device)
     context = StepContext.of(model, sequence_parallel=share)
     if case.has_routers:
@@ -132,11 +130,7 @@ def run(case: Case, groups: Sequence[int], share: Any, device: str = "cpu") -> O
         rows = replace(rows, routes_FLK=torch.cat([routes_of(case, *name) for name in named]).numpy())
 
     def loss(outputs: EdgeOutputs, members: Sequence[int]) -> tuple[torch.Tensor, None]:
-        value_f = outputs["log_probs"]
-        seeds = [100 * named[row][0] + named[row][1] for row in members]
-        draws = [torch.Generator().manual_seed(seed) for seed in seeds]
-        lengths = [len(token_ids[row]) for row in members]
-        weight_f = torch.cat([torch.randn(n, generator=draw) for n, draw in zip(lengths, draws, strict=True)])
+        value_f, weight_f = outputs["log_probs"], torch.cat([weights[row] for row in members])
         # Ranks average their gradients.
         scale = len(case.shapes) / len(groups)
         return (value_f * weight_f.to(value_f) + 0.3 * value_f.square()).sum() * scale, None

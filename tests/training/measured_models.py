@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_sizes import DELTA_NET, ROPE, VOCAB, sizes
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen3Config, Qwen3MoeConfig
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from tiny_sizes import DELTA_NET, ROPE, VOCAB, config_of, sizes
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from tree_rl.cost.memory.model import MemorySaving
 from tree_rl.models import use_edge_head, use_tree_attention
@@ -30,18 +29,16 @@ KINDS = ("dense", "experts", "gated_delta_net", "lora", "critic")
 def build(kind: str, *, checkpointing: bool = True, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A random model in train mode, the same weights at every call; `changes` of its configuration."""
     torch.manual_seed(0)
-    config: Any = Qwen3Config(**SIZES | changes)
+    config: Any = config_of("qwen3", **SIZES | changes)
     if kind == "experts":
-        config = Qwen3MoeConfig(**SIZES | EXPERTS | changes)
+        config = config_of("qwen3_moe", **SIZES | EXPERTS | changes)
     elif kind == "gated_delta_net":
-        config = Qwen3_5TextConfig(**SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=MROPE)
+        config = config_of("qwen3_5_text", **SIZES | {"initializer_range": 0.06}, **DELTA_NET, rope_parameters=MROPE)
     if kind == "critic":
         config.num_labels, config.classifier_dropout, config.hidden_dropout = 1, 0.0, 0.0
-        model: Any = AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    else:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
-    if kind == "experts":
-        model.set_experts_implementation("eager")
+    of_kind = AutoModelForTokenClassification if kind == "critic" else AutoModelForCausalLM
+    how = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+    model: Any = of_kind.from_config(config, **how, dtype=dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     use_tree_attention(model)

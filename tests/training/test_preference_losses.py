@@ -1,6 +1,7 @@
 """Losses of preference pairs on numbers worked by hand, and sums of rows."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,20 +17,19 @@ def worked(margin: float) -> float:
     return math.log(1 + math.exp(-margin))
 
 
-def test_sigmoid_is_the_loss_of_dpo() -> None:
-    found = preference_losses(CHOSEN, REJECTED, beta=0.5)
-    assert found.tolist() == pytest.approx([worked(1.5), worked(-0.5)])
-
-
-def test_smoothed_labels_mix_both_orders() -> None:
-    found = preference_losses(CHOSEN, REJECTED, beta=0.5, label_smoothing=0.25)
-    mixed = [0.75 * worked(half) + 0.25 * worked(-half) for half in (1.5, -0.5)]
-    assert found.tolist() == pytest.approx(mixed)
-
-
-def test_ipo_pulls_the_margin_to_half_of_one_over_beta() -> None:
-    found = preference_losses(CHOSEN, REJECTED, beta=0.25, loss_type="ipo")
-    assert found.tolist() == pytest.approx([(3 - 2) ** 2, (-1 - 2) ** 2])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"beta": 0.5}, [worked(1.5), worked(-0.5)]),
+        # Smoothed labels mix both orders.
+        ({"beta": 0.5, "label_smoothing": 0.25}, [0.75 * worked(x) + 0.25 * worked(-x) for x in (1.5, -0.5)]),
+        # IPO pulls the margin to half of one over beta.
+        ({"beta": 0.25, "loss_type": "ipo"}, [(3 - 2) ** 2, (-1 - 2) ** 2]),
+    ],
+    ids=("sigmoid", "smoothed", "ipo"),
+)
+def test_losses_are_those_worked_by_hand(options: dict[str, Any], expected: list[float]) -> None:
+    assert preference_losses(CHOSEN, REJECTED, **options).tolist() == pytest.approx(expected)
 
 
 def test_rows_of_unequal_length_are_summed() -> None:

@@ -6,28 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sharing_ranks
 import torch
 import torch.distributed as dist
 from failing_memory import fail_once
 from rank_processes import run_ranks
-from sharing_ranks import (
-    CRITIC,
-    LORA,
-    MODELS,
-    SHAPES,
-    Case,
-    Found,
-    alone,
-    assert_equal_gradients,
-    assert_rows_alone,
-    averaged,
-    build,
-    groups_of,
-    prepare,
-    rank_main,
-    rows_alone,
-    step,
-)
+from sharing_ranks import CRITIC, LORA, MODELS, SHAPES, Case, Found, assert_equal_gradients, build, prepare, step
 
 from tree_rl.cost.memory import budget
 from tree_rl.tree.forest import Forest
@@ -59,13 +43,13 @@ CASES = [*((4, case) for case in FOUR_SHARE), *((2, case) for case in TWO_SHARE)
 
 @pytest.fixture(scope="module")
 def four_ranks() -> list[list[Found]]:
-    return run_ranks(rank_main, 4, CASES, seconds=60.0)
+    return run_ranks(sharing_ranks.rank_main, 4, CASES, seconds=60.0)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{size}:{case.name}" for size, case in CASES])
 def test_ranks_that_share_tokens_train_as_rows_alone(four_ranks: list[list[Found]], number: int) -> None:
     size, case = CASES[number]
-    assert_rows_alone(case, size, [of_rank[number] for of_rank in four_ranks])
+    sharing_ranks.assert_rows_alone(case, size, [of_rank[number] for of_rank in four_ranks])
 
 
 @pytest.mark.slow
@@ -75,9 +59,9 @@ def test_eight_ranks_share_the_tokens_of_one_forest() -> None:
     others = [*(Case(model=model, shapes=("comb",)) for model in MODELS), *(Case(shapes=(shape,)) for shape in SHAPES)]
     # Four heads are none for eight ranks.
     cases = [*(case for case in FOUR_SHARE if case.model not in ("head_a_rank", "latent")), *others]
-    of_ranks = run_ranks(rank_main, 8, [(8, case) for case in cases], seconds=60.0)
+    of_ranks = run_ranks(sharing_ranks.rank_main, 8, [(8, case) for case in cases], seconds=60.0)
     for case, found in zip(cases, zip(*of_ranks, strict=True), strict=True):
-        assert_rows_alone(case, 8, found)
+        sharing_ranks.assert_rows_alone(case, 8, found)
 
 
 def refused_main(rank: int) -> None:
@@ -103,14 +87,14 @@ def busy_main(rank: int) -> dict[str, torch.Tensor]:
         solver.time = SimpleNamespace(monotonic=count().__next__)
     model = prepare(build(BUSY.model))
     step(BUSY, model, 0, dist.new_group([0, 1]))
-    return averaged(model)
+    return sharing_ranks.averaged(model)
 
 
 def test_a_busy_rank_plans_as_the_others() -> None:
     forest = Forest.from_rows(SHAPES[BUSY.shapes[0]])
     quick, solved = (plan_partitions(forest, 4, solver=name, time_limit_s=60.0) for name in ("heuristic", "cp_sat"))
     assert quick.partition_of_token.tolist() != solved.partition_of_token.tolist()
-    expected, _ = rows_alone(BUSY.model, BUSY.shapes, BUSY.is_coupled)
+    expected, _ = sharing_ranks.rows_alone(BUSY.model, BUSY.shapes, BUSY.is_coupled)
     for got in run_ranks(busy_main, 2, seconds=60.0):
         assert_equal_gradients(got, expected)
 
@@ -133,13 +117,13 @@ def recovered(
     model, size = prepare(build(case.model), is_sharded=case.is_sharded), dist.get_world_size(share)
     left = fail_once(model, direction, passes)[0] if rank == failing % size else lambda: -1
     tree_step, _ = step(case, model, rank // size, share, self_check=False)
-    return averaged(model), tree_step.out_of_memory, left() < 0
+    return sharing_ranks.averaged(model), tree_step.out_of_memory, left() < 0
 
 
 def recovering_main(rank: int) -> list[Any]:
     """Every case with one rank failing at every point."""
     budget.GRANULARITY = 3
-    shares = {groups: groups_of(rank, 4 // groups) for groups in (1, 2)}
+    shares = {groups: sharing_ranks.groups_of(rank, 4 // groups) for groups in (1, 2)}
     return [
         recovered(case, direction, passes, rank, number, shares[len(case.shapes)])
         for number, case in enumerate(FAILING)
@@ -151,7 +135,7 @@ def recovering_main(rank: int) -> list[Any]:
 def test_all_ranks_repeat_the_step_together() -> None:
     cases = [case for case in FAILING for _ in POINTS]
     for case, of_ranks in zip(cases, zip(*run_ranks(recovering_main, 4, seconds=60.0), strict=True), strict=True):
-        expected, _ = alone(build(case.model), case.shapes, is_coupled=case.is_coupled)
+        expected, _ = sharing_ranks.rows_alone(case.model, case.shapes, case.is_coupled)
         for gradients, repeated, _ in of_ranks:
             assert_equal_gradients(gradients, expected)
             assert repeated == all(failed for _, _, failed in of_ranks), "not repeated, or repeated in vain"

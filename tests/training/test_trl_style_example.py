@@ -1,9 +1,7 @@
 """The loss of the TRL-style example, summed over trees, has the gradients of padded rows."""
 
-import importlib.util
-import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -11,18 +9,12 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("loss_type, max_tokens", (("grpo", None), ("grpo", 7), ("dapo", 16)))
-def test_trls_loss_has_the_gradients_of_padded_rows(loss_type: str, max_tokens: int | None) -> None:
-    example = load("trl_style_trainer")
+def test_trls_loss_has_the_gradients_of_padded_rows(
+    loss_type: str, max_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = import_module("trl_style_trainer")
     options = example.TreeOptions(max_tokens=max_tokens)
     grpo = example.GRPOLoss(loss_type=loss_type)
     trainer = example.TreeGRPOTrainer(example.tiny_model(), grpo, lr=0.0, options=options)

@@ -28,8 +28,8 @@ class Node:
         return sorted(self.children.values(), key=lambda child: (-child.weight(), child.rows[0]))
 
 
-def naive_trie(rows: list[list[int]], symbols: list[list[object]]) -> tuple[list[Node], list[list[int]]]:
-    """Nodes in depth-first order, heaviest subtree first, and each row's path as indices into them."""
+def naive_trie(rows: list[list[int]], symbols: list[list[object]]) -> tuple[dict[Node, int], list[list[int]]]:
+    """Nodes and their places in depth-first order, heaviest subtree first; and each row's path as places."""
     root = Node(None, -1, -1)
     paths = []
     for row, (tokens, keys) in enumerate(zip(rows, symbols, strict=True)):
@@ -40,16 +40,15 @@ def naive_trie(rows: list[list[int]], symbols: list[list[object]]) -> tuple[list
             path.append(node)
         node.ends = True
         paths.append(path)
-    order: list[Node] = []
+    number: dict[Node, int] = {}
 
     def visit(node: Node) -> None:
         for child in node.heaviest_first():
-            order.append(child)
+            number[child] = len(number)
             visit(child)
 
     visit(root)
-    number = {id(node): index for index, node in enumerate(order)}
-    return order, [[number[id(node)] for node in path] for path in paths]
+    return number, [[number[node] for node in path] for path in paths]
 
 
 def keyed(rows: list[list[int]], kind: str, seed: int) -> tuple[object, list[list[object]]]:
@@ -69,10 +68,10 @@ def keyed(rows: list[list[int]], kind: str, seed: int) -> tuple[object, list[lis
 def test_arrays_visible_tokens_and_the_order_of_rows_are_those_of_the_naive_trie(rows, kind, seed):
     merge_key, symbols = keyed(rows, kind, seed)
     forest = Forest.from_rows(rows, merge_key=merge_key)
-    order, paths = naive_trie(rows, symbols)
-    number = {id(node): index for index, node in enumerate(order)}
+    number, paths = naive_trie(rows, symbols)
+    order = list(number)
     assert forest.input_ids.tolist() == [node.token for node in order]
-    assert forest.parent.tolist() == [number.get(id(node.parent), -1) for node in order]
+    assert forest.parent.tolist() == [number.get(node.parent, -1) for node in order]
     assert forest.position.tolist() == [node.position for node in order]
     assert forest.path_count.tolist() == [len(node.rows) for node in order]
     assert [row.tolist() for row in forest.row_index] == paths
@@ -83,7 +82,7 @@ def test_arrays_visible_tokens_and_the_order_of_rows_are_those_of_the_naive_trie
     ]
     assert forest.segments.start.tolist() == starts
     assert forest.segments.end.tolist() == [*starts, len(order)][1:]
-    above = [number.get(id(order[start].parent), -1) for start in starts]
+    above = [number.get(order[start].parent, -1) for start in starts]
     assert forest.segments.parent.tolist() == (np.searchsorted(starts, above, "right") - 1).tolist()
     assert [array.dtype for array in (forest.input_ids, forest.parent, forest.row_index.values)] == [np.int32] * 3
     # A token sees exactly its ancestors.

@@ -19,11 +19,6 @@ ROWS = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_size=6)
 RoutedRow = list[tuple[int, list[tuple[int, int]]]]
 
 
-def ids_and_routes(rows: list[RoutedRow]) -> tuple[list[list[int]], list[np.ndarray]]:
-    ids = [[token for token, _ in row] for row in rows]
-    return ids, [np.array([route for _, route in row], dtype=np.int16) for row in rows]
-
-
 def canonical(row: RoutedRow, length: int) -> tuple[object, ...]:
     return tuple((token, tuple(tuple(sorted(pair)) for pair in route)) for token, route in row[:length])
 
@@ -32,7 +27,8 @@ def canonical(row: RoutedRow, length: int) -> tuple[object, ...]:
 @given(rows=ROWS, data=st.data())
 def test_unique_tokens_are_the_distinct_routed_prefixes(rows: list[RoutedRow], data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows)))
-    ids, routes = ids_and_routes(rows)
+    ids = [[token for token, _ in row] for row in rows]
+    routes = [np.array([route for _, route in row], dtype=np.int16) for row in rows]
     grouped = replace(Rows.of(ids, groups=groups), routes_FLK=np.concatenate(routes))
     forest = Forest.from_rows(ids, merge_key=grouped.merge_keys(by_group=True))
     prefixes = {

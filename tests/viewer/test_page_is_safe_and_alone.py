@@ -42,17 +42,13 @@ def test_library_stands_with_version_and_licence() -> None:
 
 
 def test_server_answers_its_own_names_only() -> None:
+    asked = (("/", None, 200), ("/other", None, 404), ("/../etc/passwd", None, 404), ("/", "evil.example", 403))
     with PageServer(b"page", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             assert server.server_address[0] == "127.0.0.1"
-            for path, host, status in [
-                ("/", None, 200),
-                ("/other", None, 404),
-                ("/../etc/passwd", None, 404),
-                ("/", "evil.example", 403),
-            ]:
+            for path, host, status in asked:
                 client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
                 client.request("GET", path, headers={} if host is None else {"Host": host})
                 answer = client.getresponse()

@@ -11,20 +11,9 @@ import torch
 import torch.distributed as dist
 from latent_models import latent_configs
 from peft import LoraConfig, get_peft_model
-from tiny_sizes import BRANCHING, ROPE, VOCAB, sizes, tokens
+from tiny_sizes import BRANCHING, ROPE, VOCAB, config_of, sizes, tokens
 from torch.distributed.fsdp import fully_shard
-from transformers import (
-    AfmoeConfig,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    Gemma2Config,
-    Gemma3nTextConfig,
-    Gemma3TextConfig,
-    GptOssConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig
 
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import EdgeOutputs, Rows, StepContext, TreeOptions, TreeStep
@@ -36,23 +25,23 @@ WINDOW = {**SIZES, "sliding_window": 5}
 SOFTCAPS = {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 6.0}
 ONE_KEY_HEAD = {**SIZES, "num_key_value_heads": 1}
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
-    "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
-    "one_key_head": lambda: Qwen3Config(**ONE_KEY_HEAD),
-    "window": lambda: MistralConfig(**WINDOW),
-    "softcap": lambda: Gemma2Config(**WINDOW, **SOFTCAPS, query_pre_attn_scalar=8),
-    "gemma3": lambda: Gemma3TextConfig(**WINDOW, query_pre_attn_scalar=8),
-    "sinks": lambda: GptOssConfig(**WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
+    "qwen3": lambda: config_of("qwen3", **SIZES, tie_word_embeddings=True),
+    "one_key_head": lambda: config_of("qwen3", **ONE_KEY_HEAD),
+    "window": lambda: config_of("mistral", **WINDOW),
+    "softcap": lambda: config_of("gemma2", **WINDOW, **SOFTCAPS, query_pre_attn_scalar=8),
+    "gemma3": lambda: config_of("gemma3_text", **WINDOW, query_pre_attn_scalar=8),
+    "sinks": lambda: config_of("gpt_oss", **WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
 }
 CRITIC, LORA = "critic", "lora"
 MODELS = (*CONFIGS, CRITIC, LORA)
 # Its layers call `view` on what attention returns.
-CONFIGS["head_a_rank"] = lambda: AfmoeConfig(**WINDOW | {"num_attention_heads": 4}, num_dense_layers=2)
+CONFIGS["head_a_rank"] = lambda: config_of("afmoe", **WINDOW | {"num_attention_heads": 4}, num_dense_layers=2)
 CONFIGS["latent"] = lambda: latent_configs(vocab_size=VOCAB)["deepseek_v3"]
 # Its gradients are not finite at an embedding of zero, such as that of token 0, which pads.
 PER_LAYER = {"vocab_size_per_layer_input": SIZES["vocab_size"], "hidden_size_per_layer_input": 8, "laurel_rank": 4}
 PER_LAYER |= {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0]}
-CONFIGS["gemma3n"] = lambda: Gemma3nTextConfig(**WINDOW, **PER_LAYER)
-CONFIGS["one_head"] = lambda: Qwen3Config(**ONE_KEY_HEAD | {"num_attention_heads": 1})
+CONFIGS["gemma3n"] = lambda: config_of("gemma3n_text", **WINDOW, **PER_LAYER)
+CONFIGS["one_head"] = lambda: config_of("qwen3", **ONE_KEY_HEAD | {"num_attention_heads": 1})
 
 
 SHAPES = BRANCHING | {
@@ -126,15 +115,11 @@ def row_loss(values_t: torch.Tensor, entropy_t: torch.Tensor, seed: int, *, is_c
 
 
 @cache
-def rows_alone(name: str, shapes: tuple[str, ...], is_coupled: bool) -> Any:
-    """What `alone` finds for a model of this name: budgets and sharding do not change it."""
-    return alone(build(name), shapes, is_coupled=is_coupled)
-
-
-def alone(model: Any, shapes: Sequence[str], *, is_coupled: bool) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+def rows_alone(
+    name: str, shapes: tuple[str, ...], is_coupled: bool
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of the sum of all rows' losses, each row through transformers' own model, and the rows' values."""
-    total = torch.zeros(())
-    found = []
+    model, total, found = build(name), torch.zeros(()), []
     for group, shape in enumerate(shapes):
         for index, row in enumerate(SHAPES.get(shape, [])):
             logits_TV = model(torch.tensor([row]), use_cache=False).logits[0].float()
@@ -196,18 +181,8 @@ def averaged(model: Any) -> dict[str, torch.Tensor]:
 
 
 assert_equal_gradients = partial(equal_gradients.assert_equal_gradients, slack=4)
-
-
 Found = tuple[dict[str, torch.Tensor], torch.Tensor | None, float | None]
 """Gradients averaged over all ranks, log-probs or values of the rank's rows, and what the self-check saw."""
-
-
-def found(case: Case, group: int, share: dist.ProcessGroup | None) -> Found:
-    """Run a case on this rank."""
-    model = prepare(build(case.model), is_sharded=case.is_sharded)
-    tree_step, result = step(case, model, group, share)
-    outputs = result.outputs.present().get(VALUES if case.model == CRITIC else LOG_PROBS)
-    return averaged(model), outputs, tree_step.self_check.error
 
 
 def assert_rows_alone(case: Case, size: int, of_ranks: Sequence[Found]) -> None:
@@ -232,4 +207,10 @@ def groups_of(rank: int, size: int) -> dist.ProcessGroup:
 def rank_main(rank: int, cases: Sequence[tuple[int, Case]]) -> list[Found]:
     """Run cases, each with the number of ranks that share tokens."""
     shares = {size: groups_of(rank, size) for size in sorted({size for size, _ in cases})}
-    return [found(case, rank // size, shares[size]) for size, case in cases]
+    found = []
+    for size, case in cases:
+        model = prepare(build(case.model), is_sharded=case.is_sharded)
+        tree_step, result = step(case, model, rank // size, shares[size])
+        outputs = result.outputs.present().get(VALUES if case.model == CRITIC else LOG_PROBS)
+        found.append((averaged(model), outputs, tree_step.self_check.error))
+    return found
