@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import verl
-from verl_checkout import broken
-from verl_contract import ATTRIBUTES, CALLED, OVERRIDDEN, overridden, parameters
+from verl_checkout import ATTRIBUTES, CALLED, OVERRIDDEN, broken, overridden, parameters
 
 import tree_rl.verl_plugin
 from tree_rl.verl_plugin import compat
