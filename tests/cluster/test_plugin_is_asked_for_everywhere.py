@@ -149,9 +149,8 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: None) -> 
 def test_a_process_of_another_version_refuses_to_load_the_plugin() -> None:
     plugin_presence.check_job_version({})
     plugin_presence.check_job_version({plugin_presence.JOB_VERSION: tree_rl.__version__})
-    with pytest.raises(
-        PluginNotLiveError, match=rf"has tree_rl {tree_rl.__version__}, the driver of its job has 0\.0\.9"
-    ):
+    said = rf"has tree_rl {tree_rl.__version__}, the driver of its job has 0\.0\.9"
+    with pytest.raises(PluginNotLiveError, match=said):
         plugin_presence.check_job_version({plugin_presence.JOB_VERSION: "0.0.9"})
 
 
@@ -172,9 +171,8 @@ def test_the_driver_hands_the_plugin_to_a_job_of_trees_alone(monkeypatch: pytest
 
 def test_variables_of_a_submitted_job_stay_its_own() -> None:
     submitted = {"runtime_env": {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}}
-    assert plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}) == {
-        "TREE_RL_JOB_VERSION": tree_rl.__version__
-    }
+    added = plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)})
+    assert added == {"TREE_RL_JOB_VERSION": tree_rl.__version__}
     own = {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin,mine"}
     assert plugin_variables(own)["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin,mine"
 

@@ -80,9 +80,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("nodes") / "one", nodes=1)
 
 
-def assert_same_training(
-    one: Run, other: Run, *, besides: tuple[str, ...] = (), weights_within: float = RELATIVE
-) -> None:
+def assert_same_training(one: Run, other: Run, *, besides: tuple[str, ...] = (), within: float = RELATIVE) -> None:
     """The same rows, figures and weights; figures whose names begin as those of `besides` may differ."""
     assert len(one.steps) == len(other.steps) == STEPS
     assert other.updates == one.updates, "the same rows, token for token, in the same updates"
@@ -96,7 +94,7 @@ def assert_same_training(
         for name, weight in one.weights.items()
     }
     print(f"largest relative difference of a final weight: {max(errors.values()):.1e}")
-    assert max(errors.values()) < weights_within, errors
+    assert max(errors.values()) < within, errors
 
 
 @pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
@@ -109,4 +107,4 @@ def test_two_nodes_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
 @pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
 def test_nodes_whose_processes_share_tokens_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
     sharing = train(tmp_path / "sharing", *SHARES_TOKENS, nodes=2)
-    assert_same_training(one, sharing, besides=OF_LAYOUT + OF_RANKS, weights_within=SHARING_RELATIVE)
+    assert_same_training(one, sharing, besides=OF_LAYOUT + OF_RANKS, within=SHARING_RELATIVE)

@@ -173,7 +173,7 @@ def of_one_prompt(mask: torch.Tensor, scores: torch.Tensor) -> DataProto:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "verls", "copies", "tolerance"),
+    ("name", "options", "verls", "copies", "atol"),
     [
         ("tree_loo", {}, "rloo", [1] * 6, 1e-6),
         # No two sessions share a generated token, so a tree has one leaf, and the states before all steps differ.
@@ -181,12 +181,10 @@ def of_one_prompt(mask: torch.Tensor, scores: torch.Tensor) -> DataProto:
         *(("gigpo", {"omega": 0.0, "states": "observation"}, "grpo", copies, 1e-5) for copies in ([1] * 6, COPIES)),
     ],
 )
-def test_comparison_within_the_prompt_is_verls(
-    name: str, options: dict[str, Any], verls: str, copies: list[int], tolerance: float
-) -> None:
+def test_comparisons_are_verls(name: str, options: dict[str, Any], verls: str, copies: list[int], atol: float) -> None:
     expected, _ = estimate(verls, make_batch(copies))
     got = advantages_of(ESTIMATORS[name], make_batch(copies), **options)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol)
 
 
 def test_whitening_counts_each_token_of_a_session_once() -> None:

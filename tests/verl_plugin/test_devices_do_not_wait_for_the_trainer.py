@@ -17,9 +17,7 @@ COLUMNS = ("advantages", "returns", "ref_log_prob")
 
 
 @pytest.mark.parametrize("has_kl_reward", (False, True))
-def test_advantages_beside_the_references_pass_are_those_behind_it(
-    queue: LocalQueue, model_path: Path, has_kl_reward: bool
-) -> None:
+def test_advantages_beside_a_pass_are_those_behind_it(queue: LocalQueue, model_path: Path, has_kl_reward: bool) -> None:
     worker = OneWorker(model_path, queue)
     found, metrics_of = [], []
     for is_beside in (False, True):

@@ -73,12 +73,10 @@ def test_all_partitions_clip_the_tokens_that_clip_cov_draws_once(engines: Engine
     assert_trains_as(expected, engines["cut"], rows, loss)
 
 
-@pytest.mark.parametrize("max_tokens", (16, 40))
-def test_micro_batches_of_any_size(engines: Engines, max_tokens: int) -> None:
+@pytest.mark.parametrize("budget", (16, 40))
+def test_micro_batches_of_any_size(engines: Engines, budget: int) -> None:
     rows, loss = SHAPES["two_groups"], actor_loss("vanilla", "seq-mean-token-mean")
-    assert_trains_as(
-        alone(engines["stock"], rows, loss), engines["whole"], rows, loss, max_token_len_per_gpu=max_tokens
-    )
+    assert_trains_as(alone(engines["stock"], rows, loss), engines["whole"], rows, loss, max_token_len_per_gpu=budget)
 
 
 @pytest.mark.parametrize("name", list(SHAPES)[::2])

@@ -37,9 +37,7 @@ def log_probs(*, share: float, effect: float, noise: float, tokens: int = 20_000
         *((share, 1e-4, 1e-2, None) for share in (1.0, 0.0)),
     ],
 )
-def test_log_probs_tell_what_the_rollout_has_of_an_adapter(
-    share: float, effect: float, noise: float, has_arrived: bool | None
-) -> None:
+def test_log_probs_tell_what_has_arrived(share: float, effect: float, noise: float, has_arrived: bool | None) -> None:
     found = Effect.of(*log_probs(share=share, effect=effect, noise=noise))
     assert found is not None and found.has_arrived is has_arrived
     if noise < 0.1 * effect:

@@ -40,6 +40,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mamba", {}, {}, r"^actor_rollout_ref\.model\.path=.*state is not followed"),
     ("qwen3", DYNAMIC, {}, r"^actor_rollout_ref\.model\.path=.*rope_type=dynamic"),
     ("qwen3_next", {}, {"engine": {"tree": {"mode": "flat"}}}, r"tree\.mode=flat packs rows"),
+    ("qwen3_next", {}, {"rollout": "hf"}, r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"),
     ("qwen3", {}, SHARED, r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4"),
     ("qwen3", {}, {"engine": REPLAY}, r"no experts .*router_replay\.mode"),
     ("qwen3", {}, BALANCED, r"no experts .*unset tree\.router_aux_loss_coef"),
@@ -73,22 +74,17 @@ def saved(folder: Path, family: str, **settings: Any) -> str:
 
 
 def check(
-    path: str,
-    engine: dict[str, Any] | None = None,
-    *,
-    rollout: str | None = "vllm",
-    is_value: bool = False,
-    **model: Any,
+    path: str, engine: dict[str, Any] | None = None, *, rollout: str | None = "vllm", value: bool = False, **model: Any
 ) -> None:
     engines, node = {ENGINE: OmegaConf.create(engine or {})}, OmegaConf.create({"path": path, **model})
-    refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=rollout)
+    refuse_model_of_job(node, key=KEY, engines=engines, is_value=value, rollout=rollout)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trained_families_pass(tmp_path: Path, family: str) -> None:
     path = saved(tmp_path, family)
     check(path)
-    check(path, is_value=True, rollout=None)
+    check(path, value=True, rollout=None)
 
 
 @pytest.mark.parametrize(("family", "settings", "asked", "reason"), REFUSED)
@@ -141,11 +137,6 @@ def test_what_this_machine_does_not_have_is_left_to_the_workers(tmp_path: Path) 
     check("hdfs://models/qwen")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
     check(str(tmp_path))
-
-
-def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
-        check(saved(tmp_path, "qwen3_next"), rollout="hf")
 
 
 def test_the_named_remedy_is_one(tmp_path: Path) -> None:
@@ -205,9 +196,7 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
         ("qwen3_vl", "vllm", "tree_gateway_agent", "agents of tree_gateway_agent get a sample's text alone"),
     ),
 )
-def test_parts_that_read_no_images_are_named(
-    tmp_path: Path, family: str, rollout: str, loop: str, why: str | None
-) -> None:
+def test_parts_without_images_are_named(tmp_path: Path, family: str, rollout: str, loop: str, why: str | None) -> None:
     options = {"name": rollout, "agent": {"default_agent_loop": loop}}
     model = {"path": saved(tmp_path, family)}
     assert why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})) == why

@@ -72,9 +72,7 @@ def test_the_log_says_each_source_once(caplog: pytest.LogCaptureFixture) -> None
     assert "the update's forward" in said[0] and "the update takes 2 optimizer steps" in said[1]
 
 
-def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_separate_rollouts_reuse_and_put_weights_aside(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"separate_async\.parameter_sync_step=2"):
         choice(True, mode="tree_separate_async")
     each_synchronised = ["trainer.v1.separate_async.parameter_sync_step=1", "data.train_batch_size=4"]

@@ -199,9 +199,7 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
         assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
 
 
-def test_an_environment_where_ray_starts_no_worker_is_one_line(
-    good: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_where_ray_starts_no_worker_is_told(good: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts workers by a shell to which it does not quote the path of Python: the job would wait and fail."""
     checked(*good)
     monkeypatch.setattr(sys, "executable", "/srv/my code/.venv/bin/python")
@@ -288,9 +286,7 @@ def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize("key", [AGENT, TREE_AGENT])
-def test_without_bubblewrap_nothing_starts_unless_sessions_are_called_unconfined(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_only_unconfined_sessions_start(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.why_no_bubblewrap", lambda: "not found")
     refused = sessions_of({}) if key == AGENT else OmegaConf.create({"trainer": {"nnodes": 1}})
     OmegaConf.update(refused, key, {}, force_add=True, merge=True)
