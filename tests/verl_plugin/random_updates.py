@@ -136,8 +136,7 @@ class Setup:
         return self._build(folder, TreeConfig(**self.tree), self.model, self.engine | more)
 
     def reference(self, folder: Path) -> tuple[Any, Callable[[Update], Found]]:
-        """An engine on one rank with the same weights, and how it trains: stock verl, or whole trees where its rows
-        are no yardstick."""
+        """One rank with these weights, and how it trains: stock verl, or trees if its rows are no yardstick."""
         if self.name in GATED_DELTA_NET:
             engine = self._build(folder, TreeConfig(mode="tree"), self.model, self.engine)
             return engine, lambda one: one.on(engine, one.batch())

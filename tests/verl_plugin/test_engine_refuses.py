@@ -1,5 +1,4 @@
-"""Bad rows, temperatures, path weights and unsupported settings end in an error that names the row or the key, before a
-model runs."""
+"""Bad rows, temperatures, path weights and settings end in an error that names row or key, before a model runs."""
 
 from pathlib import Path
 from typing import Any

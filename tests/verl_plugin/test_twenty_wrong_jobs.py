@@ -26,7 +26,7 @@ ON_GPUS = f"trainer.device=cuda ray_kwargs.ray_init.num_gpus=null {ROLLOUT}.name
 SEPARATE = (
     f"trainer.v1.trainer_mode=tree_separate_async {ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=1 "
     f"{ROLLOUT}.checkpoint_engine.backend=mine +{ROLLOUT}.checkpoint_engine.custom_backend_module=my.backend "
-    "ray_kwargs.ray_init.num_gpus=2"
+    f"ray_kwargs.ray_init.num_gpus=2 {ACTOR}.ppo_mini_batch_size=256"
 )
 RESUME = "trainer.resume_mode=resume_path trainer.resume_from_path"
 WRONG: list[tuple[str, ...]] = [
@@ -69,11 +69,8 @@ WRONG: list[tuple[str, ...]] = [
         f"{SEPARATE} data.train_batch_size=1024 {ACTOR}.ppo_mini_batch_size=512",
         *("data.train_batch_size=1024: a step", "parameter_sync_step=4 updates", "product of both"),
     ),
-    (f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.nnodes=0", f"{ROLLOUT}.nnodes=0: separate rollouts"),
-    (
-        f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=256 {ROLLOUT}.checkpoint_engine.backend=naive",
-        *("backend=naive does not reach separate rollouts", "nccl"),
-    ),
+    (f"{SEPARATE} {ROLLOUT}.nnodes=0", f"{ROLLOUT}.nnodes=0: separate rollouts"),
+    (f"{SEPARATE} {ROLLOUT}.checkpoint_engine.backend=naive", "backend=naive does not reach separate rollouts", "nccl"),
     # Options of rewards where only verl's older trainers read them.
     ("reward_model.reward_manager=dapo", "trainers do not read it", "set reward.reward_manager.name=dapo"),
     (
