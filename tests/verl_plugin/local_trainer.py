@@ -28,8 +28,7 @@ from verl_losses import actor_loss, critic_loss
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
+from tree_rl.verl_plugin.trainer import queue_rows, tree_trainer
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.queue_rows import ENGINE_OBJECTS
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
@@ -77,7 +76,7 @@ def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
     local = LocalQueue()
-    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base):
+    for module in (tree_trainer, queue_rows, padding_utils, trainer_base):
         monkeypatch.setattr(module, "tq", local)
     return local
 

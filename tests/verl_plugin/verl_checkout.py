@@ -19,9 +19,7 @@ from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops import prompt_forests, tree_router
 from tree_rl.verl_plugin.engine import engine
 from tree_rl.verl_plugin.sft import sft_trainer
-from tree_rl.verl_plugin.trainer import trainers as trainer
-from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
-from tree_rl.verl_plugin.trainer import workers
+from tree_rl.verl_plugin.trainer import trainers, tree_trainer, workers
 
 CALLED = """
 EngineRegistry.register(model_type, backend, device, vendor)
@@ -92,13 +90,13 @@ OVERRIDDEN: dict[type, tuple[str, str]] = {
     sft_trainer.TreeSFTTrainer: ("SFTTrainer", "_build_dataset _build_engine _build_dataloader"),
     workers.TreeActorRolloutRefWorker: ("ActorRolloutRefWorker", "__init__ compute_log_prob compute_ref_log_prob"),
     workers.TreeDetachActorWorker: ("DetachActorWorker", "restore_model_from_cpu"),
-    trainer_mixin.TreeTrainerMixin: (
+    tree_trainer.TreeTrainerMixin: (
         "PPOTrainer",
         """__init__ _init_resource_pool_mgr fit _balance_batch _compute_old_log_prob _compute_ref_log_prob
         _compute_values _compute_advantage _update_critic _update_actor _compute_metrics _build_replay_buffer
         _fetch_one_gen_batch _step_once _save_checkpoint _load_checkpoint""",
     ),
-    trainer.PPOTrainerTreeSync: ("PPOTrainer", "prepare_step"),
+    trainers.PPOTrainerTreeSync: ("PPOTrainer", "prepare_step"),
     prompt_forests.TreeAgentLoopWorker: (
         "AgentLoopWorkerTQ",
         "_run_prompt _agent_loop_postprocess _compute_multi_modal_inputs",
