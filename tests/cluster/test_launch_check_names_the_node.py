@@ -13,15 +13,12 @@ from tree_rl.verl_plugin.checks.doctor_of_cluster import (
 from tree_rl.verl_plugin.checks.fresh_process import Environment
 from tree_rl.verl_plugin.launch.carried_environment import carry
 
-HERE = Environment(
-    versions={"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"},
-    missing=(),
-    cause=None,
-)
+VERSIONS = {"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"}
+HERE = Environment(versions=VERSIONS, missing=(), cause=None)
 
 
 def report(name: str, *, missing: tuple[str, ...] = (), cause: str | None = None, **versions: str) -> NodeReport:
-    found = Environment(versions={**HERE.versions, **versions}, missing=missing, cause=cause)
+    found = Environment(versions={**VERSIONS, **versions}, missing=missing, cause=cause)
     return NodeReport(name=name, gpus=8, answer=found)
 
 

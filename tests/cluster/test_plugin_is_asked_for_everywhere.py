@@ -138,10 +138,8 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: None) -> 
     # It may start at any moment of a wait: its time to answer begins when it is first seen to run.
     assert find_faults({"slow": slow}, DRIVER, answer_seconds=4) == []
     faults = find_faults({"hung": hung, "broken": broken}, DRIVER, answer_seconds=20)
-    assert faults == [
-        "broken died: ModuleNotFoundError: No module named 'tree_rl'",
-        "hung runs, but gave no answer within 20 s",
-    ]
+    died = "broken died: ModuleNotFoundError: No module named 'tree_rl'"
+    assert faults == [died, "hung runs, but gave no answer within 20 s"]
     with pytest.raises(PluginNotLiveError, match="worker 0 without a name died"):
         require_plugin_everywhere([broken])
 

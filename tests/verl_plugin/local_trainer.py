@@ -117,13 +117,14 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
     return queue.kv_batch_put(keys, "train", fields=list_of_dict_to_tensordict(rows), tags=tags)
 
 
-def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
-    """A trainer with what the batch's path reads, and no workers."""
+def make_trainer(name: str = "grpo", *, ranks: int = 2, critic: bool = False, config: Any = None, **more: Any) -> Any:
+    """A trainer by its estimator, with what the batch's path reads, perhaps `config`, and no workers."""
     trainer = PPOTrainerTreeSync.__new__(PPOTrainerTreeSync)
-    usual = {"adv_estimator": estimator, "gamma": 1.0, "lam": 0.95, "use_kl_in_reward": False, "kl_penalty": "kl"}
+    usual = {"adv_estimator": name, "gamma": 1.0, "lam": 0.95, "use_kl_in_reward": False, "kl_penalty": "kl"}
     roles = {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}}}
     roles |= {"critic": {"ppo_mini_batch_size": 3}}
-    trainer.config = OmegaConf.create({"algorithm": {**usual, "rollout_correction": None, **algorithm}, **roles})
+    own = {"algorithm": {**usual, "rollout_correction": None, **more}, **roles}
+    trainer.config = OmegaConf.merge(own, config or {})
     trainer.model_shape = SHAPE
     trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False

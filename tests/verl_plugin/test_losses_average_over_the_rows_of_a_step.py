@@ -12,7 +12,6 @@ from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_
 from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES, row
 from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
-from omegaconf import OmegaConf
 from rank_processes import run_ranks
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -39,13 +38,12 @@ TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
 
 def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[str, Any]:
     """What the trainer sends to the workers of a step: rows in order, their columns and the flags of both roles."""
-    trainer = make_trainer(ranks=ranks, critic=True)
     critic = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "data_loader_seed": 1, "shuffle": False}
     actor = {**critic, "calculate_entropy": True, "entropy_coeff": 0.01}
     actor |= {"fsdp_config": {"tree": {"path_weighting": weighting}}}
     rollout = {"temperature": 0.9, "calculate_log_probs": False}
     roles = {"actor_rollout_ref": {"actor": actor, "rollout": rollout}, "critic": critic}
-    trainer.config = OmegaConf.merge(trainer.config, roles)
+    trainer = make_trainer(ranks=ranks, critic=True, config=roles)
     batch = put_rows(queue, BRANCHES)
     for number, key in enumerate(sorted(batch.keys)):
         queue.rows[key]["extra_fields"]["row_weight"] = 0.25 + 0.5 * (number % 4)

@@ -75,10 +75,8 @@ def advantages(trainer: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def weighing_trainer(weighting: str, *, ranks: int = 2, **options: Any) -> Any:
-    trainer = make_trainer(ranks=ranks)
     engine = {"fsdp_config": {"tree": {"path_weighting": weighting, **options}}, "ppo_mini_batch_size": 8}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
-    return trainer
+    return make_trainer(ranks=ranks, config={"actor_rollout_ref": {"actor": engine}})
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "gdpo"])
@@ -241,9 +239,8 @@ def test_one_line_explains_a_step() -> None:
     said = step_metrics.explained_layout(metrics | update | one, ranks=1, sharing=1)
     assert "; 1 forward for 1 micro-batch; " in said
     whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
-    assert step_metrics.explained_layout(whole, ranks=1, sharing=1) == (
-        "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
-    )
+    said = "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
+    assert step_metrics.explained_layout(whole, ranks=1, sharing=1) == said
 
 
 def test_a_step_of_several_updates_reports_their_totals() -> None:

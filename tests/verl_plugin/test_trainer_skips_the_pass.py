@@ -9,7 +9,6 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
-from omegaconf import OmegaConf
 from toy_qwen import under
 from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -103,8 +102,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
 ) -> None:
     runs = []
     for setting in (False, "auto"):
-        trainer = make_trainer(ranks=1)
-        trainer.config = OmegaConf.merge(trainer.config, trainer_config(loss_agg_mode, correction))
+        trainer = make_trainer(ranks=1, config=trainer_config(loss_agg_mode, correction))
         trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
         queue.rows.clear()
         torch.manual_seed(0)

@@ -24,7 +24,6 @@ from tree_rl.verl_plugin.trainer import trainers, tree_trainer, workers
 CALLED = """
 EngineRegistry.register(model_type, backend, device, vendor)
 FSDPEngineWithLMHead.forward_step(micro_batch, loss_function, forward_only)
-FSDPEngineWithLMHead._gradient_sync_context(is_last_micro_batch)
 FSDPEngineWithLMHead.get_data_parallel_group()
 FSDPEngineWithLMHead.get_data_parallel_rank()
 FSDPEngineWithLMHead.get_data_parallel_size()
