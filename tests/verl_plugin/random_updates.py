@@ -206,13 +206,9 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
         model |= LORA
     switches = ("reshard_after_forward", "use_no_sync_for_gradient_accumulation", "entropy_checkpointing")
     budgets = (None, int(rng.integers(1, 30)), int(rng.integers(6, 60)))
-    tree = {
-        "mode": str(rng.choice(["tree", "auto"])),
-        "max_tokens": budgets[rng.integers(3)],
-        "scope": str(rng.choice(["uid", "rank"])),
-        "offload": (True, False, "auto")[rng.integers(3)],
-        "self_check": bool(rng.integers(2)),
-    }
+    tree: dict[str, Any] = {"mode": str(rng.choice(["tree", "auto"])), "max_tokens": budgets[rng.integers(3)]}
+    tree |= {"scope": str(rng.choice(["uid", "rank"])), "offload": (True, False, "auto")[rng.integers(3)]}
+    tree |= {"self_check": bool(rng.integers(2))}
     layout = str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp"
     engine = {switch: bool(rng.integers(2)) for switch in switches}
     drawn = [draw_update(rng, critic=critic, routed=routed) for _ in range(updates)]

@@ -247,11 +247,8 @@ def test_a_step_of_several_updates_reports_their_totals() -> None:
     names = ("sessions", "unique_tokens", "flat_tokens", "por", "token_bound", "depth")
     names = [f"tree/{name}" for name in (*names, "paths_per_session/mean", "session_score/mean")]
     updates = [
-        dict(zip(names, (sessions, unique, flat, 1 - unique / flat, flat / unique, *others), strict=True))
-        for sessions, unique, flat, *others in (
-            (8.0, 300.0, 600.0, 9.0, 1.0, 1.0),
-            (24.0, 500.0, 5000.0, 7.0, 3.0, 0.0),
-        )
+        dict(zip(names, (count, unique, flat, 1 - unique / flat, flat / unique, *others), strict=True))
+        for count, unique, flat, *others in ((8.0, 300.0, 600.0, 9.0, 1.0, 1.0), (24.0, 500.0, 5000.0, 7.0, 3.0, 0.0))
     ]
     totals = (32.0, 800.0, 5600.0, pytest.approx(1 - 800 / 5600), 7.0, 9.0, 2.5, 0.25)
     expected = dict(zip(names, totals, strict=True)) | {"tree/reward_per_1000_trained_tokens": 10.0}

@@ -32,12 +32,8 @@ SECTIONS: dict[str, type | None] = {
     f"{ACTOR}.checkpoint": CheckpointConfig,
 }
 """First name in a section's heading, which is a node of verl's config -> the dataclass that the node becomes."""
-NESTED = {
-    "mtp": workers.MtpConfig,
-    "qat": QATEngineConfig,
-    "router_replay": EngineRouterReplayConfig,
-    "policy_loss": workers.PolicyLossConfig,
-}
+NESTED = {"mtp": workers.MtpConfig, "policy_loss": workers.PolicyLossConfig}
+NESTED |= {"qat": QATEngineConfig, "router_replay": EngineRouterReplayConfig}
 """Options that stand for several, which have lines of their own."""
 OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
 
