@@ -24,6 +24,7 @@ from tree_rl.verl_plugin.launch.job_environment import asks_for_trees, forwardin
 from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError, find_faults, job_workers, require_plugin_everywhere
 
 REPOSITORY = Path(__file__).parents[2]
+VERSION = {"TREE_RL_JOB_VERSION": tree_rl.__version__}
 DRIVER = ("here", tree_rl.__version__, "0.9.1")
 # No platform named either: verl without the plugin knows none for CPUs.
 WITHOUT_PLUGIN = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": ""}
@@ -159,18 +160,14 @@ def test_the_driver_hands_the_plugin_to_a_job_of_trees_alone(monkeypatch: pytest
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
     runtime_env = forwarding(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN"}})
     assert runtime_env(flat) == runtime_env() == {"env_vars": {"NCCL_DEBUG": "WARN"}}
-    assert runtime_env(tree)["env_vars"] == {
-        "NCCL_DEBUG": "WARN",
-        "VERL_USE_EXTERNAL_MODULES": "mine,tree_rl.verl_plugin",
-        "TREE_RL_JOB_VERSION": tree_rl.__version__,
-    }
+    modules = {"NCCL_DEBUG": "WARN", "VERL_USE_EXTERNAL_MODULES": "mine,tree_rl.verl_plugin"}
+    assert runtime_env(tree)["env_vars"] == {**modules, **VERSION}
     assert asks_for_trees(OmegaConf.create({"actor_rollout_ref": {"model": {"model_type": "tree_language_model"}}}))
 
 
 def test_variables_of_a_submitted_job_stay_its_own() -> None:
     submitted = {"runtime_env": {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}}
-    added = plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)})
-    assert added == {"TREE_RL_JOB_VERSION": tree_rl.__version__}
+    assert plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}) == VERSION
     own = {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin,mine"}
     assert plugin_variables(own)["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin,mine"
 
