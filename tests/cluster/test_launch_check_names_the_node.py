@@ -2,30 +2,21 @@
 
 import pytest
 
+from tree_rl.verl_plugin.checks import doctor_of_cluster as check
 from tree_rl.verl_plugin.checks.doctor import Status
-from tree_rl.verl_plugin.checks.doctor_of_cluster import (
-    ClusterError,
-    NodeReport,
-    compare_nodes,
-    examine_cluster,
-    judge_cluster,
-)
 from tree_rl.verl_plugin.checks.fresh_process import Environment
 from tree_rl.verl_plugin.launch.carried_environment import carry
 
-HERE = Environment(
-    versions={"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"},
-    missing=(),
-    cause=None,
-)
+VERSIONS = {"python": "3.11.7", "tree_rl": "0.1.0", "vllm": "absent", "tree_rl code": "0011aabb"}
+HERE = Environment(versions=VERSIONS, missing=(), cause=None)
 
 
-def report(name: str, *, missing: tuple[str, ...] = (), cause: str | None = None, **versions: str) -> NodeReport:
-    found = Environment(versions={**HERE.versions, **versions}, missing=missing, cause=cause)
-    return NodeReport(name=name, gpus=8, answer=found)
+def report(name: str, *, missing: tuple[str, ...] = (), cause: str | None = None, **versions: str) -> check.NodeReport:
+    found = Environment(versions={**VERSIONS, **versions}, missing=missing, cause=cause)
+    return check.NodeReport(name=name, gpus=8, answer=found)
 
 
-SILENT = NodeReport(name="b", gpus=0, answer="the node died")
+SILENT = check.NodeReport(name="b", gpus=0, answer="the node died")
 
 
 @pytest.mark.parametrize(
@@ -38,20 +29,20 @@ SILENT = NodeReport(name="b", gpus=0, answer="the node died")
         (SILENT, "the node died"),
     ],
 )
-def test_a_node_that_differs_lacks_the_plugin_or_is_silent_is_named(other: NodeReport, said: str) -> None:
-    good, bad = judge_cluster((report("a"), other), HERE)
+def test_a_node_that_differs_lacks_the_plugin_or_is_silent_is_named(other: check.NodeReport, said: str) -> None:
+    good, bad = check.judge_cluster((report("a"), other), HERE)
     assert good.status is Status.OK and "8 GPUs" in good.detail
     assert (bad.subject, bad.status) == ("node b", Status.FAILED) and said in bad.detail
 
 
 def test_absent_head_is_named_before_ray_asks_for_it() -> None:
-    with pytest.raises(ClusterError, match=r"nothing listens at 127\.0\.0\.1:1 after 0 s.*ray_head\.sh"):
-        examine_cluster(address="127.0.0.1:1", nodes=2, wait_seconds=0)
+    with pytest.raises(check.ClusterError, match=r"nothing listens at 127\.0\.0\.1:1 after 0 s.*ray_head\.sh"):
+        check.examine_cluster(address="127.0.0.1:1", nodes=2, wait_seconds=0)
 
 
 def test_table_marks_what_differs() -> None:
-    header, _, here, *nodes = compare_nodes((report("a"), report("b", tree_rl="0.2.0"), SILENT), HERE).splitlines()
-    assert header.split()[:2] == ["node", "python"] and here.startswith("(this process)")
+    head, _, here, *nodes = check.compare_nodes((report("a"), report("b", tree_rl="0.2.0"), SILENT), HERE).splitlines()
+    assert head.split()[:2] == ["node", "python"] and here.startswith("(this process)")
     assert ["*" in line for line in nodes] == [False, True, False]
     assert "0.2.0*" in nodes[1]
 

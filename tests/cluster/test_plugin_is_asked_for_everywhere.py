@@ -24,6 +24,7 @@ from tree_rl.verl_plugin.launch.job_environment import asks_for_trees, forwardin
 from tree_rl.verl_plugin.plugin_presence import PluginNotLiveError, find_faults, job_workers, require_plugin_everywhere
 
 REPOSITORY = Path(__file__).parents[2]
+VERSION = {"TREE_RL_JOB_VERSION": tree_rl.__version__}
 DRIVER = ("here", tree_rl.__version__, "0.9.1")
 # No platform named either: verl without the plugin knows none for CPUs.
 WITHOUT_PLUGIN = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_PLATFORM": ""}
@@ -138,10 +139,8 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: None) -> 
     # It may start at any moment of a wait: its time to answer begins when it is first seen to run.
     assert find_faults({"slow": slow}, DRIVER, answer_seconds=4) == []
     faults = find_faults({"hung": hung, "broken": broken}, DRIVER, answer_seconds=20)
-    assert faults == [
-        "broken died: ModuleNotFoundError: No module named 'tree_rl'",
-        "hung runs, but gave no answer within 20 s",
-    ]
+    died = "broken died: ModuleNotFoundError: No module named 'tree_rl'"
+    assert faults == [died, "hung runs, but gave no answer within 20 s"]
     with pytest.raises(PluginNotLiveError, match="worker 0 without a name died"):
         require_plugin_everywhere([broken])
 
@@ -149,9 +148,8 @@ def test_silence_and_death_are_faults_and_a_slow_start_is_not(cluster: None) -> 
 def test_a_process_of_another_version_refuses_to_load_the_plugin() -> None:
     plugin_presence.check_job_version({})
     plugin_presence.check_job_version({plugin_presence.JOB_VERSION: tree_rl.__version__})
-    with pytest.raises(
-        PluginNotLiveError, match=rf"has tree_rl {tree_rl.__version__}, the driver of its job has 0\.0\.9"
-    ):
+    said = rf"has tree_rl {tree_rl.__version__}, the driver of its job has 0\.0\.9"
+    with pytest.raises(PluginNotLiveError, match=said):
         plugin_presence.check_job_version({plugin_presence.JOB_VERSION: "0.0.9"})
 
 
@@ -162,19 +160,14 @@ def test_the_driver_hands_the_plugin_to_a_job_of_trees_alone(monkeypatch: pytest
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
     runtime_env = forwarding(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN"}})
     assert runtime_env(flat) == runtime_env() == {"env_vars": {"NCCL_DEBUG": "WARN"}}
-    assert runtime_env(tree)["env_vars"] == {
-        "NCCL_DEBUG": "WARN",
-        "VERL_USE_EXTERNAL_MODULES": "mine,tree_rl.verl_plugin",
-        "TREE_RL_JOB_VERSION": tree_rl.__version__,
-    }
+    modules = {"NCCL_DEBUG": "WARN", "VERL_USE_EXTERNAL_MODULES": "mine,tree_rl.verl_plugin"}
+    assert runtime_env(tree)["env_vars"] == {**modules, **VERSION}
     assert asks_for_trees(OmegaConf.create({"actor_rollout_ref": {"model": {"model_type": "tree_language_model"}}}))
 
 
 def test_variables_of_a_submitted_job_stay_its_own() -> None:
     submitted = {"runtime_env": {"env_vars": {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin"}}}
-    assert plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}) == {
-        "TREE_RL_JOB_VERSION": tree_rl.__version__
-    }
+    assert plugin_variables({"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}) == VERSION
     own = {"VERL_USE_EXTERNAL_MODULES": "tree_rl.verl_plugin,mine"}
     assert plugin_variables(own)["VERL_USE_EXTERNAL_MODULES"] == "tree_rl.verl_plugin,mine"
 

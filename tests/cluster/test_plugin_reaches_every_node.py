@@ -32,11 +32,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
     return float(len(solution_str) % 2)
 """
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(why_none() is not None, reason=str(why_none())),
-]
+WHY = why_none()
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,7 @@ def test_a_kill_before_the_first_checkpoint_starts_from_the_beginning(tmp_path: 
     assert chosen(tmp_path) is None
 
 
-def test_the_record_is_on_the_disk_after_its_files_and_before_the_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_is_on_disk_between_files_and_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
 
     def fsync(descriptor: int) -> None:
@@ -132,9 +130,7 @@ def test_the_ledger_holds_every_trained_row_once(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == uninterrupted
 
 
-def test_without_a_copy_the_whole_lines_of_a_damaged_ledger_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_copy_whole_lines_of_a_damaged_ledger_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2):
         record_update(tmp_path, step, 0, rows(step), {prompt_uid(step, 0): step})
     saved = (tmp_path / LEDGER).read_bytes()

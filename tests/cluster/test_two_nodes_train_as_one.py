@@ -26,7 +26,8 @@ SHARING_RELATIVE = 1e-4
 """Of final weights: sums over ranks come in another order, and Adam makes steps of the rounding of small gradients."""
 SHARES_TOKENS = [f"actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size=2" for role in ("actor", "ref")]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+WHY = why_none()
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400), pytest.mark.skipif(WHY is not None, reason=str(WHY))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +45,9 @@ class Run:
 def train(folder: Path, *more: str, nodes: int) -> Run:
     """Run the recipe on emulated nodes, four training processes in all; `more` are overrides."""
     folder.mkdir()
-    environment = {
-        "PYTHON": sys.executable,
-        "OUTPUT": f"{folder}/out",
-        "VERL_FILE_LOGGER_PATH": f"{folder}/metrics.jsonl",
-    }
-    environment |= {"NNODES": str(nodes), "NGPUS": str(RANKS // nodes), "ROLLOUT_N": "4", "STEPS": str(STEPS)}
-    environment |= {"RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.launch.carried_environment.carry"}
+    environment = {"PYTHON": sys.executable, "OUTPUT": f"{folder}/out", "ROLLOUT_N": "4", "NNODES": str(nodes)}
+    environment |= {"VERL_FILE_LOGGER_PATH": f"{folder}/metrics.jsonl", "NGPUS": str(RANKS // nodes)}
+    environment |= {"RAY_RUNTIME_ENV_HOOK": "tree_rl.verl_plugin.launch.carried_environment.carry", "STEPS": str(STEPS)}
     saved = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
     overrides = [*EXISTING_CLUSTER, *more, "trainer.logger=[console,file]", f"trainer.save_freq={STEPS}", saved]
     with running_nodes(nodes, gpus=RANKS // nodes) as cluster:
@@ -80,9 +77,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("nodes") / "one", nodes=1)
 
 
-def assert_same_training(
-    one: Run, other: Run, *, besides: tuple[str, ...] = (), weights_within: float = RELATIVE
-) -> None:
+def assert_same_training(one: Run, other: Run, *, besides: tuple[str, ...] = (), within: float = RELATIVE) -> None:
     """The same rows, figures and weights; figures whose names begin as those of `besides` may differ."""
     assert len(one.steps) == len(other.steps) == STEPS
     assert other.updates == one.updates, "the same rows, token for token, in the same updates"
@@ -96,17 +91,15 @@ def assert_same_training(
         for name, weight in one.weights.items()
     }
     print(f"largest relative difference of a final weight: {max(errors.values()):.1e}")
-    assert max(errors.values()) < weights_within, errors
+    assert max(errors.values()) < within, errors
 
 
-@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
 def test_two_nodes_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
     assert {"actor/pg_loss", "actor/grad_norm", "critic/score/mean", "tree/por"} <= set(one.steps[0])
     assert_same_training(one, train(tmp_path / "two", nodes=2))
     assert one.steps[-1]["tree/session_score/mean"] > one.steps[0]["tree/session_score/mean"] + 0.2, "it learns"
 
 
-@pytest.mark.skipif(why_none() is not None, reason=str(why_none()))
 def test_nodes_whose_processes_share_tokens_train_as_one_node_does(one: Run, tmp_path: Path) -> None:
     sharing = train(tmp_path / "sharing", *SHARES_TOKENS, nodes=2)
-    assert_same_training(one, sharing, besides=OF_LAYOUT + OF_RANKS, weights_within=SHARING_RELATIVE)
+    assert_same_training(one, sharing, besides=OF_LAYOUT + OF_RANKS, within=SHARING_RELATIVE)

@@ -50,13 +50,10 @@ def image_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By family, models that read images."""
     from wrapped_models import wrapped_config, wrapped_model
 
-    root, families = (
-        tmp_path_factory.mktemp("models"),
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"),
-    )
-    for family in families:
+    root = tmp_path_factory.mktemp("models")
+    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         wrapped_model(wrapped_config(family, initializer_range=0.2)).save_pretrained(root / family)
-    return {family: root / family for family in families}
+    return {path.name: path for path in root.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
+from tree_rl.verl_plugin.launch import train
 from tree_rl.verl_plugin.launch.command_line import read_job
-from tree_rl.verl_plugin.launch.train import PROGRAM
-from tree_rl.verl_plugin.launch.train import checked as checked_job
 
 TREE = "trainer.v1.trainer_mode=tree_sync"
 QWEN = '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}'
@@ -33,8 +32,8 @@ def write_job(folder: Path) -> list[str]:
 
 def checked(*arguments: str) -> tuple[Any, str]:
     """The config of a command line, completed, and the banner."""
-    config, given = read_job(arguments, PROGRAM)
-    return config, checked_job(config, given)
+    config, given = read_job(arguments, train.PROGRAM)
+    return config, train.checked(config, given)
 
 
 def assert_names(line: str, overrides: Sequence[str], *said: str) -> None:

@@ -28,8 +28,7 @@ from verl_losses import actor_loss, critic_loss
 from tree_rl.cost.balance import batch as balance
 from tree_rl.cost.cost_model import ModelShape
 from tree_rl.verl_plugin.options import TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer import tree_trainer as trainer_mixin
+from tree_rl.verl_plugin.trainer import queue_rows, tree_trainer
 from tree_rl.verl_plugin.trainer.adapter_check import AdapterCheck
 from tree_rl.verl_plugin.trainer.queue_rows import ENGINE_OBJECTS
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSync
@@ -77,7 +76,7 @@ def local_queue(monkeypatch: pytest.MonkeyPatch) -> LocalQueue:
     """Also shortens the search for a layout: any layout serves the columns that follow it."""
     monkeypatch.setattr(balance, "MOST_TRIALS", 300)
     local = LocalQueue()
-    for module in (trainer_mixin, queue_rows, padding_utils, trainer_base):
+    for module in (tree_trainer, queue_rows, padding_utils, trainer_base):
         monkeypatch.setattr(module, "tq", local)
     return local
 
@@ -118,13 +117,14 @@ def put_rows(queue: LocalQueue, branches: list[list[int]], seed: int = 0) -> KVB
     return queue.kv_batch_put(keys, "train", fields=list_of_dict_to_tensordict(rows), tags=tags)
 
 
-def make_trainer(estimator: str = "grpo", *, ranks: int = 2, critic: bool = False, **algorithm: Any) -> Any:
-    """A trainer with what the batch's path reads, and no workers."""
+def make_trainer(name: str = "grpo", *, ranks: int = 2, critic: bool = False, config: Any = None, **more: Any) -> Any:
+    """A trainer by its estimator, with what the batch's path reads, perhaps `config`, and no workers."""
     trainer = PPOTrainerTreeSync.__new__(PPOTrainerTreeSync)
-    usual = {"adv_estimator": estimator, "gamma": 1.0, "lam": 0.95, "use_kl_in_reward": False, "kl_penalty": "kl"}
+    usual = {"adv_estimator": name, "gamma": 1.0, "lam": 0.95, "use_kl_in_reward": False, "kl_penalty": "kl"}
     roles = {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}}}
     roles |= {"critic": {"ppo_mini_batch_size": 3}}
-    trainer.config = OmegaConf.create({"algorithm": {**usual, "rollout_correction": None, **algorithm}, **roles})
+    own = {"algorithm": {**usual, "rollout_correction": None, **more}, **roles}
+    trainer.config = OmegaConf.merge(own, config or {})
     trainer.model_shape = SHAPE
     trainer._adapter_check = AdapterCheck(is_open=False, is_loaded=False)
     trainer.use_critic, trainer.use_reference_policy = critic, False

@@ -136,8 +136,7 @@ class Setup:
         return self._build(folder, TreeConfig(**self.tree), self.model, self.engine | more)
 
     def reference(self, folder: Path) -> tuple[Any, Callable[[Update], Found]]:
-        """An engine on one rank with the same weights, and how it trains: stock verl, or whole trees where its rows
-        are no yardstick."""
+        """One rank with these weights, and how it trains: stock verl, or trees if its rows are no yardstick."""
         if self.name in GATED_DELTA_NET:
             engine = self._build(folder, TreeConfig(mode="tree"), self.model, self.engine)
             return engine, lambda one: one.on(engine, one.batch())
@@ -207,13 +206,9 @@ def draw_setup(rng: np.random.Generator, ranks: int, updates: int) -> Setup:
         model |= LORA
     switches = ("reshard_after_forward", "use_no_sync_for_gradient_accumulation", "entropy_checkpointing")
     budgets = (None, int(rng.integers(1, 30)), int(rng.integers(6, 60)))
-    tree = {
-        "mode": str(rng.choice(["tree", "auto"])),
-        "max_tokens": budgets[rng.integers(3)],
-        "scope": str(rng.choice(["uid", "rank"])),
-        "offload": (True, False, "auto")[rng.integers(3)],
-        "self_check": bool(rng.integers(2)),
-    }
+    tree: dict[str, Any] = {"mode": str(rng.choice(["tree", "auto"])), "max_tokens": budgets[rng.integers(3)]}
+    tree |= {"scope": str(rng.choice(["uid", "rank"])), "offload": (True, False, "auto")[rng.integers(3)]}
+    tree |= {"self_check": bool(rng.integers(2))}
     layout = str(rng.choice(list(LAYOUTS))) if ranks == 4 else "dp"
     engine = {switch: bool(rng.integers(2)) for switch in switches}
     drawn = [draw_update(rng, critic=critic, routed=routed) for _ in range(updates)]

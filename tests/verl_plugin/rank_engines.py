@@ -20,12 +20,9 @@ DEALS: dict[str, list[list[Any]]] = {
 }
 KEPT = {"reshard_after_forward": False, "use_no_sync_for_gradient_accumulation": False}
 """Options of verl by which weights and gradients stay whole during a step."""
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "sp 2 x dp 2": {"ulysses_sequence_parallel_size": 2},
-    "sp 4": {"ulysses_sequence_parallel_size": 4},
-    "replicas 2": {"fsdp_size": 2},
-    "sp 2 x dp 2, replicas 2": {"ulysses_sequence_parallel_size": 2, "fsdp_size": 2},
-}
+SP = "ulysses_sequence_parallel_size"
+LAYOUTS: dict[str, dict[str, Any]] = {"sp 2 x dp 2": {SP: 2}, "sp 4": {SP: 4}, "replicas 2": {"fsdp_size": 2}}
+LAYOUTS["sp 2 x dp 2, replicas 2"] = {SP: 2, "fsdp_size": 2}
 """Of four ranks."""
 
 

@@ -10,10 +10,8 @@ from omegaconf import DictConfig
 from verl.utils import tensordict_utils as tu
 
 CPU = ["machine=sft_cpu", "trainer.device=cpu", "trainer.resume_mode=disable", "data.num_workers=0"]
-TOKEN_ROWS = [
-    "data.custom_cls.path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset",
-    "data.custom_cls.name=TokenRowsDataset",
-]
+OF_TOKENS = ("path=pkg://tree_rl.verl_plugin.sft.token_rows_dataset", "name=TokenRowsDataset")
+TOKEN_ROWS = [f"data.custom_cls.{option}" for option in OF_TOKENS]
 
 
 def sft_config(*overrides: str) -> DictConfig:

@@ -26,9 +26,8 @@ def build(mode: str, *overrides: str) -> Any:
 
 
 def workers(trainer: Any) -> dict[Role, type]:
-    return {
-        role: worker.__ray_metadata__.modified_class.__mro__[1] for role, worker in trainer.role_worker_mapping.items()
-    }
+    actors = trainer.role_worker_mapping.items()
+    return {role: actor.__ray_metadata__.modified_class.__mro__[1] for role, actor in actors}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,5 +1,4 @@
-"""Forests, partitions, rows and dummies make FSDP2 gather and reduce weights in one order: ranks may run any of them
-at the same time."""
+"""Forests, partitions, rows and dummies make FSDP2 gather and reduce in one order: ranks may run any at one time."""
 
 from pathlib import Path
 from unittest.mock import create_autospec

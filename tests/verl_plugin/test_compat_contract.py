@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 import verl
-from verl_checkout import broken
-from verl_contract import ATTRIBUTES, CALLED, OVERRIDDEN, overridden, parameters
+from verl_checkout import ATTRIBUTES, CALLED, OVERRIDDEN, broken, overridden, parameters
 
 import tree_rl.verl_plugin
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.agent_loops import tool_agent_loop
 from tree_rl.verl_plugin.embedded_rollout import replica as hf_replica
 from tree_rl.verl_plugin.embedded_rollout.server import HFServer
+
+LINES = [
+    ("PPOTrainer._balance_batch", "worker_group._dispatch_info[role] = dp_rank_mapping"),
+    ("PPOTrainer._balance_batch", "worker_group._query_dispatch_info(role)"),
+    # Separate rollouts get no adapter: where this changes, the refusal `leaves_adapter_behind` may go.
+    ("ActorRolloutRefWorker.update_weights", "per_tensor_param, _ = self.actor.engine.get_per_tensor_param()"),
+]
 
 
 def resolve(path: str) -> Any:
@@ -65,20 +71,13 @@ def test_attributes_are_set_by_verl(base: str) -> None:
     assert [name for name in names if not re.search(rf"self\.{name}(:[^=]+|, self\.\w+)* = ", source)] == []
 
 
-def test_verls_worker_group_knows_its_data_parallel_ranks() -> None:
-    source = inspect.getsource(compat.PPOTrainer._balance_batch)
-    assert "worker_group._dispatch_info[role] = dp_rank_mapping" in source
-    assert "worker_group._query_dispatch_info(role)" in source
+@pytest.mark.parametrize(("path", "line"), LINES)
+def test_verl_has_a_line_that_we_rely_on(path: str, line: str) -> None:
+    assert line in inspect.getsource(resolve(path))
 
 
 def test_verls_worker_has_the_classes_that_ours_replaces() -> None:
     assert {"actor_worker_cls", "ref_worker_cls"} <= vars(compat.ActorRolloutRefWorker).keys()
-
-
-def test_verl_sends_separate_rollouts_no_adapter() -> None:
-    # Where this changes, the refusal `leaves_adapter_behind` may go.
-    source = inspect.getsource(compat.ActorRolloutRefWorker.update_weights)
-    assert "per_tensor_param, _ = self.actor.engine.get_per_tensor_param()" in source
 
 
 def test_the_name_hf_resolves_on_both_sides() -> None:

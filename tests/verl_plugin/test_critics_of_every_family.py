@@ -8,22 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from engine_harness import ALONE, VOCAB, build_engine, ppo_batch, save_model
 from equivalence import assert_equal_runs, everywhere, infer, run
 from hostile_rows import SHAPES
 from latent_models import latent_configs
 from tiny_families import GATED_DELTA_NET, RECURRENT, save_hybrid, wrapped_apart
 from tiny_sizes import sizes
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    Gemma4TextConfig,
-    GraniteConfig,
-    OlmoeConfig,
-    PretrainedConfig,
-    Qwen3ForTokenClassification,
-)
 from verl_losses import critic_loss
 from wrapped_models import wrapped_config, wrapped_model
 
@@ -33,11 +24,11 @@ from tree_rl.verl_plugin.options import TreeConfig
 OURS = {"vocab_size": VOCAB, "max_position_embeddings": 512, "initializer_range": 0.1}
 SIZES: dict[str, Any] = sizes(**OURS, head_dim=None)
 PER_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}
-FAMILIES: dict[str, PretrainedConfig] = {
-    "granite": GraniteConfig(**SIZES, residual_multiplier=0.5),
-    "gemma4": Gemma4TextConfig(**SIZES, head_dim=8, global_head_dim=8, **PER_LAYER),
+FAMILIES: dict[str, transformers.PretrainedConfig] = {
+    "granite": transformers.GraniteConfig(**SIZES, residual_multiplier=0.5),
+    "gemma4": transformers.Gemma4TextConfig(**SIZES, head_dim=8, global_head_dim=8, **PER_LAYER),
     "qwen3.5": GATED_DELTA_NET["qwen3_5"],
-    "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     **latent_configs(**OURS),
     **{family: RECURRENT[family] for family in ("lfm2", "nemotron_h", "falcon_h1", "zamba2")},
 }
@@ -78,26 +69,26 @@ def assert_values_are_a_linear_layer(engine: Any, generator: Any) -> None:
 
 def test_it_trains_as_on_rows_alone(path: Path) -> None:
     tree = assert_trains(path, ("comb", "strict_prefix"))
-    generator = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
-    assert_values_are_a_linear_layer(tree, generator)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    assert_values_are_a_linear_layer(tree, model)
 
 
 @pytest.mark.parametrize("family", ("qwen3_5", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)))
 def test_it_stands_on_a_model_that_also_reads_images(tmp_path: Path, family: str) -> None:
     wrapped_model(wrapped_config(family)).save_pretrained(tmp_path)
     tree = assert_trains(tmp_path, ("comb",))
-    generator = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager")
+    generator = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager")
     assert_values_are_a_linear_layer(tree, generator)
 
 
 def test_a_class_that_transformers_has_is_left_alone(tmp_path: Path) -> None:
-    save_model(tmp_path, AutoConfig.for_model("qwen3", **SIZES), value=True)
+    save_model(tmp_path, transformers.AutoConfig.for_model("qwen3", **SIZES), value=True)
     engine = critic(tmp_path, TreeConfig(mode="tree"))
-    assert isinstance(engine.module, Qwen3ForTokenClassification)
+    assert isinstance(engine.module, transformers.Qwen3ForTokenClassification)
 
 
 def test_a_type_without_a_base_model_names_it_and_the_remedy() -> None:
-    class StrangeConfig(PretrainedConfig):
+    class StrangeConfig(transformers.PretrainedConfig):
         model_type = "strange"
 
     with pytest.raises(ValueError, match=r"^model_type=strange: .*critic\.model\.path.*adv_estimator"):

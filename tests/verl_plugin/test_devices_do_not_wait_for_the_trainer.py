@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_rows, trainer_config
-from omegaconf import OmegaConf
 
 from tree_rl.verl_plugin.compat import PPOTrainer, PPOTrainerSync
 from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, log_prob_request, log_probs_of_pass
@@ -17,14 +16,11 @@ COLUMNS = ("advantages", "returns", "ref_log_prob")
 
 
 @pytest.mark.parametrize("has_kl_reward", (False, True))
-def test_advantages_beside_the_references_pass_are_those_behind_it(
-    queue: LocalQueue, model_path: Path, has_kl_reward: bool
-) -> None:
+def test_advantages_beside_a_pass_are_those_behind_it(queue: LocalQueue, model_path: Path, has_kl_reward: bool) -> None:
     worker = OneWorker(model_path, queue)
     found, metrics_of = [], []
     for is_beside in (False, True):
-        trainer = make_trainer(ranks=1, use_kl_in_reward=has_kl_reward)
-        trainer.config = OmegaConf.merge(trainer.config, trainer_config("token-mean", None))
+        trainer = make_trainer(ranks=1, config=trainer_config("token-mean", None), use_kl_in_reward=has_kl_reward)
         trainer.use_reference_policy, trainer.ref_in_actor = True, False
         trainer.actor_rollout_wg = trainer.ref_policy_wg = worker
         queue.rows.clear()
@@ -60,9 +56,8 @@ def test_advantages_beside_the_references_pass_are_those_behind_it(
 def test_the_next_sessions_run_while_metrics_are_computed(
     monkeypatch: pytest.MonkeyPatch, steps: int, epochs: int, skips: bool, profiled: bool, begins: bool
 ) -> None:
-    trainer = make_trainer()
     made = {"trainer": {"total_epochs": epochs}, "skip": {"rollout_tq": {"enable": skips}}}
-    trainer.config = OmegaConf.merge(trainer.config, made)
+    trainer = make_trainer(config=made)
     trainer.total_training_steps, trainer.steps_per_epoch, trainer.curr_step_profile = steps, 5, profiled
     events: list[Any] = []
     monkeypatch.setattr(PPOTrainer, "_add_batch_to_generate", lambda self: events.append(self.global_steps))

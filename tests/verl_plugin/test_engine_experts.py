@@ -23,13 +23,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), CONFIGS["qwen3_moe"])
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "capacity"), (("qwen3_moe", "strict_prefix", 9), ("deepseek_v3", "branches", 1000))
-)
-def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: str, name: str, capacity: int) -> None:
+@pytest.mark.parametrize("family, name, budget", (("qwen3_moe", "strict_prefix", 9), ("deepseek_v3", "branches", 1000)))
+def test_rollout_routes_are_repeated_as_by_rows_alone(tmp_path: Path, family: str, name: str, budget: int) -> None:
     path = save_model(tmp_path, CONFIGS[family])
     stock = build_engine(path, tree=None)
-    tree = build_engine(path, tree=TreeConfig(max_tokens=capacity), **replaying("R3"))
+    tree = build_engine(path, tree=TreeConfig(max_tokens=budget), **replaying("R3"))
     rows, routes = SHAPES[name], recorded_routes(SHAPES[name])
     expected = stock_run(stock, rows, routes)
     assert_same(expected, run(tree, batch_with(routes, rows), LOSS), rows)
@@ -85,9 +83,7 @@ def test_a_call_may_be_told_not_to_repeat(path: Path) -> None:
     ),
     ids=("too few", "another expert", "none recorded", "none of a rollout", "no mode that repeats them"),
 )
-def test_routes_that_do_not_fit_row_model_or_mode_are_refused(
-    path: Path, mode: str | None, change: Any, message: str
-) -> None:
+def test_routes_that_do_not_fit_are_refused(path: Path, mode: str | None, change: Any, message: str) -> None:
     rows = SHAPES["branches"]
     data = ppo_batch(rows, **FLAGS) if change is None else batch_with(change(recorded_routes(rows)), rows)
     engine = build_engine(path, tree=TreeConfig(self_check=False), **({} if mode is None else replaying(mode)))
@@ -104,9 +100,7 @@ def test_routes_that_do_not_fit_row_model_or_mode_are_refused(
         (TreeConfig(), {**replaying("R2"), "value": True}, r"router_replay\.mode=R2 on a critic"),
     ),
 )
-def test_where_routes_cannot_be_repeated_the_key_is_named(
-    path: Path, tree: TreeConfig, engine: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_repeat_routes_is_named(path: Path, tree: TreeConfig, engine: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_engine(path, tree=tree, **engine)
 

@@ -41,9 +41,7 @@ def test_actor_on_trees_equals_rows_alone(tmp_path: Path, liger: None) -> None:
     assert fused_layers(build_engine(path, tree=None)) == 0
 
 
-def test_a_default_that_a_model_cannot_have_is_off_with_a_notice(
-    tmp_path: Path, liger: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_impossible_default_is_off_and_said(tmp_path: Path, liger: None, caplog: pytest.LogCaptureFixture) -> None:
     engine = build_engine(save_model(tmp_path, tiny(hidden_act="gelu")), tree=TreeConfig(mode="tree"), model=AUTO)
     assert fused_layers(engine) == 0
     (notice,) = (record.message for record in caplog.records if "use_liger" in record.message)

@@ -1,5 +1,4 @@
-"""Bad rows, temperatures, path weights and unsupported settings end in an error that names the row or the key, before a
-model runs."""
+"""Bad rows, temperatures, path weights and settings end in an error that names row or key, before a model runs."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tree_rl.tree import RowError
 from tree_rl.verl_plugin.compat import EngineRegistry
 from tree_rl.verl_plugin.engine.rows_in import LEAST_TEMPERATURE, read_rows
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS, TreeConfig, TreeFSDPEngineConfig
-from tree_rl.verl_plugin.path_weights import path_weight_columns
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 
 
@@ -193,14 +191,3 @@ def test_weights_longer_than_their_row_are_refused() -> None:
     data["tree_row_weights"] = nested([torch.ones(200, dtype=torch.float64) for _ in range(len(data))])
     with pytest.raises(RowError, match=r"row 0 .*more entries of tree_row_weights than tokens .got 200"):
         read_rows(data, vocab_size=97, max_positions=None, path_weighting="sep_avg")
-
-
-def test_a_rejected_row_does_not_count() -> None:
-    ids = [tokens(1, 6) + tokens(2 + row, 3) for row in range(3)]
-    masks = [np.array([1] * 7), np.array([0] * 7), np.array([0, 0, 1, 1, 1, 1, 1])]
-    columns = path_weight_columns(["token_unique", "sep_avg"], np.zeros(3, int), [np.array(one) for one in ids], masks)
-    first, second, third = (one.tolist() for one in columns["tree_token_weights"].unbind())
-    assert first == [1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 1.0]
-    assert second == [0.0] * 7
-    assert third == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0]
-    assert {weight for one in columns["tree_row_weights"].unbind() for weight in one.tolist()} == {1 / 3}

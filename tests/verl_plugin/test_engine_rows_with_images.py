@@ -44,14 +44,12 @@ def tree_engine(path: Path, budget: int, **settings: Any) -> Any:
 def test_an_update_is_stock_verls_on_rows_alone(
     image_models: dict[str, Path], family: str, settings: dict[str, Any], budgets: tuple[int, ...]
 ) -> None:
-    model = reading_model(image_models[family])
-    stock = run(
-        build_engine(image_models[family], tree=None, **settings), picture_batch(model, APART, **FLAGS, **ALONE), LOSS
-    )
+    path, model = image_models[family], reading_model(image_models[family])
+    stock = run(build_engine(path, tree=None, **settings), picture_batch(model, APART, **FLAGS, **ALONE), LOSS)
     wanted = wanted_positions(picture_batch(model, APART))
     assert any("visual" in name for name in stock["gradients"])
     for budget in budgets:
-        got = run(tree_engine(image_models[family], budget, **settings), picture_batch(model, APART, **FLAGS), LOSS)
+        got = run(tree_engine(path, budget, **settings), picture_batch(model, APART, **FLAGS), LOSS)
         assert_equal_runs(stock, got, wanted, ("log_probs", "entropy"))
         assert 0 < got["metrics"]["tree/self_check_error"].aggregate() < 1e-4
 
@@ -142,9 +140,7 @@ def two_ranks(image_models: dict[str, Path]) -> list[dict[str, list[dict[str, to
 
 
 @pytest.mark.parametrize("deal", DEALS)
-def test_two_ranks_train_as_one(
-    image_models: dict[str, Path], two_ranks: list[dict[str, list[dict[str, torch.Tensor]]]], deal: str
-) -> None:
+def test_two_ranks_train_as_one(image_models: dict[str, Path], two_ranks: Any, deal: str) -> None:
     reader = reading_model(image_models["qwen3_vl"])
     parts = [batch_of(reader, deal, share, **ALONE) for share, rows in enumerate(DEALS[deal]) if rows]
     _, expected = as_one_rank(image_models["qwen3_vl"], parts)

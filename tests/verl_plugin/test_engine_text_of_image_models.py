@@ -58,9 +58,7 @@ def test_gradients_of_bf16_wait_for_the_last_partition_where_the_tower_never_ran
 
 
 @pytest.mark.parametrize(("family", "key"), (("gemma3", "token_type_ids"), ("qwen3_5", "mm_token_type_ids")))
-def test_rows_that_say_they_are_text_train_and_rows_with_images_are_refused(
-    tmp_path: Path, family: str, key: str
-) -> None:
+def test_rows_that_say_they_are_text_train_and_images_are_refused(tmp_path: Path, family: str, key: str) -> None:
     tree = build_engine(save(tmp_path, family), tree=TreeConfig(mode="auto", max_tokens=1000))
     plain = run(tree, ppo_batch(SHAPES["branches"], **FLAGS), LOSS)
     said = run(tree, with_axes(with_type_ids(ppo_batch(SHAPES["branches"], **FLAGS), key)), LOSS)

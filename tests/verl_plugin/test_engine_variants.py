@@ -43,9 +43,7 @@ def test_an_untied_head_answers_every_forward_with_log_probs(
         ("no_common_root", TreeConfig(mode="auto"), 3 * 6, 3 * 6),
     ),
 )
-def test_scope_and_mode_decide_who_may_share(
-    model_path: Path, name: str, tree: TreeConfig, unique: int, flat: int
-) -> None:
+def test_scope_and_mode_say_who_shares(model_path: Path, name: str, tree: TreeConfig, unique: int, flat: int) -> None:
     metrics = compare_built(model_path, name, tree=tree)["metrics"]
     assert [metrics[f"tree/{kind}_tokens"].aggregate() for kind in ("unique", "flat")] == [unique, flat]
 
@@ -65,9 +63,7 @@ def test_inference_keeps_the_order_of_the_rows(model_path: Path) -> None:
             assert torch.equal(found.offsets(), alone.offsets())
 
 
-def test_updates_teach_what_work_costs_and_checkpoints_of_plain_transformers_keep_it(
-    model_path: Path, tmp_path: Path
-) -> None:
+def test_updates_teach_costs_and_checkpoints_of_plain_transformers_keep_them(model_path: Path, tmp_path: Path) -> None:
     tree = TreeConfig(mode="tree", max_tokens=20)
     engine = build_engine(model_path, tree=tree)
     batches = [ppo_batch(rows, calculate_entropy=True) for rows in list(SHAPES.values())[:4]]

@@ -45,6 +45,7 @@ def against_the_group(tree, *, scale=1.0):
 
 WAYS = [(estimator, *way) for estimator, way in zip(ESTIMATORS, cycle(product(POLICIES, (True, False))), strict=False)]
 """Estimator, policy, whether branches copy the sandbox."""
+assert {way[1:] for way in WAYS} == set(product(POLICIES, (True, False))), "slow jobs run every policy both ways"
 
 
 def branching_job(folder: Path, *, policy: str = "fixed", copies: bool = False) -> list[str]:
@@ -81,10 +82,6 @@ def test_estimators_and_policies_train(tmp_path: Path, estimator: str, policy: s
     steps = trained(tmp_path, [*job, f"algorithm.adv_estimator={estimator}"])
     assert total(steps, "tree/branches_per_session") > 0
     assert (total(steps, "rollout/replayed_calls") > 0) == (not copies)
-
-
-def test_the_slow_jobs_run_every_policy_both_ways() -> None:
-    assert {way[1:] for way in WAYS} == set(product(POLICIES, (True, False)))
 
 
 def total(steps: Iterable[Mapping[str, float]], name: str) -> float:

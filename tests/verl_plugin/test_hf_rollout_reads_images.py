@@ -1,5 +1,4 @@
-"""The embedded rollout engine reads images: its log-probs are those of the trainer's engine, and its cache tells images
-apart."""
+"""The embedded rollout engine reads images: log-probs are those of the trainer's; its cache tells images apart."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -50,9 +50,7 @@ async def test_abort_returns_partial_tokens_and_parks_new_requests_until_resume(
     assert (await server.generate([5], dict(params), request_id="c")).stop_reason == "aborted"
 
 
-async def test_a_request_whose_images_are_read_during_an_abort_waits_for_the_resume(
-    word_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_images_read_during_an_abort_wait_for_resume(word_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_of(word_model)
     is_reading, may_go_on = threading.Event(), threading.Event()
 
@@ -99,9 +97,7 @@ async def test_an_engine_failure_answers_every_waiting_request(word_model: str) 
         ({"stop": ["</a>"]}, "stop"),
     ],
 )
-def test_sampling_parameters_that_are_not_implemented_are_refused(
-    word_model: str, params: dict[str, Any], message: str
-) -> None:
+def test_what_sampling_does_not_implement_is_refused(word_model: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         asyncio.run(server_of(word_model).generate([5], params, request_id="a"))
 

@@ -54,9 +54,7 @@ def test_every_loss_trains_as_after_a_pass(engines: dict[str, Any], stock: Any, 
 
 
 @pytest.mark.parametrize("mode, remove_padding", (("tree", False), ("auto", True), ("flat", False)))
-def test_an_entropy_that_no_loss_reads_is_that_of_the_pass(
-    model_path: Path, stock: Any, mode: str, remove_padding: bool
-) -> None:
+def test_unread_entropies_are_those_of_the_pass(model_path: Path, stock: Any, mode: str, remove_padding: bool) -> None:
     # `auto` runs rows that share nothing without a tree, beside a tree; temperatures differ row by row.
     alone = [row(tokens(20 + at, 65), prompt=1, uid=f"alone {at}", temperature=0.8) for at in range(3)]
     rows = [*SHAPES["temperatures_differ"], *alone]
@@ -99,9 +97,7 @@ def forwards_per_backward(engine: Any, loss: Any, data: Any = None) -> float:
 
 @pytest.mark.parametrize("is_reused", (False, True))
 @pytest.mark.parametrize("loss_mode", ("vanilla", "gspo", "clip_cov"))
-def test_partitions_preview_log_probs_only_where_a_loss_couples_tokens(
-    engines: dict[str, Any], loss_mode: str, is_reused: bool
-) -> None:
+def test_partitions_preview_only_for_coupled_tokens(engines: dict[str, Any], loss_mode: str, is_reused: bool) -> None:
     tree = engines["partitioned"]
     tree.forget()
     data = (without_pass if is_reused else ppo_batch)(SHAPES["branches"], **FLAGS)

@@ -12,7 +12,6 @@ from engine_harness import build_engine, gradients, ppo_batch, save_model, tiny_
 from equivalence import assert_equal_gradients, run
 from hostile_rows import SHAPES, row
 from local_trainer import LocalQueue, build_worker, local_queue, make_trainer, put_rows
-from omegaconf import OmegaConf
 from rank_processes import run_ranks
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -39,13 +38,12 @@ TREE = TreeConfig(mode="tree", max_tokens=40, self_check=False)
 
 def prepared(queue: LocalQueue, *, ranks: int, weighting: str = "verl") -> dict[str, Any]:
     """What the trainer sends to the workers of a step: rows in order, their columns and the flags of both roles."""
-    trainer = make_trainer(ranks=ranks, critic=True)
     critic = {"ppo_mini_batch_size": 3, "ppo_epochs": 1, "data_loader_seed": 1, "shuffle": False}
     actor = {**critic, "calculate_entropy": True, "entropy_coeff": 0.01}
     actor |= {"fsdp_config": {"tree": {"path_weighting": weighting}}}
     rollout = {"temperature": 0.9, "calculate_log_probs": False}
     roles = {"actor_rollout_ref": {"actor": actor, "rollout": rollout}, "critic": critic}
-    trainer.config = OmegaConf.merge(trainer.config, roles)
+    trainer = make_trainer(ranks=ranks, critic=True, config=roles)
     batch = put_rows(queue, BRANCHES)
     for number, key in enumerate(sorted(batch.keys)):
         queue.rows[key]["extra_fields"]["row_weight"] = 0.25 + 0.5 * (number % 4)
@@ -141,21 +139,17 @@ def stock(root: Path) -> dict[str, Any]:
     return {role: build_engine(root / role, tree=None, value=role == "critic") for role in ("actor", "critic")}
 
 
-@pytest.mark.parametrize("role, loss_mode, agg_mode", CASES)
-def test_a_step_on_two_ranks_is_stocks_on_the_same_rows(
-    two_ranks: Any, stock: dict[str, Any], role: str, loss_mode: str, agg_mode: str
-) -> None:
-    sent, found = two_ranks
-    sizes = set()
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_on_two_ranks_is_stocks(two_ranks: Any, stock: dict[str, Any], case: tuple[str, str, str]) -> None:
+    (sent, found), role, sizes = two_ranks, case[0], set()
     for step in range(2):
         keys = step_of(sent, step, ranks=2)
         sizes.add(len(keys))
         flags = {**sent["flags"][role], "global_batch_size": len(keys), "calculate_entropy": role == "actor"}
-        expected = run(stock[role], columns(sent["rows"], keys, **flags), loss_of(role, loss_mode, agg_mode))
-        assert_equal_gradients(expected["gradients"], found[0][role, loss_mode, agg_mode][0][step])
-        reported = found[0][role, loss_mode, agg_mode][1], found[1][role, loss_mode, agg_mode][1]
+        expected = run(stock[role], columns(sent["rows"], keys, **flags), loss_of(*case))
+        assert_equal_gradients(expected["gradients"], found[0][case][0][step])
         for name in [name for name in expected["metrics"] if name.endswith("loss")]:
-            mean = np.mean([float(np.sum(_number(metrics[name][step]))) for metrics in reported])
+            mean = np.mean([float(np.sum(_number(of_rank[case][1][name][step]))) for of_rank in found])
             assert mean == pytest.approx(float(_number(expected["metrics"][name])), rel=1e-4), name
     assert len(sizes) == 2, "steps of equally many rows would hide a fixed divisor"
 
@@ -187,7 +181,7 @@ def test_path_weights_of_a_step_make_a_weighted_average(
             total += float(weights[mask.bool()].mean()) if mask.any() else float(weights.max())
             # A loss is linear in what multiplies its tokens, one at a time.
             for weight in weights[mask.bool()].unique().tolist():
-                part = gradient_of_tokens(stock["actor"], sent, key, of_sums, mask.bool() & (weights == weight))
+                part = gradient_of(stock["actor"], sent, key, of_sums, mask.bool() & (weights == weight))
                 for name, gradient in part.items():
                     expected[name] = expected.get(name, 0) + weight / scale * gradient
         assert_equal_gradients({name: value / total for name, value in expected.items()}, found[step])
@@ -199,16 +193,14 @@ def test_path_weights_of_a_step_make_a_weighted_average(
             assert got == pytest.approx(float(_number(plain["metrics"][name])), rel=1e-4, abs=1e-6)
 
 
-def gradient_of_tokens(
-    engine: Any, sent: dict[str, Any], key: str, loss: Any, picked_T: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def gradient_of(stock: Any, sent: dict[str, Any], key: str, loss: Any, mask_T: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gradients of one row alone as the only sequence, of some of its trained tokens; its length stays the row's."""
     row = dict(sent["rows"][key])
     trained = int(row["response_mask"].sum())
-    row["response_mask"] = row["response_mask"] * picked_T
+    row["response_mask"] = row["response_mask"] * mask_T
     is_mean = loss.keywords["config"].loss_agg_mode == "seq-mean-token-mean"
-    flags = {**sent["flags"]["actor"], "global_batch_size": trained / int(picked_T.sum()) if is_mean else 1}
-    return run(engine, columns({key: row}, [key], **flags), loss)["gradients"]
+    flags = {**sent["flags"]["actor"], "global_batch_size": trained / int(mask_T.sum()) if is_mean else 1}
+    return run(stock, columns({key: row}, [key], **flags), loss)["gradients"]
 
 
 @pytest.mark.parametrize("options", ({"max_tokens": 13}, {"path_weighting": "sep_avg"}))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from engine_harness import LORA
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
-from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -37,9 +36,7 @@ def log_probs(*, share: float, effect: float, noise: float, tokens: int = 20_000
         *((share, 1e-4, 1e-2, None) for share in (1.0, 0.0)),
     ],
 )
-def test_log_probs_tell_what_the_rollout_has_of_an_adapter(
-    share: float, effect: float, noise: float, has_arrived: bool | None
-) -> None:
+def test_log_probs_tell_what_has_arrived(share: float, effect: float, noise: float, has_arrived: bool | None) -> None:
     found = Effect.of(*log_probs(share=share, effect=effect, noise=noise))
     assert found is not None and found.has_arrived is has_arrived
     if noise < 0.1 * effect:
@@ -98,9 +95,7 @@ def test_separate_rollouts_take_merged_adapters_only() -> None:
 def test_a_step_ends_the_run_exactly_if_rollouts_lack_the_adapter(
     queue: LocalQueue, model_path: Path, capsys: pytest.CaptureFixture[str], old: str, has_kl: bool, arrives: bool
 ) -> None:
-    trainer = make_trainer(ranks=1)
-    correction = BYPASS if old == "rollout" else None
-    trainer.config = OmegaConf.merge(trainer.config, trainer_config("token-mean", correction))
+    trainer = make_trainer(ranks=1, config=trainer_config("token-mean", BYPASS if old == "rollout" else None))
     trainer._reuse = LogProbReuse(setting="auto", conflict=None if old == "update" else "asked for")
     trainer._adapter_check = AdapterCheck(is_open=True, is_loaded=False)
     trainer.use_reference_policy, trainer.ref_in_actor = has_kl, True

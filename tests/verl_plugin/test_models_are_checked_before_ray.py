@@ -17,12 +17,7 @@ from transformers import AutoConfig
 from wrapped_models import WRAPPED, wrapped_config
 
 from tree_rl.models.fused_layers import has_liger
-from tree_rl.verl_plugin.launch.model_check import (
-    load_before_images,
-    refuse_model_of_job,
-    refuse_rows_with_images,
-    why_no_images,
-)
+from tree_rl.verl_plugin.launch import model_check
 from tree_rl.verl_plugin.refusals.refusal import Of, UnsupportedFeatureError
 from tree_rl.verl_plugin.refusals.table import refuse_if_unsupported
 
@@ -40,6 +35,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mamba", {}, {}, r"^actor_rollout_ref\.model\.path=.*state is not followed"),
     ("qwen3", DYNAMIC, {}, r"^actor_rollout_ref\.model\.path=.*rope_type=dynamic"),
     ("qwen3_next", {}, {"engine": {"tree": {"mode": "flat"}}}, r"tree\.mode=flat packs rows"),
+    ("qwen3_next", {}, {"rollout": "hf"}, r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"),
     ("qwen3", {}, SHARED, r"fsdp_config\.ulysses_sequence_parallel_size=8 does not divide num_attention_heads=4"),
     ("qwen3", {}, {"engine": REPLAY}, r"no experts .*router_replay\.mode"),
     ("qwen3", {}, BALANCED, r"no experts .*unset tree\.router_aux_loss_coef"),
@@ -73,22 +69,17 @@ def saved(folder: Path, family: str, **settings: Any) -> str:
 
 
 def check(
-    path: str,
-    engine: dict[str, Any] | None = None,
-    *,
-    rollout: str | None = "vllm",
-    is_value: bool = False,
-    **model: Any,
+    path: str, engine: dict[str, Any] | None = None, *, rollout: str | None = "vllm", value: bool = False, **model: Any
 ) -> None:
     engines, node = {ENGINE: OmegaConf.create(engine or {})}, OmegaConf.create({"path": path, **model})
-    refuse_model_of_job(node, key=KEY, engines=engines, is_value=is_value, rollout=rollout)
+    model_check.refuse_model_of_job(node, key=KEY, engines=engines, is_value=value, rollout=rollout)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trained_families_pass(tmp_path: Path, family: str) -> None:
     path = saved(tmp_path, family)
     check(path)
-    check(path, is_value=True, rollout=None)
+    check(path, value=True, rollout=None)
 
 
 @pytest.mark.parametrize(("family", "settings", "asked", "reason"), REFUSED)
@@ -143,11 +134,6 @@ def test_what_this_machine_does_not_have_is_left_to_the_workers(tmp_path: Path) 
     check(str(tmp_path))
 
 
-def test_the_embedded_rollout_refuses_layers_with_a_state(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.name=hf .*set actor_rollout_ref\.rollout\.name=vllm"):
-        check(saved(tmp_path, "qwen3_next"), rollout="hf")
-
-
 def test_the_named_remedy_is_one(tmp_path: Path) -> None:
     path = saved(tmp_path, "gemma3", attention_dropout=0.1)
     check(path, override_config={"text_config": {"attention_dropout": 0.0}})
@@ -166,7 +152,7 @@ def test_the_named_remedy_is_one(tmp_path: Path) -> None:
 def test_vllm_reads_weights_before_images(tmp_path: Path, family: str, rollout: str, given: str, becomes: str) -> None:
     model, options = {"path": saved(tmp_path, family)}, {"name": rollout, "load_format": given}
     config = OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})
-    note = load_before_images(config)
+    note = model_check.load_before_images(config)
     assert config.actor_rollout_ref.rollout.load_format == becomes and (note is None) == (given == becomes)
 
 
@@ -189,11 +175,11 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
     said = rf"^data\.train_files=.*rows\.parquet: row 2 has {column}; "
     for reason in ({}, {"why": "a part reads none"}, *([{"why": None}] if column == "videos" else [])):
         with pytest.raises(ValueError, match=said + (reason.get("why") or "trees run rows of text: drop")):
-            refuse_rows_with_images(data, **reason)
+            model_check.refuse_rows_with_images(data, **reason)
     if column != "videos":
-        refuse_rows_with_images(data, why=None)
+        model_check.refuse_rows_with_images(data, why=None)
     pq.write_table(pa.table({"prompt": ["a", "b"], column: [[], None]}, schema=pq.read_schema(file)), file)
-    refuse_rows_with_images(data)
+    model_check.refuse_rows_with_images(data)
 
 
 @pytest.mark.parametrize(
@@ -205,9 +191,7 @@ def test_files_with_images_are_refused_by_row(tmp_path: Path, column: str) -> No
         ("qwen3_vl", "vllm", "tree_gateway_agent", "agents of tree_gateway_agent get a sample's text alone"),
     ),
 )
-def test_parts_that_read_no_images_are_named(
-    tmp_path: Path, family: str, rollout: str, loop: str, why: str | None
-) -> None:
+def test_parts_without_images_are_named(tmp_path: Path, family: str, rollout: str, loop: str, why: str | None) -> None:
     options = {"name": rollout, "agent": {"default_agent_loop": loop}}
-    model = {"path": saved(tmp_path, family)}
-    assert why_no_images(OmegaConf.create({"actor_rollout_ref": {"model": model, "rollout": options}})) == why
+    roles = {"model": {"path": saved(tmp_path, family)}, "rollout": options}
+    assert model_check.why_no_images(OmegaConf.create({"actor_rollout_ref": roles})) == why

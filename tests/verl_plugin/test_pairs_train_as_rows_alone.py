@@ -73,9 +73,7 @@ def expected(model_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "budget"), BUDGET.items())
-def test_a_tree_of_pairs_is_its_pairs(
-    model_path: Path, expected: dict[str, Any], name: str, budget: int | None
-) -> None:
+def test_a_tree_is_its_pairs(model_path: Path, expected: dict[str, Any], name: str, budget: int | None) -> None:
     # With `auto` some groups would run without a tree, packed row by row.
     engine = build_engine(model_path, tree=TreeConfig(mode="auto", max_tokens=budget))
     got = run(engine, pair_batch(list(range(len(PAIRS)))), LOSSES[name])

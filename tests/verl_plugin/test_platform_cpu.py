@@ -19,11 +19,8 @@ def run_python(code: str, **env: str) -> str:
 
 @pytest.mark.slow
 def test_another_choice_of_platform_is_respected() -> None:
-    out = run_python(
-        "import verl; from verl.plugin.platform import get_platform; print(type(get_platform()).__name__)",
-        VERL_PLATFORM="nvidia",
-    )
-    assert out.split()[-1] == "PlatformCUDA"
+    code = "import verl; from verl.plugin.platform import get_platform; print(type(get_platform()).__name__)"
+    assert run_python(code, VERL_PLATFORM="nvidia").split()[-1] == "PlatformCUDA"
 
 
 def test_a_cuda_build_without_a_device_is_left_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:

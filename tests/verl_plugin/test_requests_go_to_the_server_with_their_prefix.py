@@ -46,9 +46,7 @@ def servers(word_model: str) -> list[HFServer]:
 
 
 @pytest.mark.parametrize("client_class", [LLMServerClient, FullyAsyncLLMServerClient])
-def test_a_prompt_is_computed_once_by_all_servers_and_a_session_never_again(
-    servers: list[HFServer], client_class: type[LLMServerClient]
-) -> None:
+def test_servers_compute_no_prefix_twice(servers: list[HFServer], client_class: type[LLMServerClient]) -> None:
     async def play() -> list[int]:
         for server in servers:
             await server.clear_kv_cache()

@@ -52,9 +52,7 @@ def test_it_can_be_switched_off(model_path: Path) -> None:
         ("branches", TreeConfig(mode="tree", self_check=True)),
     ),
 )
-def test_a_model_that_mixes_siblings_is_stopped_whatever_the_first_rows_are(
-    model_path: Path, name: str, tree: TreeConfig
-) -> None:
+def test_a_model_that_mixes_siblings_is_stopped_on_any_rows(model_path: Path, name: str, tree: TreeConfig) -> None:
     """Rows that share nothing stand beside a made-up sibling."""
     with pytest.raises(TreeMismatchError, match="self-check: log_probs"):
         run(leaky_engine(model_path, tree=tree), ppo_batch(SHAPES[name], calculate_entropy=True), LOSS)

@@ -64,9 +64,7 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", [None, "disabled"])
-@pytest.mark.parametrize(
-    ("sandbox", "key"), [(NETWORK, "limits.network=true"), ({"backend": "docker"}, "backend=docker")]
-)
+@pytest.mark.parametrize("sandbox, key", [(NETWORK, "limits.network=true"), ({"backend": "docker"}, "backend=docker")])
 def test_a_network_without_the_token_is_refused_before_ray_starts(
     mode: str | None, sandbox: dict[str, object], key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -69,9 +69,7 @@ def test_rows_that_verls_sampler_deals_and_a_process_reads_ahead_go_on(toy: Path
     assert same(rest, after(STEPS_OF_EPOCH, taken))
 
 
-def test_a_run_that_is_done_trains_nothing_more(
-    toy: Path, whole: tuple[Path, Taken], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_done_run_trains_no_more(toy: Path, whole: tuple[Path, Taken], capfd: pytest.CaptureFixture[str]) -> None:
     root, taken = whole
     for step in (STEPS_OF_EPOCH, STEPS_OF_EPOCH + 1):
         assert resume(toy, root, step, BY_CONVERSATION, f"trainer.total_training_steps={step}") == {}
@@ -79,6 +77,5 @@ def test_a_run_that_is_done_trains_nothing_more(
     longer = resume(toy, root, 2 * STEPS_OF_EPOCH, BY_CONVERSATION, "trainer.total_epochs=3")
     assert sorted(longer) == [7, 8, 9]
     # An epoch has every row once.
-    assert sorted(row for rows, _ in longer.values() for row in rows) == sorted(
-        row for step in (1, 2, 3) for row in taken[step][0]
-    )
+    epoch = sorted(row for step in (1, 2, 3) for row in taken[step][0])
+    assert sorted(row for rows, _ in longer.values() for row in rows) == epoch

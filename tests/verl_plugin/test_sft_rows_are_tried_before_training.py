@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
-import pyarrow
-import pyarrow.parquet
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sft_harness
 import torch
@@ -67,10 +68,7 @@ class ReachedEngineError(Exception):
 
 @pytest.fixture(autouse=True)
 def no_engine(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reached(self: TreeSFTTrainer) -> None:
-        raise ReachedEngineError
-
-    monkeypatch.setattr(TreeSFTTrainer, "_build_engine", reached)
+    monkeypatch.setattr(TreeSFTTrainer, "_build_engine", Mock(side_effect=ReachedEngineError))
 
 
 def begin(toy: Path, template: str, *overrides: str) -> None:
@@ -180,9 +178,7 @@ def test_rows_longer_than_the_models_positions_are_named_where_trees_run_them(to
             begin(toy, *messages, stock)
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ raise_exception('no chat') }}", "{% for message in messages %}", "{{ a.b.c }}"]
-)
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for message in messages %}", "{{ a.b.c }}"])
 def test_a_template_of_which_verl_builds_no_data_set_is_told(template: str, toy: Path, tmp_path: Path) -> None:
     good = write(tmp_path / "good.parquet", GOOD)
     with pytest.raises(InputError, match=r"chat template .* that fails: \w+Error: .*model\.custom_chat_template"):
@@ -275,13 +271,10 @@ def test_large_slices_of_any_integer_type_are_read_exactly(tmp_path: Path) -> No
     draw = np.random.default_rng(0)
     ids = [draw.integers(0, 100, draw.integers(1, 9)).tolist() for _ in range(200)]
     masks = [[0, *[1] * (len(row) - 1)] for row in ids]
-    for kind in (pyarrow.int8(), pyarrow.int32(), pyarrow.uint16(), pyarrow.uint64()):
-        for of in (pyarrow.list_, pyarrow.large_list):
-            columns = {
-                "input_ids": pyarrow.array(ids, of(kind)),
-                "loss_mask": pyarrow.array(masks, of(pyarrow.int64())),
-            }
-            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet", row_group_size=7)
+    for kind in (pa.int8(), pa.int32(), pa.uint16(), pa.uint64()):
+        for of in (pa.list_, pa.large_list):
+            columns = {"input_ids": pa.array(ids, of(kind)), "loss_mask": pa.array(masks, of(pa.int64()))}
+            pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=7)
             read = TokenRowsDataset(str(tmp_path / "rows.parquet"), None, {}, max_samples=150)
             for name, expected in (("input_ids", ids), ("loss_mask", masks)):
                 assert [read[row][name].tolist() for row in range(len(read))] == expected[:150]

@@ -12,13 +12,7 @@ from omegaconf import OmegaConf
 from tree_rl.credit import ESTIMATORS, CreditTree
 from tree_rl.verl_plugin.options import PATH_WEIGHT_COLUMNS
 from tree_rl.verl_plugin.path_weights import custom_weights, custom_weights_name
-from tree_rl.verl_plugin.trainer import queue_rows
-from tree_rl.verl_plugin.trainer.step_metrics import (
-    explained_layout,
-    put_tree_metrics_last,
-    staleness_metrics,
-    totals_of_updates,
-)
+from tree_rl.verl_plugin.trainer import queue_rows, step_metrics
 
 
 def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> None:
@@ -52,13 +46,13 @@ def test_groups_keep_one_mini_batch_and_steps_do_not_grow(queue: LocalQueue) -> 
 def test_lags_count_from_the_oldest_and_newest_version_of_rows_that_have_one() -> None:
     spans = [(3, 3), (1, 3), (2, 2), (4, 4), (None, None)]
     tags = [{"min_global_steps": low, "max_global_steps": high} for low, high in spans]
-    figures = staleness_metrics(tags, np.array([0, 0, 1, 2, 2]), trainer_version=4)
+    figures = step_metrics.staleness_metrics(tags, np.array([0, 0, 1, 2, 2]), trainer_version=4)
     assert figures["tree/staleness/oldest/mean"] == (1 + 3 + 2 + 0) / 4
     assert figures["tree/staleness/newest/mean"] == (1 + 1 + 2 + 0) / 4
     assert (figures["tree/staleness/oldest/max"], figures["tree/staleness/newest/max"]) == (3, 2)
     # Group 0 has rows of several versions, one of which was continued.
     assert (figures["tree/mixed_version_rows"], figures["tree/mixed_version_trees"]) == (1 / 4, 1 / 3)
-    assert staleness_metrics([{}, tags[-1]], np.array([0, 0]), trainer_version=4) == {}
+    assert step_metrics.staleness_metrics([{}, tags[-1]], np.array([0, 0]), trainer_version=4) == {}
 
 
 def test_ranks_that_share_tokens_are_one_and_a_reference_policy_of_others_gets_equal_shares(queue: LocalQueue) -> None:
@@ -81,10 +75,8 @@ def advantages(trainer: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def weighing_trainer(weighting: str, *, ranks: int = 2, **options: Any) -> Any:
-    trainer = make_trainer(ranks=ranks)
     engine = {"fsdp_config": {"tree": {"path_weighting": weighting, **options}}, "ppo_mini_batch_size": 8}
-    trainer.config = OmegaConf.merge(trainer.config, {"actor_rollout_ref": {"actor": engine}})
-    return trainer
+    return make_trainer(ranks=ranks, config={"actor_rollout_ref": {"actor": engine}})
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "gdpo"])
@@ -238,35 +230,32 @@ def test_one_line_explains_a_step() -> None:
     metrics = {"tree/split_groups": 3.0, "tree/repeated_tokens": 1200.0, "tree/imbalance": 1.04}
     metrics["tree/imbalance_bound"] = 1.02
     update = {"tree/realised_saving": 0.9, "tree/partitions": 6.0, "tree/micro_batches": 4.0, "tree/cost_error": 0.031}
-    assert explained_layout(metrics | update, ranks=16, sharing=2) == (
+    assert step_metrics.explained_layout(metrics | update, ranks=16, sharing=2) == (
         "layout: 16 ranks of 2 GPUs that share tokens: trees, 90% of the tokens saved; 3 groups split, 1,200 tokens "
         "computed again; slowest rank 1.04 times the mean, 1.02 at best; 6 forwards for 4 micro-batches; predicted "
         "time off by 3.1%"
     )
-    one = explained_layout(metrics | update | {"tree/partitions": 1.0, "tree/micro_batches": 1.0}, ranks=1, sharing=1)
-    assert "; 1 forward for 1 micro-batch; " in one
+    one = {"tree/partitions": 1.0, "tree/micro_batches": 1.0}
+    said = step_metrics.explained_layout(metrics | update | one, ranks=1, sharing=1)
+    assert "; 1 forward for 1 micro-batch; " in said
     whole = {**metrics, "tree/split_groups": 0.0, "tree/realised_saving": 0.0}
-    assert explained_layout(whole, ranks=1, sharing=1) == (
-        "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
-    )
+    said = "layout: 1 rank: rows; whole groups; slowest rank 1.04 times the mean, 1.02 at best"
+    assert step_metrics.explained_layout(whole, ranks=1, sharing=1) == said
 
 
 def test_a_step_of_several_updates_reports_their_totals() -> None:
     names = ("sessions", "unique_tokens", "flat_tokens", "por", "token_bound", "depth")
     names = [f"tree/{name}" for name in (*names, "paths_per_session/mean", "session_score/mean")]
     updates = [
-        dict(zip(names, (sessions, unique, flat, 1 - unique / flat, flat / unique, *others), strict=True))
-        for sessions, unique, flat, *others in (
-            (8.0, 300.0, 600.0, 9.0, 1.0, 1.0),
-            (24.0, 500.0, 5000.0, 7.0, 3.0, 0.0),
-        )
+        dict(zip(names, (count, unique, flat, 1 - unique / flat, flat / unique, *others), strict=True))
+        for count, unique, flat, *others in ((8.0, 300.0, 600.0, 9.0, 1.0, 1.0), (24.0, 500.0, 5000.0, 7.0, 3.0, 0.0))
     ]
     totals = (32.0, 800.0, 5600.0, pytest.approx(1 - 800 / 5600), 7.0, 9.0, 2.5, 0.25)
     expected = dict(zip(names, totals, strict=True)) | {"tree/reward_per_1000_trained_tokens": 10.0}
-    assert totals_of_updates(updates) == expected
+    assert step_metrics.totals_of_updates(updates) == expected
 
 
 def test_tree_metrics_stand_behind_verls() -> None:
     metrics = {"tree/por": 0.5, "actor/loss": 0.1, "tree/depth": 9.0, "timing_s/step": 2.0}
-    put_tree_metrics_last(metrics)
+    step_metrics.put_tree_metrics_last(metrics)
     assert list(metrics) == ["actor/loss", "timing_s/step", "tree/por", "tree/depth"]

@@ -9,7 +9,6 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
-from omegaconf import OmegaConf
 from toy_qwen import under
 from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -72,9 +71,7 @@ def test_the_log_says_each_source_once(caplog: pytest.LogCaptureFixture) -> None
     assert "the update's forward" in said[0] and "the update takes 2 optimizer steps" in said[1]
 
 
-def test_separate_rollouts_reuse_at_the_trigger_step_and_put_its_weights_aside(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_separate_rollouts_reuse_and_put_weights_aside(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"separate_async\.parameter_sync_step=2"):
         choice(True, mode="tree_separate_async")
     each_synchronised = ["trainer.v1.separate_async.parameter_sync_step=1", "data.train_batch_size=4"]
@@ -105,8 +102,7 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
 ) -> None:
     runs = []
     for setting in (False, "auto"):
-        trainer = make_trainer(ranks=1)
-        trainer.config = OmegaConf.merge(trainer.config, trainer_config(loss_agg_mode, correction))
+        trainer = make_trainer(ranks=1, config=trainer_config(loss_agg_mode, correction))
         trainer._reuse = LogProbReuse(setting=setting, conflict=None if setting else "false")
         queue.rows.clear()
         torch.manual_seed(0)

@@ -48,13 +48,11 @@ def test_options_without_effect_leave_the_gradients_of_rows_alone(model_path: Pa
     assert_trains_as(expected, engine, ROWS, loss_of())
 
 
-@pytest.mark.parametrize("rows_per_micro_batch, forwards", ((1, 4), (4, 1)))
-def test_rows_of_a_micro_batch_bound_a_forward(
-    tree_engine: Any, stock: Any, rows_per_micro_batch: int, forwards: int
-) -> None:
+@pytest.mark.parametrize("num_rows, forwards", ((1, 4), (4, 1)))
+def test_rows_of_a_micro_batch_bound_a_forward(tree_engine: Any, stock: Any, num_rows: int, forwards: int) -> None:
     # Rows of 16 tokens, two groups of 20 unique tokens: 16 and 64 tokens a forward.
     rows = SHAPES["two_groups"]
-    flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows_per_micro_batch}
+    flags = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": num_rows}
     got = assert_trains_as(alone(stock, rows, loss_of()), tree_engine, rows, loss_of(), **flags)
     with tree_engine.eval_mode(disable_auto_offload=True):
         inferred = tree_engine.infer_batch(ppo_batch(rows, **FLAGS, **flags))

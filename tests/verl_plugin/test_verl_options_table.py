@@ -11,15 +11,7 @@ from local_trainer import stock_config
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.config import CheckpointConfig
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.config import (
-    FSDPActorConfig,
-    FSDPCriticConfig,
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-    MtpConfig,
-    PolicyLossConfig,
-)
+from verl.workers import config as workers
 from verl.workers.config.engine import EngineRouterReplayConfig, QATEngineConfig
 
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
@@ -30,22 +22,18 @@ PAGE = TESTS.parent / "docs" / "verl_options.md"
 TESTED, NO_EFFECT, REFUSED = RESULTS = ("tested", "no effect", "refused")
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 SECTIONS: dict[str, type | None] = {
-    "actor_rollout_ref.model": HFModelConfig,
-    f"{ACTOR}.fsdp_config": FSDPEngineConfig,
-    ACTOR: FSDPActorConfig,
+    "actor_rollout_ref.model": workers.HFModelConfig,
+    f"{ACTOR}.fsdp_config": workers.FSDPEngineConfig,
+    ACTOR: workers.FSDPActorConfig,
     # A reference policy has the actor's class; verl reads what its YAML lists.
     REF: None,
-    "critic": FSDPCriticConfig,
-    f"{ACTOR}.optim": FSDPOptimizerConfig,
+    "critic": workers.FSDPCriticConfig,
+    f"{ACTOR}.optim": workers.FSDPOptimizerConfig,
     f"{ACTOR}.checkpoint": CheckpointConfig,
 }
 """First name in a section's heading, which is a node of verl's config -> the dataclass that the node becomes."""
-NESTED = {
-    "mtp": MtpConfig,
-    "qat": QATEngineConfig,
-    "router_replay": EngineRouterReplayConfig,
-    "policy_loss": PolicyLossConfig,
-}
+NESTED = {"mtp": workers.MtpConfig, "policy_loss": workers.PolicyLossConfig}
+NESTED |= {"qat": QATEngineConfig, "router_replay": EngineRouterReplayConfig}
 """Options that stand for several, which have lines of their own."""
 OF_OTHER_SECTIONS = {"_target_", "optim", "checkpoint", "fsdp_config", "fsdp", "model"}
 

@@ -107,9 +107,7 @@ def synchronise(trainers: list[GlooCheckpointEngine], rollouts: list[GlooCheckpo
 
 
 @pytest.mark.parametrize("bucket_size", [1, 600])
-def test_every_rollout_worker_receives_what_the_trainer_holds(
-    bucket_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_rollout_worker_receives_what_trainers_hold(bucket_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     build = CheckpointEngineRegistry.get(BACKEND)
     trainers = [build(bucket_size=bucket_size, is_master=rank == 0) for rank in range(2)]

@@ -15,18 +15,16 @@ from omegaconf import OmegaConf
 
 from tree_rl.rollout.agents.agents_by_name import IN_ENVIRONMENT
 from tree_rl.verl_plugin.compat import constants_ppo
-from tree_rl.verl_plugin.launch import command_line
+from tree_rl.verl_plugin.launch import command_line, train
 from tree_rl.verl_plugin.launch.command_line import read_job
 from tree_rl.verl_plugin.launch.session_agent import GATEWAY_AGENT as AGENT
 from tree_rl.verl_plugin.launch.session_agent import TREE_AGENT, refuse_unknown_agent
 from tree_rl.verl_plugin.launch.short_forms import CommandLineError
-from tree_rl.verl_plugin.launch.train import ENGINE_CONFIG, PROGRAM
-from tree_rl.verl_plugin.launch.train import checked as checked_job
 from tree_rl.verl_plugin.refusals import this_machine
 
 pytestmark = pytest.mark.usefixtures("job_of_its_own")
-ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.actor.fsdp_config"
-REF, MODEL, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{role}" for role in ("actor", "model", "rollout"))
+ENGINE = f"{ACTOR}.fsdp_config"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
 CORRECTION, LOG_PROBS = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
@@ -147,7 +145,7 @@ def test_a_stock_config_runs_on_fsdp2_and_says_so(good: list[str], recwarn: pyte
     assert not [one for one in recwarn if "critic" in str(one.message)], "verl itself warns of it later"
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
     for engine in (config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.ref.fsdp_config):
-        assert (engine.tree.max_tokens, engine._target_) == (4096, ENGINE_CONFIG)
+        assert (engine.tree.max_tokens, engine._target_) == (4096, train.ENGINE_CONFIG)
     assert config.actor_rollout_ref.rollout.name == "hf" and config.trainer.device == "cpu"
     for fact in ("fsdp2 in place of verl's default fsdp", "tree_language_model", "tree_sync", "max_tokens 4096"):
         assert fact in banner
@@ -175,9 +173,9 @@ def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
 
 @pytest.mark.parametrize("stock", ([], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"]))
 def test_a_job_without_trees_is_left_to_verl(stock: list[str]) -> None:
-    config, given = read_job(stock, PROGRAM)
+    config, given = read_job(stock, train.PROGRAM)
     before = copy.deepcopy(config)
-    assert checked_job(config, given) == "" and config == before
+    assert train.checked(config, given) == "" and config == before
 
 
 def test_a_stock_job_on_a_cpu_stays_a_stock_job(good: list[str]) -> None:
@@ -193,15 +191,13 @@ def test_the_composed_config_is_hydras(good: list[str]) -> None:
     values = [f"{ACTOR}.optim.lr=1e-6", f"+{ACTOR}.of_mine={{a:[1,2],b:${{data.seed}}}}", "data.seed=7"]
     values += [f"++{MODEL}.override_config.x=null", "data.train_files=[a,b]", "trainer.project_name='a b'"]
     values.append("~critic.optim")
-    others = [argument for argument in good if "data.train_files" not in argument]
-    found, _ = read_job([*others, *values], PROGRAM)
-    with command_line.initialize_config_dir(str(PROGRAM.folder / "config"), version_base=None):
-        assert found == compose(PROGRAM.config_name, PROGRAM.expand([*others, *values], PROGRAM.config_name))
+    given = [*(one for one in good if "data.train_files" not in one), *values]
+    found, _ = read_job(given, train.PROGRAM)
+    with command_line.initialize_config_dir(str(train.PROGRAM.folder / "config"), version_base=None):
+        assert found == compose(train.PROGRAM.config_name, train.PROGRAM.expand(given, train.PROGRAM.config_name))
 
 
-def test_an_environment_where_ray_starts_no_worker_is_one_line(
-    good: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_where_ray_starts_no_worker_is_told(good: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray starts workers by a shell to which it does not quote the path of Python: the job would wait and fail."""
     checked(*good)
     monkeypatch.setattr(sys, "executable", "/srv/my code/.venv/bin/python")
@@ -235,10 +231,10 @@ def test_verls_own_driver_is_checked_before_ray(good: list[str], tmp_path: Path)
 
 
 def test_a_short_form_that_hydra_took_is_refused(good: list[str]) -> None:
-    config, _ = read_job(good, PROGRAM)
+    config, _ = read_job(good, train.PROGRAM)
     OmegaConf.update(config, "tree.max_tokens", 64, force_add=True)
     with pytest.raises(ValueError, match=rf"^tree\.max_tokens: .*write it as \+\+{ENGINE}\.tree\.max_tokens$"):
-        checked_job(config, ["+tree.max_tokens=64"])
+        train.checked(config, ["+tree.max_tokens=64"])
 
 
 def test_a_printed_remedy_with_an_interpolation_can_be_pasted(good: list[str]) -> None:
@@ -288,9 +284,7 @@ def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) ->
 
 
 @pytest.mark.parametrize("key", [AGENT, TREE_AGENT])
-def test_without_bubblewrap_nothing_starts_unless_sessions_are_called_unconfined(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_only_unconfined_sessions_start(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tree_rl.rollout.sandbox.sandbox.why_no_bubblewrap", lambda: "not found")
     refused = sessions_of({}) if key == AGENT else OmegaConf.create({"trainer": {"nnodes": 1}})
     OmegaConf.update(refused, key, {}, force_add=True, merge=True)

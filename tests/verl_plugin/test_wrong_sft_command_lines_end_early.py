@@ -39,7 +39,7 @@ WRONG: list[tuple[str, ...]] = [
     ("optim.lr_scheduler_type=linear", "constant, cosine"),
     ("optim.lr=[1", "optim.lr=[1:", "quote it"),
 ]
-WRONG_DPO: list[tuple[str, ...]] = [
+OF_DPO: list[tuple[str, ...]] = [
     ("dpo.beta=0", "expected a finite number above 0"),
     ("dpo.loss_type=hinge", "sigmoid, ipo"),
     ("dpo.label_smoothing=0.5", "expected a number from 0 to below 0.5"),
@@ -61,12 +61,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["machine=cpu", f"data.train_files={folder}/rows.parquet", f"model.path={folder}"]
 
 
-@pytest.mark.parametrize(
-    ("check", "case"), [*((checked, one) for one in WRONG), *((dpo.checked, one) for one in WRONG_DPO)]
-)
-def test_one_line_names_the_key(
-    check: Any, case: tuple[str, ...], good: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("check, case", [*((checked, one) for one in WRONG), *((dpo.checked, one) for one in OF_DPO)])
+def test_one_line_names_the_key(check: Any, case: tuple[str, ...], good: list[str], capsys: Any) -> None:
     wrong, *said = case
     with pytest.raises(SystemExit, match=r"^2$"):
         check([*good, *wrong.split()])
@@ -75,9 +71,7 @@ def test_one_line_names_the_key(
     assert_names(line.removesuffix("\n"), wrong.split(), *said)
 
 
-@pytest.mark.parametrize(
-    ("written", "is_refused"), [("_import_structure = {}", True), ("AutoModelForCausalLMWithValueHead", False)]
-)
+@pytest.mark.parametrize("written, is_refused", [("pass", True), ("AutoModelForCausalLMWithValueHead", False)])
 def test_a_trl_without_the_class_that_verl_imports_is_refused(
     written: str, is_refused: bool, good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -120,10 +120,8 @@ def ppo_overrides(model: str, data: str, reward: str, out: Path) -> list[str]:
     ]
 
 
-TREE_MANAGER = (
-    "+actor_rollout_ref.rollout.agent.agent_loop_manager_class="
-    "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
-)
+MANAGER = "tree_rl.verl_plugin.agent_loops.prompt_forests.TreeAgentLoopManager"
+TREE_MANAGER = f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class={MANAGER}"
 
 
 def gateway_overrides(folder: Path, model: str, agent: str) -> list[str]:

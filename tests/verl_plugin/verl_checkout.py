@@ -1,19 +1,142 @@
-"""What tree_rl assumes of verl, held against a checkout of verl that is only read: no import, no installation.
+"""What tree_rl calls, replaces and reads of verl, as tables that a test holds against the installed verl.
 
     python tests/verl_plugin/verl_checkout.py /path/to/verl     # the folder that holds the package verl
 
-It prints what is missing or changed there, one line each. verl's classes may inherit, and its modules may import, what
-we name; both are followed.
+This command holds them against a checkout of verl that is only read: no import, no installation. It prints what is
+missing or changed there, one line each. verl's classes may inherit, and its modules may import, what we name; both are
+followed.
 """
 
 import ast
+import inspect
 import sys
-from collections.abc import Iterable
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import Any
 
 from tree_rl.verl_plugin import compat
+from tree_rl.verl_plugin.agent_loops import prompt_forests, tree_router
+from tree_rl.verl_plugin.engine import engine
+from tree_rl.verl_plugin.sft import sft_trainer
+from tree_rl.verl_plugin.trainer import trainers, tree_trainer, workers
+
+CALLED = """
+EngineRegistry.register(model_type, backend, device, vendor)
+FSDPEngineWithLMHead.forward_step(micro_batch, loss_function, forward_only)
+FSDPEngineWithLMHead.get_data_parallel_group()
+FSDPEngineWithLMHead.get_data_parallel_rank()
+FSDPEngineWithLMHead.get_data_parallel_size()
+Metric.__init__(aggregation, value)
+Metric.aggregate()
+Metric.aggregate_dp(metric_lists)
+Metric.extend(values)
+PrecisionType.to_dtype(precision)
+KVBatchMeta.reorder(indexes)
+KVBatchMeta.select_keys(keys_to_select)
+TrainingWorker.set_loss_fn(loss_fn)
+AgentLoopWorkerTQ._run_agent_loop(sampling_params, trajectory, agent_name, trace, kwargs)
+append_to_dict(data, new_data, prefix)
+apply_greedy_sampling_params(params)
+apply_kl_penalty(data, kl_ctrl, kl_penalty)
+compute_advantage(data, adv_estimator, gamma, lam, num_repeat, norm_adv_by_std_in_grpo, config)
+PPOTrainer._add_batch_to_generate()
+compute_rollout_correction_and_add_to_batch(batch, rollout_corr_config)
+destroy_global_process_group()
+get_adv_estimator_fn(name_or_enum)
+get_device_id()
+get_device_name()
+get_init_weight_context_manager(use_meta_tensor, mesh)
+initialize_global_process_group(timeout_second)
+log_seqlen_unbalance(seqlen_list, partitions, prefix)
+masked_whiten(values, mask, shift_mean)
+need_critic(config)
+omega_conf_to_dataclass(config, dataclass_type)
+ppo_loss(config, model_output, data, dp_group)
+response_from_nested(tensor, response_mask)
+response_to_nested(tensor, response_mask)
+sft_loss(config, model_output, data, dp_group)
+upsample_batch_to_divisible_size(batch, batch_multiple, eos_token_id)
+value_loss(config, model_output, data, dp_group)
+constants_ppo.get_ppo_ray_runtime_env(config)
+tensordict_utils.assign_non_tensor(tensor_dict, kwargs)
+tensordict_utils.assign_non_tensor_stack(tensor_dict, key, val)
+tensordict_utils.get(tensordict, key, default)
+tensordict_utils.get_non_tensor_data(data, key, default)
+tensordict_utils.get_tensordict(tensor_dict, non_tensor_dict)
+tensordict_utils.index_select_tensor_dict(batch, indices)
+tensordict_utils.nested_tensor_from_tensor_list(tensors, ragged_idx)
+tensordict_utils.pop(tensordict, key, default)
+tensordict_utils.unwrap_non_tensor_data(data)
+torch_functional.entropy_from_logits(logits)
+transfer_queue.async_kv_batch_put(keys, partition_id, fields, tags, data_parser)
+transfer_queue.async_kv_put(key, partition_id, fields, tag, data_parser)
+transfer_queue.kv_batch_get(keys, partition_id, select_fields)
+transfer_queue.kv_clear(keys, partition_id)
+transfer_queue.kv_batch_put(keys, partition_id, fields, tags, data_parser)
+""".strip().splitlines()
+"""Functions and methods that we call, with all their parameters."""
+
+OVERRIDDEN: dict[type, tuple[str, str]] = {
+    engine.TreeFSDPEngineWithLMHead: (
+        "FSDPEngineWithLMHead",
+        """__init__ forward_backward_batch prepare_model_outputs initialize disable_adapter optimizer_step
+        load_checkpoint save_checkpoint _init_device_mesh _build_module _build_fsdp_module get_per_tensor_param
+        _gradient_sync_context""",
+    ),
+    workers.TreeTrainingWorker: ("TrainingWorker", "__init__ train_mini_batch"),
+    sft_trainer.SFTWorker: ("TrainingWorker", "train_batch"),
+    sft_trainer.TreeSFTTrainer: ("SFTTrainer", "_build_dataset _build_engine _build_dataloader"),
+    workers.TreeActorRolloutRefWorker: ("ActorRolloutRefWorker", "__init__ compute_log_prob compute_ref_log_prob"),
+    workers.TreeDetachActorWorker: ("DetachActorWorker", "restore_model_from_cpu"),
+    tree_trainer.TreeTrainerMixin: (
+        "PPOTrainer",
+        """__init__ _init_resource_pool_mgr fit _balance_batch _compute_old_log_prob _compute_ref_log_prob
+        _compute_values _compute_advantage _update_critic _update_actor _compute_metrics _build_replay_buffer
+        _fetch_one_gen_batch _step_once _save_checkpoint _load_checkpoint""",
+    ),
+    trainers.PPOTrainerTreeSync: ("PPOTrainer", "prepare_step"),
+    prompt_forests.TreeAgentLoopWorker: (
+        "AgentLoopWorkerTQ",
+        "_run_prompt _agent_loop_postprocess _compute_multi_modal_inputs",
+    ),
+    tree_router.TreeRouter: ("GlobalRequestLoadBalancer", "acquire_server clear_sticky_cache"),
+}
+"""Hooks of verl that we replace, with the class that has them: renamed there, ours would silently never run."""
+
+ATTRIBUTES: dict[str, str] = {
+    "FSDPEngineWithLMHead": """
+        _autocast_dtype _is_offload_optimizer _is_offload_param device_mesh engine_config model_config module scaler
+        ulysses_parallel_group ulysses_sequence_parallel_size
+    """,
+    "PPOTrainer": """
+        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward llm_server_manager local_trigger_step
+        parameter_sync_step ref_in_actor ref_policy_wg role_worker_mapping steps_per_epoch tokenizer
+        total_training_steps use_critic use_reference_policy
+    """,
+    "SFTTrainer": """
+        checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config
+        train_batch_size_per_dp train_dataloader train_dataset train_sampler training_client val_dataloader val_dataset
+        val_sampler
+    """,
+    "AgentLoopWorkerTQ": "config llm_client",
+    "AgentLoopManagerTQ": "agent_loop_workers_class",
+    "GlobalRequestLoadBalancer": "_inflight_requests _request_id_to_server",
+}
+"""Attributes that verl's instances have and ours read or replace."""
+
+
+def parameters(function: Any) -> list[str]:
+    # Ray adds a tracing parameter to the methods of an actor class.
+    names = inspect.signature(function).parameters
+    return [name for name in names if name not in ("self", "cls") and not name.startswith("_ray")]
+
+
+def overridden() -> list[str]:
+    """The hooks with the parameters of ours, which must be verl's."""
+    hooks = ((ours, owner, name) for ours, (owner, names) in OVERRIDDEN.items() for name in names.split())
+    return [f"{owner}.{name}({', '.join(parameters(getattr(ours, name)))})" for ours, owner, name in hooks]
+
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -36,9 +159,8 @@ class Checkout:
         if file is None:
             return {} if path.is_dir() else None
         found: dict[str, ast.AST] = {}
-        left = list(ast.parse(file.read_text()).body)
-        while left:
-            node = left.pop(0)
+        left: list[ast.AST] = list(ast.parse(file.read_text()).body)
+        for node in left:
             if isinstance(node, Definition):
                 found[node.name] = node
             elif isinstance(node, ast.ImportFrom):
@@ -50,8 +172,8 @@ class Checkout:
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 found |= {one.id: OTHER for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-            left += [child for child in ast.iter_child_nodes(node) if isinstance(node, ast.If | ast.Try | ast.With)]
-            left += node.body if isinstance(node, ast.ExceptHandler) else []
+            if isinstance(node, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+                left += ast.iter_child_nodes(node)
         return found
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
@@ -113,7 +235,7 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [one.arg for one in names if one is not None and one.arg not in ("self", "cls")]
 
 
-def broken(folder: Path, calls: Iterable[str]) -> list[str]:
+def broken(folder: Path, calls: list[str]) -> list[str]:
     """What tree_rl needs and a checkout lacks, one line each; a call is written "owner.method(a, b)"."""
     checkout = Checkout(folder)
     names = [*compat.PRIVATE_NAMES.items(), *(("", module) for module in compat.PRIVATE_MODULES.values())]
@@ -122,10 +244,6 @@ def broken(folder: Path, calls: Iterable[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
-    from verl_contract import CALLED, overridden
-
     found = broken(Path(sys.argv[1]), [*CALLED, *overridden()])
-    print("\n".join(found))
-    print(f"{len(found)} of verl's names and signatures break")
+    print(*found, f"{len(found)} of verl's names and signatures break", sep="\n")
     sys.exit(bool(found))
