@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,32 +13,24 @@ import openai
 import torch
 from gateway_harness import check_record, serving, user
 
+from tree_rl.rollout.transcript import ModelCall
+
 CONTEXT_TOKENS = 700
 VERSION = 7
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "seed": 11}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated:
-    """One answer as verl's client got it from its server."""
-
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-
-
-@dataclass(kw_only=True, slots=True)
 class Witness:
-    """verl's client, and everything that passed through it."""
+    """verl's client, and every answer that it got from its server."""
 
-    client: Any
-    seen: list[Generated] = field(default_factory=list)
+    def __init__(self, client: Any) -> None:
+        self.client, self.seen = client, list[ModelCall]()
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         asked = {"prompt_ids": list(prompt_ids), "sampling_params": dict(sampling_params)}
         output = await self.client.generate(request_id, **asked)
         ids, log_probs = tuple(output.token_ids), tuple(output.log_probs)
-        self.seen.append(Generated(prompt_ids=tuple(prompt_ids), token_ids=ids, log_probs=log_probs))
+        self.seen.append(ModelCall(prompt_ids=tuple(prompt_ids), response_ids=ids, log_probs=log_probs))
         return output
 
 
@@ -93,7 +84,7 @@ def ask(
     """Run `talk(openai client, anthropic client)` as one session; `sampling` is the trainer's beside the usual one."""
 
     async def run() -> SimpleNamespace:
-        witness = Witness(client=served.client)
+        witness = Witness(served.client)
         settings = {"max_context_tokens": CONTEXT_TOKENS, **options}
         async with serving(backend(served, witness), served.tokenizer, **settings) as gateway:
             session = gateway.open_session(sampling={**SAMPLING, **(sampling or {})})
@@ -140,7 +131,7 @@ def text_of(answer: anthropic.types.Message) -> str:
 def check_calls(talked: SimpleNamespace) -> None:
     """All six calls are recorded as the server was asked and answered, with the version of its weights."""
     calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in talked.record.calls}
-    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in talked.seen}
+    assert calls == {(one.prompt_ids, one.response_ids, one.log_probs) for one in talked.seen}
     assert len(calls) == 6
     assert all(call.log_probs is not None and call.response_ids for call in talked.record.calls)
     assert {(call.min_version, call.max_version) for call in talked.record.calls} == {(VERSION, VERSION)}

@@ -26,7 +26,7 @@ def test_calls_and_rows_hold_what_sglang_generated_and_the_tree_engine_agrees(se
     said = {text for name, text in conversation.result.items() if name != "openai tokens"}
     # What is between thinking tags or the like reaches the agent apart from the text.
     markup = set(served.tokenizer.added_tokens_decoder) - {served.tokenizer.eos_token_id}
-    plain = [one.token_ids for one in conversation.seen if markup.isdisjoint(one.token_ids)]
+    plain = [one.response_ids for one in conversation.seen if markup.isdisjoint(one.response_ids)]
     assert plain and {served.tokenizer.decode(ids).removesuffix("<|im_end|>") for ids in plain} <= said
     check_rows(served, conversation.record)
     check_agreement(served, conversation.record.calls)
