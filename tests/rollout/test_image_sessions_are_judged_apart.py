@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from judged_tasks import BUGGY, SOUND, UNITTEST, VISIBLE
-from sandboxes_here import REASON
+from sandboxes_here import REASON, started
 from small_swe import score_after, writing
 
 from tree_rl.rollout.environments.swe import SweEnvironment
@@ -151,17 +151,13 @@ def opened(folder: Path, **arguments: Any) -> Sandbox:
 
 async def test_a_stopped_container_takes_no_command(image: Path) -> None:
     await opened(image).stop()
-    sandbox = opened(image)
-    try:
-        await sandbox.start()
+    async with started(opened(image)) as sandbox:
         await sandbox.stop()
         await sandbox.stop()
         with pytest.raises(SandboxDied, match="stopped"):
             await sandbox.run("true")
         with pytest.raises(SandboxDied, match="stopped"):
             await sandbox.write({"a": "b"})
-    finally:
-        await sandbox.close()
 
 
 async def test_a_remote_server_needs_a_second_one_for_the_judge() -> None:
@@ -231,21 +227,17 @@ def test_a_bomb_is_refused() -> None:
 
 
 async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = opened(docker, docker_args=["--network=none", "--memory=2g"], pull="missing")
-    try:
-        await sandbox.start()
+    async with started(opened(docker, docker_args=["--network=none", "--memory=2g"], pull="missing")) as sandbox:
         await sandbox.write({"answer.py": "print(6 * 7)"})
         done = await sandbox.run("python3 answer.py; exit 3")
         assert (done.output, done.exit_code, done.timed_out) == ("42\n", 3, False)
         # As for a command that may take longer than one request does.
         monkeypatch.setattr(swe_rex_sandbox, "REQUEST_SECONDS", 1.0)
         monkeypatch.setattr(swe_rex_sandbox, "POLL_SECONDS", 0.4)
-        started = time.monotonic()
+        begun = time.monotonic()
         slow = await sandbox.run("echo first; sleep 1.5; echo 'last line'; exit 5")
         assert (slow.output, slow.exit_code, slow.timed_out) == ("first\nlast line\n", 5, False)
-        assert time.monotonic() - started >= 1.5
-    finally:
-        await sandbox.close()
+        assert time.monotonic() - begun >= 1.5
     inspected, run, killed = [json.loads(line) for line in (docker / "asked.jsonl").read_text().splitlines()]
     assert inspected == ["inspect", IMAGE]
     name = run[run.index("--name") + 1]
@@ -259,11 +251,9 @@ async def test_a_container_is_started_used_and_killed(docker: Path, monkeypatch:
 async def test_a_container_that_ends_at_once_names_its_key(docker: Path) -> None:
     program = docker / "docker"
     program.write_text(program.read_text().replace("os.execvp", "sys.exit('no such image') #"))
-
-    sandbox = opened(docker)
     with pytest.raises(SandboxError, match=r"(?s)sandbox\.backend=docker did not start.*no such image"):
-        await sandbox.start()
-    await sandbox.close()
+        async with started(opened(docker)):
+            pytest.fail("it started")
 
 
 def test_what_a_back_end_raises_while_it_is_built_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
