@@ -79,17 +79,11 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty":
 AGENT = f"{__name__}.TwoQuestions"
 
 
-def test_sessions_become_rows_whose_log_probs_the_model_confirms_and_their_gateway_ends(model_path: Path) -> None:
+async def test_sessions_become_rows_whose_log_probs_the_model_confirms_and_their_gateway_ends(model_path: Path) -> None:
     side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
     loop = build_loop(model_path, OmegaConf.create({"agent": AGENT, "gateway": {"side_calls": side_calls}}))
-
-    async def run() -> list[Any]:
-        results = await asyncio.gather(*[loop.run(dict(SAMPLING), **SAMPLE) for _ in range(4)])
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return results
-
-    outputs, *others = asyncio.run(run())
-    assert all(others)
+    outputs, *others = await asyncio.gather(*[loop.run(dict(SAMPLING), **SAMPLE) for _ in range(4)])
+    assert all(others) and asyncio.all_tasks() == {asyncio.current_task()}
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     trained = 0
     for output in outputs:

@@ -162,13 +162,10 @@ async def test_without_the_sessions_own_token_nobody_is_answered(tiny: SimpleNam
 async def test_failures_of_the_model_server_reach_the_client_with_their_status(
     tiny: SimpleNamespace, raised: Exception, status: int, kind: str, code: str
 ) -> None:
-    backend = tiny.backend()
-
-    async def generate(*args: Any, **kwargs: Any) -> Any:
+    def fail(prompt: str) -> str:
         raise raised
 
-    backend.generate = generate
-    async with talking(backend) as talk:
+    async with talking(TinyModel(tiny.model, tiny.tokenizer, fail)) as talk:
         for options in ({}, {"stream": True}, {"n": 3}):
             with pytest.raises(getattr(openai, kind)) as openai_error:
                 await talk.ask("hello", **options)
