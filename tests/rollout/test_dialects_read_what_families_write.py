@@ -20,8 +20,6 @@ from tree_rl.rollout.gateway.tokens.recorder import Recorder
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
-
-
 canonical = dumps
 """With the order of keys, and 1, 1.0 and true apart."""
 

@@ -22,8 +22,6 @@ READ = {"type": "function", "function": {"name": "read", "parameters": {"type": 
 LS = call("shell", command="ls")
 FORCE_SHELL = {"type": "function", "function": {"name": "shell"}}
 FORCED = '<tool_call>\n{"name": "shell", "arguments":'
-
-
 NAMED, ANY = ' {"command": "ls"}}\n</tool_call>', ' "shell", "arguments": {"command": "ls"}}\n</tool_call>'
 OPENS = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
 
@@ -161,8 +159,6 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": HELLO, "max_tokens": 3}).encode()
-
-
 GZIPPED = gzip.compress(BODY, mtime=0)
 
 

@@ -23,8 +23,6 @@ KEEPS_REASONING = (
     "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
 OPENING = [ChatMessage(role="system", content="It is 10:01."), user("Repair it.")]
 
 
