@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,10 @@ def user(text: str) -> ChatMessage:
 
 def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+def without_reasoning(history: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [replace(message, reasoning=None) for message in history]
 
 
 def completed(message: ChatMessage, cause: Any = "stop") -> Completion:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway_harness import TinyModel, talking, trained_text
-from protocol_turns import shell
+from protocol_turns import shell, thinking
 from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
@@ -17,10 +17,6 @@ from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
 TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"}
-
-
-def thinking(text: str, *rest: str) -> str:
-    return f"<think>\n{text}\n</think>\n\n" + "\n".join(rest)
 
 
 async def act(endpoint: Endpoint, environment: Any, options: ReActOptions | None = None) -> FinishedTask:

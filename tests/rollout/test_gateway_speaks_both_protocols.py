@@ -26,8 +26,6 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(tiny: SimpleNamespac
         completions = talk.openai.chat.completions
         options |= {"model": "m", "messages": [user("hello")], "stream_options": {"include_usage": True}}
         async with completions.stream(**options) as stream:
-            async for _event in stream:
-                pass
             streamed = await stream.get_final_completion()
         record = await talk.close()
     call = record.calls[0]
@@ -50,8 +48,6 @@ async def test_an_anthropic_client_reads_thinking_text_and_tool_use(tiny: Simple
     async with talking(tiny.backend({"hello": THOUGHT + "I look.\n" + CALL})) as talk:
         whole = await talk.anthropic.messages.create(**asked, max_tokens=300)
         async with talk.anthropic.messages.stream(**asked, max_tokens=300) as stream:
-            async for _event in stream:
-                pass
             streamed = await stream.get_final_message()
         count = await talk.anthropic.messages.count_tokens(**asked)
         record = await talk.close()

@@ -112,15 +112,14 @@ async def branching_talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnth
     answer = text_of(await messages.messages.create(messages=back, **options))
     back += [{"role": "assistant", "content": answer}, user("go on")]
     async with messages.messages.stream(messages=back, **options) as events:
-        async for _event in events:
-            pass
+        final = await events.get_final_message()
     return {
         "openai": whole.message.content or "",
         "openai tokens": [(token.token, token.logprob) for token in whole.logprobs.content],
         "openai stream": streamed,
         **{f"openai n {choice.index}": choice.message.content or "" for choice in several.choices},
         "anthropic": answer,
-        "anthropic stream": text_of(await events.get_final_message()),
+        "anthropic stream": text_of(final),
     }
 
 
