@@ -110,26 +110,22 @@ class TinyModel:
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
-        self.prompts.append(list(prompt_ids))
+        prompt, temperature = list(prompt_ids), sampling.get("temperature", 1.0)
+        self.prompts.append(prompt)
         self.samplings.append({**sampling, "max_tokens": max_tokens})
-        forced = self._forced(prompt_ids)
+        forced = self.script(self.tokenizer.decode(prompt))
+        if isinstance(forced, str):
+            forced = [*self.tokenizer.encode(forced, add_special_tokens=False), self.tokenizer.eos_token_id]
         self.running += 1
-        temperature = sampling.get("temperature", 1.0)
         try:
             if forced is not None:
-                return self._force(list(prompt_ids), forced[:max_tokens], temperature)
-            return await self._sample(list(prompt_ids), max_tokens, temperature)
+                return self._force(prompt, list(forced[:max_tokens]), temperature)
+            return await self._sample(prompt, max_tokens, temperature)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.running -= 1
-
-    def _forced(self, prompt_ids: Sequence[int]) -> list[int] | None:
-        written = self.script(self.tokenizer.decode(list(prompt_ids)))
-        if isinstance(written, str):
-            return [*self.tokenizer.encode(written, add_special_tokens=False), self.tokenizer.eos_token_id]
-        return None if written is None else list(written)
 
     def _force(self, prompt: list[int], ids: list[int], temperature: float) -> Generation:
         with torch.no_grad():
