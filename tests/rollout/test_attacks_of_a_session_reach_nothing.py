@@ -113,16 +113,15 @@ def place(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
             listener.bind(address)
             listener.listen()
         path.chmod(0o777)
-        yield {
+        files = {
             "file": str(file),
             "source": __file__,
-            "pid": os.getpid(),
+            "socket": str(path),
             "shared": memory.name,
             "abstract": abstract,
-            "socket": str(path),
-            "ports": [server.getsockname()[1] for server in servers],
-            "address": socket.gethostbyname(socket.gethostname()),
         }
+        ports, address = [one.getsockname()[1] for one in servers], socket.gethostbyname(socket.gethostname())
+        yield {**files, "pid": os.getpid(), "ports": ports, "address": address}
     memory.close()
     memory.unlink()
 
