@@ -38,14 +38,8 @@ PARAGRAPH = """\
 every unique token of the forest stands once; its segments are runs of tokens that the same rows share, and a position
 is the depth of a token on its path. the model answers a question, a tool returns files, the agent goes on: look, read,
 write, done. what the model wrote is trained where it was generated, what it was given is context."""
-SHELL = {
-    "type": "function",
-    "function": {
-        "name": "shell",
-        "description": "Run a command.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
+COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}}
+SHELL = {"type": "function", "function": {"name": "shell", "description": "Run a command.", "parameters": COMMAND}}
 
 
 def user(text: str) -> dict[str, str]:
@@ -149,13 +143,9 @@ class TinyModel:
         return self._generation(ids, log_probs)
 
     def _generation(self, ids: list[int], log_probs: list[float]) -> Generation:
-        return Generation(
-            token_ids=tuple(ids),
-            log_probs=tuple(log_probs),
-            finish_reason="stop" if self.tokenizer.eos_token_id in ids[-1:] else "length",
-            min_version=self.version,
-            max_version=self.version,
-        )
+        reason = "stop" if self.tokenizer.eos_token_id in ids[-1:] else "length"
+        drawn = {"token_ids": tuple(ids), "log_probs": tuple(log_probs), "finish_reason": reason}
+        return Generation(**drawn, min_version=self.version, max_version=self.version)
 
 
 def replayed_log_probs(model: "Qwen3ForCausalLM", row: Row, temperature: float = 1.0) -> list[float]:

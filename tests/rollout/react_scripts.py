@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import TinyModel, talking, trained_text
+from gateway_harness import TinyModel, talking, trained_text, user
 from protocol_turns import shell, thinking
 from sandboxes_here import HERE
 
@@ -21,14 +21,9 @@ TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alph
 
 async def act(endpoint: Endpoint, environment: Any, options: ReActOptions | None = None) -> FinishedTask:
     """The agent's work on the task."""
-    return await run_task(
-        agent=ReActAgent(options or ReActOptions()),
-        environment=environment,
-        endpoint=endpoint,
-        task=TASK,
-        messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-        timeout_seconds=60,
-    )
+    agent, messages = ReActAgent(options or ReActOptions()), [user("copy alpha to out.txt")]
+    asked = {"task": TASK, "messages": messages, "timeout_seconds": 60}
+    return await run_task(agent=agent, environment=environment, endpoint=endpoint, **asked)
 
 
 async def play(

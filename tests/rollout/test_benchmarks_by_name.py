@@ -194,16 +194,11 @@ def terminal_judged(files: dict[str, str], command: str) -> TestReport:
     task = from_terminal_bench({"name": "greet", "files": files, "image": "example/greet:1"})
     assert task.directory == ("/greet" if files is HARBOR else "/app")
     assert all(name.startswith(f"{LOGS}/") for name in task.reward_files)
-    here = replace(
-        task,
-        image=None,
-        directory=None,
-        files={"readme": ""},
-        prelude='export LOGS="$PWD/logs"',
-        test_command=task.test_command.replace("/logs/verifier", "logs").replace("/tests", "the-tests"),
-        reward_files=("logs/reward.txt", "logs/reward.json"),
-        test_files={path: text.replace("/tests", "the-tests") for path, text in task.test_files.items()},
-    )
+    test_command = task.test_command.replace("/logs/verifier", "logs").replace("/tests", "the-tests")
+    test_files = {path: text.replace("/tests", "the-tests") for path, text in task.test_files.items()}
+    here = replace(task, image=None, directory=None, files={"readme": ""}, prelude='export LOGS="$PWD/logs"')
+    rewards = ("logs/reward.txt", "logs/reward.json")
+    here = replace(here, test_command=test_command, test_files=test_files, reward_files=rewards)
     return score_task(here, command)[1]
 
 

@@ -64,14 +64,9 @@ def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop
     server.global_steps = 5
     settings = {"name": "hf", "prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
-    return TreeGatewayAgentLoop(
-        trainer_config=DictConfigWrap(config=config),
-        server_manager=Client(server),
-        tokenizer=model.tokenizer,
-        processor=None,
-        dataset_cls=None,
-        data_config=DictConfigWrap(config.data),
-    )
+    configs = {"trainer_config": DictConfigWrap(config=config), "data_config": DictConfigWrap(config.data)}
+    client, given = Client(server), {"processor": None, "dataset_cls": None}
+    return TreeGatewayAgentLoop(server_manager=client, tokenizer=model.tokenizer, **configs, **given)
 
 
 SAMPLE = {"raw_prompt": [{"role": "user", "content": "the forest"}], "extra_info": {"second": "and the segments"}}

@@ -82,14 +82,9 @@ def image(docker: Path) -> Path:
 
 
 def score_in_image(folder: Path, command: str, wait_seconds: float = 0) -> tuple[float, TestReport]:
-    task = replace(
-        UNITTEST,
-        files={},
-        image=IMAGE,
-        directory=str(folder / "testbed"),
-        before_tests="git checkout -q HEAD -- tests",
-        test_files={"tests/test_durations_issue.py": UNITTEST.test_files["tests/test_durations_issue.py"]},
-    )
+    hidden = {"tests/test_durations_issue.py": UNITTEST.test_files["tests/test_durations_issue.py"]}
+    task = replace(UNITTEST, files={}, image=IMAGE, directory=str(folder / "testbed"), test_files=hidden)
+    task = replace(task, before_tests="git checkout -q HEAD -- tests")
     return score_after(task, command, options=DOCKER, wait_seconds=wait_seconds)
 
 

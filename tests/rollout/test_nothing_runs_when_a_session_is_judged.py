@@ -53,14 +53,10 @@ BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
 
 
 async def run(act: Play, environment: Any = None, seconds: float = 60.0, **task: Any) -> FinishedTask:
-    return await run_task(
-        agent=SimpleNamespace(run=lambda messages, **given: act(**given)),
-        environment=environment or Shell(HERE),
-        endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
-        task={"files": {}, **task},
-        messages=[],
-        timeout_seconds=seconds,
-    )
+    agent = SimpleNamespace(run=lambda messages, **given: act(**given))
+    endpoint = Endpoint(url="http://127.0.0.1:1", token="t", model="m")
+    asked = {"task": {"files": {}, **task}, "messages": [], "timeout_seconds": seconds}
+    return await run_task(agent=agent, environment=environment or Shell(HERE), endpoint=endpoint, **asked)
 
 
 async def waits(environment: Any, endpoint: Endpoint) -> Outcome:
