@@ -113,15 +113,9 @@ def place(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
             listener.bind(address)
             listener.listen()
         path.chmod(0o777)
-        files = {
-            "file": str(file),
-            "source": __file__,
-            "socket": str(path),
-            "shared": memory.name,
-            "abstract": abstract,
-        }
+        found = {"file": str(file), "source": __file__, "socket": str(path), "pid": os.getpid()}
         ports, address = [one.getsockname()[1] for one in servers], socket.gethostbyname(socket.gethostname())
-        yield {**files, "pid": os.getpid(), "ports": ports, "address": address}
+        yield {**found, "shared": memory.name, "abstract": abstract, "ports": ports, "address": address}
     memory.close()
     memory.unlink()
 

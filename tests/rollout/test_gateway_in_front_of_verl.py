@@ -82,13 +82,9 @@ async def test_sessions_become_rows_whose_log_probs_the_model_confirms_and_their
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     trained = 0
     for output in outputs:
-        row = Row(
-            prompt_ids=tuple(output.prompt_ids),
-            response_ids=tuple(output.response_ids),
-            response_mask=tuple(output.response_mask),
-            response_log_probs=tuple(output.response_logprobs),
-            response_calls=tuple(output.extra_fields["response_calls"]),
-        )
+        tokens = {name: tuple(getattr(output, name)) for name in ("prompt_ids", "response_ids", "response_mask")}
+        log_probs, calls = tuple(output.response_logprobs), tuple(output.extra_fields["response_calls"])
+        row = Row(**tokens, response_log_probs=log_probs, response_calls=calls)
         assert_confirmed(model, row)
         trained += sum(row.response_mask)
         weights = [
