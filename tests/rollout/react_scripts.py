@@ -37,8 +37,7 @@ async def play(
     backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
     async with talking(backend, **gateway) as talk:
         done = await act(talk.endpoint, ShellEnvironment(HERE), options)
-        record = await talk.close()
-    return done, record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(record.calls)]
+    return done, talk.record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(talk.record.calls)]
 
 
 def as_tree_agent(**options: Any) -> dict[str, Any]:
