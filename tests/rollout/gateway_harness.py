@@ -187,6 +187,10 @@ def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
     return tokenizer.decode([token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
+def trained_texts(tokenizer: PreTrainedTokenizerFast, calls: Sequence[ModelCall]) -> list[str]:
+    return [trained_text(tokenizer, row) for row in rows_of_calls(calls)]
+
+
 def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
 

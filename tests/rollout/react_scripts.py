@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import TinyModel, talking, trained_text, user
+from gateway_harness import TinyModel, talking, trained_texts, user
 from protocol_turns import shell, thinking
 from sandboxes_here import HERE
 
@@ -13,7 +13,6 @@ from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
 TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"}
@@ -37,7 +36,7 @@ async def play(
     backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
     async with talking(backend, **gateway) as talk:
         done = await act(talk.endpoint, ShellEnvironment(HERE), options)
-    return done, talk.record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(talk.record.calls)]
+    return done, talk.record, trained_texts(backend.tokenizer, talk.record.calls)
 
 
 def as_tree_agent(**options: Any) -> dict[str, Any]:

@@ -12,10 +12,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
+from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_texts, user
 from protocol_turns import call
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 HELLO = [user("hello")]
 READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
@@ -49,8 +47,7 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert called == [("shell", '{"command": "ls"}')]
     assert tokenizer.decode(talk.record.calls[0].prompt_ids).endswith(opening)
-    (row,) = rows_of_calls(talk.record.calls)
-    assert trained_text(tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
+    assert trained_texts(tokenizer, talk.record.calls) == [f"{drawn}<|im_end|>done<|im_end|>"]
     assert talk.record.drift.branch_causes == {}
 
 
@@ -79,9 +76,8 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
         results = [tool_result(message, "a.py", index) for index in range(len(message.tool_calls))]
         await talk.ask([*HELLO, message.model_dump(), *results], tools=[SHELL, READ], **sends)
     assert (answer.choices[0].finish_reason, len(results)) == ("tool_calls", 1 if sends else 2)
-    (row,) = rows_of_calls(talk.record.calls)
     first = f"Look.\n{LS}" if sends else f"{both}<|im_end|>"
-    assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [f"{first}done<|im_end|>"]
     assert talk.record.drift.branch_causes == {}
 
 
@@ -94,8 +90,7 @@ async def test_a_last_assistant_message_is_continued_and_its_row_goes_on(tiny: S
         await create(model="m", max_tokens=50, messages=[*HELLO, whole, user("bye")])
     assert answer.content[0].text == " forty-two."
     assert tiny.tokenizer.decode(talk.record.calls[0].prompt_ids).endswith(begun)
-    (row,) = rows_of_calls(talk.record.calls)
-    assert trained_text(tiny.tokenizer, row) == " forty-two.<|im_end|>bye<|im_end|>"
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [" forty-two.<|im_end|>bye<|im_end|>"]
 
 
 @pytest.mark.parametrize("reasoning", ["field", "inline"])
@@ -110,11 +105,10 @@ async def test_an_answer_cut_by_its_limit_is_continued_in_its_row_where_that_is_
         answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
         await talk.ask([*HELLO, begun])
     *calls, unasked = talk.record.calls
-    (row,) = rows_of_calls(calls)
     message = answer.choices[0].message
     assert tiny.tokenizer.decode(unasked.prompt_ids).endswith("The answer<|im_end|>\n<|im_start|>assistant\n")
     assert (message.content, getattr(message, "reasoning_content", None)) == (" is here", None)
-    assert trained_text(tiny.tokenizer, row) == f"{thought}The answer is here<|im_end|>"
+    assert trained_texts(tiny.tokenizer, calls) == [f"{thought}The answer is here<|im_end|>"]
 
 
 async def test_a_begun_answer_is_not_shown_again_behind_a_line_break(tiny: SimpleNamespace) -> None:
@@ -221,6 +215,5 @@ async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNames
         run = talk.anthropic.beta.messages.tool_runner
         answer = await run(model="m", max_tokens=90, tools=[shell], messages=HELLO).until_done()
     assert [block.text for block in answer.content] == ["done"]
-    (row,) = rows_of_calls(talk.record.calls)
-    assert trained_text(tiny.tokenizer, row) == f"{LS}<|im_end|>done<|im_end|>"
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [f"{LS}<|im_end|>done<|im_end|>"]
     assert dict(talk.record.refused) == {400: 1}

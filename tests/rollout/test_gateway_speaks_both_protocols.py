@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import SHELL, talking, trained_text, user
+from gateway_harness import SHELL, talking, trained_texts, user
 from protocol_turns import shell
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 CALL = shell("ls -l")
 THOUGHT = "<think>\nlook around\n</think>\n\n"
@@ -85,8 +83,7 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
     assert (choice.message.content, choice.finish_reason) == ("Action: ls\n", "stop")
     assert message.content[0].text == "Action: ls\n"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Observation:")
-    for row in rows_of_calls(talk.record.calls):
-        assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
+    assert set(trained_texts(tiny.tokenizer, talk.record.calls)) == {"Action: ls\nObservation:"}
 
 
 async def test_a_stop_text_behind_a_call_does_not_hide_it(tiny: SimpleNamespace) -> None:

@@ -6,10 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import SHELL, talking, trained_text
+from gateway_harness import SHELL, talking, trained_texts
 from protocol_turns import THOUGHT, TURNS, writing
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
@@ -69,7 +67,7 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
             options["previous_response_id"] = before.id
             answers.append(await ask(talk.openai.responses, is_stream, input=results(before), **options))
     assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
-    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows_of_calls(talk.record.calls))
+    texts = sorted(trained_texts(tiny.tokenizer, talk.record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
     assert texts == sorted(["".join(ended), "".join(ended[:2])]) and talk.record.drift.branch_causes == {}
     assert "Be brief." in tiny.tokenizer.decode(talk.record.calls[0].prompt_ids)
