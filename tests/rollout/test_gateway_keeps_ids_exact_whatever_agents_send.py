@@ -157,19 +157,18 @@ async def play(steps: list[tuple[Any, ...]], session: Session) -> None:
         message = answer["choices"][0]["message"]
 
 
-def test_prompts_are_exact_and_all_that_was_generated_is_trained(open_session: Callable[[], Session]) -> None:
-    @given(st.lists(STEPS, max_size=14))
-    @settings(max_examples=30)
-    def check(steps: list[tuple[Any, ...]]) -> None:
-        async def run() -> None:
-            session = open_session()
-            await play(steps, session)
-            calls = (await session.close()).calls
-            assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
+@given(steps=st.lists(STEPS, max_size=14))
+@settings(max_examples=30)
+def test_prompts_are_exact_and_all_that_was_generated_is_trained(
+    open_session: Callable[[], Session], steps: list[tuple[Any, ...]]
+) -> None:
+    async def run() -> None:
+        session = open_session()
+        await play(steps, session)
+        calls = (await session.close()).calls
+        assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
 
-        asyncio.run(run())
-
-    check()
+    asyncio.run(run())
 
 
 TEMPLATES = {
