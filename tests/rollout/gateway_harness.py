@@ -201,9 +201,9 @@ class Talk:
     record: RecordedSession
     """Of the closed session."""
 
-    def __init__(self, gateway: Gateway, backend: Any, left: AsyncExitStack) -> None:
-        self.gateway, self.backend, self._left = gateway, backend, left
-        self.session = gateway.open_session(sampling={"temperature": 1.0})
+    def __init__(self, gateway: Gateway, left: AsyncExitStack, **sampling: Any) -> None:
+        self.gateway, self._left = gateway, left
+        self.session = gateway.open_session(sampling={"temperature": 1.0, **sampling})
         self.endpoint = gateway.endpoint(self.session)
 
     def _until_the_end(self, client: Any, close: Any) -> Any:
@@ -242,7 +242,7 @@ class Talk:
 async def talking(backend: Any, **options: Any) -> AsyncIterator[Talk]:
     """A session, at whose end the model must find what it gave."""
     async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
-        talk = Talk(gateway, backend, left)
+        talk = Talk(gateway, left)
         yield talk
         await talk.close()
     # An agent may ask for another temperature than that at which the check computes.

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import anthropic
 import openai
 import torch
-from gateway_harness import check_record, serving, user
+from gateway_harness import Talk, check_record, serving, user
 
 from tree_rl.rollout.transcript import ModelCall
 
@@ -86,15 +86,12 @@ def ask(
     async def run() -> SimpleNamespace:
         witness = Witness(served.client)
         settings = {"max_context_tokens": CONTEXT_TOKENS, **options}
-        async with serving(backend(served, witness), served.tokenizer, **settings) as gateway:
-            session = gateway.open_session(sampling={**SAMPLING, **(sampling or {})})
-            endpoint = gateway.endpoint(session)
-            async with (
-                openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat,
-                anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as messages,
-            ):
-                result = await talk(chat, messages)
-            return SimpleNamespace(result=result, record=await gateway.close_session(session), seen=witness.seen)
+        server = backend(served, witness)
+        async with serving(server, served.tokenizer, **settings) as gateway, AsyncExitStack() as left:
+            session = Talk(gateway, left, **{**SAMPLING, **(sampling or {})})
+            result = await talk(session.openai, session.anthropic)
+            await session.close()
+        return SimpleNamespace(result=result, record=session.record, seen=witness.seen)
 
     return asyncio.run(run())
 
