@@ -72,15 +72,9 @@ def worker(user: str, program: str, arguments: Sequence[str], folder: Path) -> "
     """
     folder.mkdir(exist_ok=True)
     roots = [str(HERE), str(HERE.parent / "rollout"), str(HERE.parents[1]), str(HERE.parents[1] / "kernels")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*roots, *(path for path in sys.path if "site-packages" in path)]),
-        "TMPDIR": str(folder),
-        "HOME": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    path = os.pathsep.join([*roots, *(path for path in sys.path if "site-packages" in path)])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), "HOME": str(folder)}
+    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [sys.executable, str(HERE / program), *arguments]
     if user == "root" and os.geteuid() != 0:
         raise CannotBeAnotherUserError("this test is not root")

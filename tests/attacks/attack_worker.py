@@ -27,7 +27,6 @@ from tree_rl.rollout.agents.task_agent import TaskAgent
 from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.gateway.backend import Generation
-from tree_rl.rollout.gateway.gateway import Gateway
 from tree_rl.rollout.sandbox.processes.limits import Limits
 from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
@@ -35,7 +34,6 @@ from tree_rl.rollout.sandbox.sandbox_folder import why_no_bubblewrap
 LIMITS = Limits(
     timeout_seconds=15, cpu_seconds=5, disk_bytes=64 << 20, memory_bytes=1 << 29, processes=40, output_bytes=1 << 16
 )
-SESSION_SECONDS = 40.0
 RESULTS = os.dup(1)
 """Where results go; what libraries print goes to the error output."""
 os.dup2(2, 1)
@@ -70,30 +68,23 @@ def agent_and_turns(name: str, command: str, limits: Limits) -> tuple[TaskAgent,
 
 @asynccontextmanager
 async def hostile_gateway() -> Any:
-    """A gateway before a hostile model, with room for its long turns."""
+    """What plays sessions behind a gateway before a hostile model, with room for its long turns."""
     model = HostileModel()
+
+    async def play(
+        agent: str, task: SweTask, command: str, options: SandboxOptions, seconds: float = 40.0
+    ) -> tuple[FinishedTask, str]:
+        """One session from its first turn to its reward, and what the tests printed."""
+        acts, turns = agent_and_turns(agent, command, options.limits)
+        session, environment = gateway.open_session(), SweEnvironment(options)
+        model.turns[session.id] = turns
+        endpoint = gateway.endpoint(session)
+        done = await work_on(task, agent=acts, environment=environment, endpoint=endpoint, seconds=seconds)
+        await gateway.close_session(session)
+        return done, environment.report.output if environment.report else ""
+
     async with serving(model, model.tokenizer, max_context_tokens=400_000, max_turn_tokens=200_000) as gateway:
-        yield gateway, model
-
-
-async def play_session(
-    gateway: Gateway,
-    model: HostileModel,
-    *,
-    agent: str,
-    task: SweTask,
-    command: str,
-    options: SandboxOptions,
-    seconds: float = SESSION_SECONDS,
-) -> tuple[FinishedTask, str]:
-    """One session from its first turn to its reward, and what the tests printed."""
-    acts, turns = agent_and_turns(agent, command, options.limits)
-    session, environment = gateway.open_session(), SweEnvironment(options)
-    model.turns[session.id] = turns
-    endpoint = gateway.endpoint(session)
-    done = await work_on(task, agent=acts, environment=environment, endpoint=endpoint, seconds=seconds)
-    await gateway.close_session(session)
-    return done, environment.report.output if environment.report else ""
+        yield play
 
 
 async def play_all(cases: Sequence[Case], at_once: int) -> None:
@@ -101,17 +92,15 @@ async def play_all(cases: Sequence[Case], at_once: int) -> None:
     hacks, room = {**all_hacks(), REPAIR: Hack()}, asyncio.Semaphore(at_once)
     tasks = {**all_tasks(), "unittest": UNITTEST, "pytest": pytest_task()}
     options = SandboxOptions(limits=LIMITS, readable=(pytest_folder(),))
-    async with hostile_gateway() as (gateway, model):
+    async with hostile_gateway() as play:
 
-        async def play(case: Case) -> None:
+        async def attack(case: Case) -> None:
             command = hacks[case.hack].command(tasks[case.task], repaired=case.hack == REPAIR)
             async with room:
-                done, output = await play_session(
-                    gateway, model, agent=case.agent, task=tasks[case.task], command=command, options=options
-                )
+                done, output = await play(case.agent, tasks[case.task], command, options)
             report(case, done.status, done.reward, f"{done.detail} {output}")
 
-        await asyncio.gather(*[play(case) for case in cases])
+        await asyncio.gather(*map(attack, cases))
 
 
 def report(case: Case, status: str, reward: float | None, detail: str) -> None:

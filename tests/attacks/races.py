@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from attack_cases import AGENTS
-from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
+from attack_worker import LIMITS, RESULTS, hostile_gateway
 from hacks_in_processes import HACKS
 from judged_tasks import UNITTEST
 from live_processes import command_lines
@@ -53,27 +53,20 @@ async def timeout_races(number: int) -> dict[str, int]:
     forks = f"(while :; do sleep {MARK} & sleep 0.01; done) 2>/dev/null &"
     command = f"{overwrite}{forks} while :; do {overwrite}sleep 0.05; done"
     counts = {"tried": 0, "won": 0, "lost": 0, "alive": 0}
-    async with hostile_gateway() as (gateway, model):
-        room = asyncio.Semaphore(4)
+    async with hostile_gateway() as play:
+        room, options = asyncio.Semaphore(4), SandboxOptions(limits=LIMITS)
 
         async def race(at: int) -> None:
+            agent, seconds = AGENTS[at % len(AGENTS)], 0.2 + 0.037 * (at % 50)
             async with room:
-                done, _ = await play_session(
-                    gateway,
-                    model,
-                    agent=AGENTS[at % len(AGENTS)],
-                    task=tasks[at % 2],
-                    command=f": race {at}; {command}",
-                    options=SandboxOptions(limits=LIMITS),
-                    seconds=0.2 + 0.037 * (at % 50),
-                )
+                done, _ = await play(agent, tasks[at % 2], f": race {at}; {command}", options, seconds)
             alive = sum(f"race {at};" in line for line in command_lines())
             counts["tried"] += 1
             counts["won"] += done.reward not in (0.0, None)
             counts["lost"] += done.reward is None
             counts["alive"] += alive
 
-        await asyncio.gather(*[race(at) for at in range(number)])
+        await asyncio.gather(*map(race, range(number)))
     counts["alive"] += sum(MARK in line for line in command_lines())
     return counts
 

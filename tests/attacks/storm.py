@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from attack_cases import AGENTS
-from attack_worker import LIMITS, RESULTS, hostile_gateway, play_session
+from attack_worker import LIMITS, RESULTS, hostile_gateway
 from hacks import Hack, all_hacks
 from live_processes import own_descriptors
 from small_swe import all_tasks
@@ -45,19 +45,12 @@ async def round_of(hostile: int, honest: int) -> dict[str, Any]:
     # Many wait for few cores: an honest command may wait long, which is no fault of its own.
     patient = SandboxOptions(limits=replace(LIMITS, timeout_seconds=HONEST_SECONDS, cpu_seconds=60))
     short = SandboxOptions(limits=replace(LIMITS, timeout_seconds=5))
-    async with hostile_gateway() as (gateway, model):
+    async with hostile_gateway() as play:
 
         async def session(number: int, hack: Hack, options: SandboxOptions) -> tuple[float | None, str]:
-            task, is_honest = tasks[number % len(tasks)], options is patient
-            done, output = await play_session(
-                gateway,
-                model,
-                agent=AGENTS[number % len(AGENTS)],
-                task=task,
-                command=hack.command(task, repaired=is_honest),
-                options=options,
-                seconds=HONEST_SECONDS if is_honest else HOSTILE_SECONDS,
-            )
+            task, agent, is_honest = tasks[number % len(tasks)], AGENTS[number % len(AGENTS)], options is patient
+            seconds = HONEST_SECONDS if is_honest else HOSTILE_SECONDS
+            done, output = await play(agent, task, hack.command(task, repaired=is_honest), options, seconds)
             return done.reward, f"{task.instance_id}: {done.status}: {done.detail[-300:]} {output[-300:]}"
 
         working = [session(number, Hack(), patient) for number in range(honest)]

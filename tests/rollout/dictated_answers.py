@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,10 @@ def user(text: str) -> ChatMessage:
 
 def said(text: str, reasoning: str | None = None) -> ChatMessage:
     return ChatMessage(role="assistant", content=text, reasoning=reasoning)
+
+
+def without_reasoning(history: Sequence[ChatMessage]) -> list[ChatMessage]:
+    return [replace(message, reasoning=None) for message in history]
 
 
 def completed(message: ChatMessage, cause: Any = "stop") -> Completion:
@@ -80,21 +85,10 @@ class Scene:
             text = text[: text.index(stop)]
             text_ids = ids[: self.renderer.tokens_within(ids, text)]
             text_ids = text_ids if self.tokenizer.decode(text_ids) == text else None
-        recorded = self.recorder.record(
-            self.prompt(*messages, agent=agent),
-            Answer(
-                token_ids=ids if stop is not None or end == "" else (*ids, end_id),
-                log_probs=None,
-                finish_reason="length" if end == "" else "stop",
-                stop_text=stop,
-                text=text,
-                text_ids=text_ids,
-                min_version=None,
-                max_version=None,
-            ),
-            seconds=(0.0, 0.0),
-        )
-        return asyncio.run(recorded)
+        drawn = {"token_ids": ids if stop is not None or end == "" else (*ids, end_id), "log_probs": None}
+        drawn |= {"finish_reason": "length" if end == "" else "stop", "min_version": None, "max_version": None}
+        answer = Answer(**drawn, stop_text=stop, text=text, text_ids=text_ids)
+        return asyncio.run(self.recorder.record(self.prompt(*messages, agent=agent), answer, seconds=(0.0, 0.0)))
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

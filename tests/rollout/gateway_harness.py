@@ -38,14 +38,8 @@ PARAGRAPH = """\
 every unique token of the forest stands once; its segments are runs of tokens that the same rows share, and a position
 is the depth of a token on its path. the model answers a question, a tool returns files, the agent goes on: look, read,
 write, done. what the model wrote is trained where it was generated, what it was given is context."""
-SHELL = {
-    "type": "function",
-    "function": {
-        "name": "shell",
-        "description": "Run a command.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
+COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}}
+SHELL = {"type": "function", "function": {"name": "shell", "description": "Run a command.", "parameters": COMMAND}}
 
 
 def user(text: str) -> dict[str, str]:
@@ -110,26 +104,22 @@ class TinyModel:
     async def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int, sampling: Mapping[str, Any], session: str
     ) -> Generation:
-        self.prompts.append(list(prompt_ids))
+        prompt, temperature = list(prompt_ids), sampling.get("temperature", 1.0)
+        self.prompts.append(prompt)
         self.samplings.append({**sampling, "max_tokens": max_tokens})
-        forced = self._forced(prompt_ids)
+        forced = self.script(self.tokenizer.decode(prompt))
+        if isinstance(forced, str):
+            forced = [*self.tokenizer.encode(forced, add_special_tokens=False), self.tokenizer.eos_token_id]
         self.running += 1
-        temperature = sampling.get("temperature", 1.0)
         try:
             if forced is not None:
-                return self._force(list(prompt_ids), forced[:max_tokens], temperature)
-            return await self._sample(list(prompt_ids), max_tokens, temperature)
+                return self._force(prompt, list(forced[:max_tokens]), temperature)
+            return await self._sample(prompt, max_tokens, temperature)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.running -= 1
-
-    def _forced(self, prompt_ids: Sequence[int]) -> list[int] | None:
-        written = self.script(self.tokenizer.decode(list(prompt_ids)))
-        if isinstance(written, str):
-            return [*self.tokenizer.encode(written, add_special_tokens=False), self.tokenizer.eos_token_id]
-        return None if written is None else list(written)
 
     def _force(self, prompt: list[int], ids: list[int], temperature: float) -> Generation:
         with torch.no_grad():
@@ -153,13 +143,9 @@ class TinyModel:
         return self._generation(ids, log_probs)
 
     def _generation(self, ids: list[int], log_probs: list[float]) -> Generation:
-        return Generation(
-            token_ids=tuple(ids),
-            log_probs=tuple(log_probs),
-            finish_reason="stop" if self.tokenizer.eos_token_id in ids[-1:] else "length",
-            min_version=self.version,
-            max_version=self.version,
-        )
+        reason = "stop" if self.tokenizer.eos_token_id in ids[-1:] else "length"
+        drawn = {"token_ids": tuple(ids), "log_probs": tuple(log_probs), "finish_reason": reason}
+        return Generation(**drawn, min_version=self.version, max_version=self.version)
 
 
 def replayed_log_probs(model: "Qwen3ForCausalLM", row: Row, temperature: float = 1.0) -> list[float]:
@@ -201,6 +187,10 @@ def trained_text(tokenizer: PreTrainedTokenizerFast, row: Row) -> str:
     return tokenizer.decode([token for token, mask in zip(row.response_ids, row.response_mask, strict=True) if mask])
 
 
+def trained_texts(tokenizer: PreTrainedTokenizerFast, calls: Sequence[ModelCall]) -> list[str]:
+    return [trained_text(tokenizer, row) for row in rows_of_calls(calls)]
+
+
 def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": message.tool_calls[index].id, "content": content}
 
@@ -208,9 +198,12 @@ def tool_result(message: Any, content: str, index: int = 0) -> dict[str, Any]:
 class Talk:
     """One session of a gateway, and the clients that speak to it."""
 
-    def __init__(self, gateway: Gateway, backend: Any, left: AsyncExitStack) -> None:
-        self.gateway, self.backend, self._left = gateway, backend, left
-        self.session = gateway.open_session(sampling={"temperature": 1.0})
+    record: RecordedSession
+    """Of the closed session."""
+
+    def __init__(self, gateway: Gateway, left: AsyncExitStack, **sampling: Any) -> None:
+        self.gateway, self._left = gateway, left
+        self.session = gateway.open_session(sampling={"temperature": 1.0, **sampling})
         self.endpoint = gateway.endpoint(self.session)
 
     def _until_the_end(self, client: Any, close: Any) -> Any:
@@ -241,18 +234,20 @@ class Talk:
         sent = [user(messages)] if isinstance(messages, str) else messages
         return await self.openai.chat.completions.create(model="m", messages=sent, **options)
 
-    async def close(self, *, is_checked: bool = True) -> RecordedSession:
-        """The session's record, in which the backend must find what it gave."""
-        record = await self.gateway.close_session(self.session)
-        if is_checked:
-            check_record(self.backend, record)
-        return record
+    async def close(self) -> None:
+        self.record = await self.gateway.close_session(self.session)
 
 
 @asynccontextmanager
 async def talking(backend: Any, **options: Any) -> AsyncIterator[Talk]:
+    """A session, at whose end the model must find what it gave."""
     async with serving(backend, backend.tokenizer, **options) as gateway, AsyncExitStack() as left:
-        yield Talk(gateway, backend, left)
+        talk = Talk(gateway, left)
+        yield talk
+        await talk.close()
+    # An agent may ask for another temperature than that at which the check computes.
+    if isinstance(backend, TinyModel) and options.get("sampling_from") != "agent":
+        check_record(backend, talk.record)
 
 
 def generated_edges(calls: Sequence[ModelCall]) -> dict[tuple[tuple[int, ...], int], float | None]:

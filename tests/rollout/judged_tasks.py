@@ -175,21 +175,19 @@ def with_pytest(task: SweTask) -> SweTask:
 
 def pytest_task() -> SweTask:
     """The repository with tests of pytest, a conftest and a configuration that stops at the first failure."""
-    return with_pytest(
-        replace(
-            UNITTEST,
-            files={"durations.py": BUGGY, "pytest.ini": "[pytest]\naddopts = -x\n", **PYTEST_FILES},
-            test_files={**PYTEST_FILES, "tests/test_durations_issue.py": HIDDEN_PYTEST},
-            test_command="python3 -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}",
-            test_targets=("tests/test_durations.py", "tests/test_durations_issue.py"),
-            fail_to_pass=tuple(f"tests/test_durations_issue.py::{name}" for name in HIDDEN_NAMES),
-            pass_to_pass=tuple(
-                f"tests/test_durations.py::{name}"
-                for name in (*VISIBLE_NAMES, *(f"TestParts::test_of_a_time[{one}]" for one in PYTEST_PARTS))
-            ),
-            log_format="pytest",
-        )
+    visible, hidden = "tests/test_durations.py", "tests/test_durations_issue.py"
+    names = (*VISIBLE_NAMES, *(f"TestParts::test_of_a_time[{one}]" for one in PYTEST_PARTS))
+    task = replace(
+        UNITTEST,
+        files={"durations.py": BUGGY, "pytest.ini": "[pytest]\naddopts = -x\n", **PYTEST_FILES},
+        test_files={**PYTEST_FILES, hidden: HIDDEN_PYTEST},
+        test_command="python3 -m pytest --no-header -rA --tb=no -p no:cacheprovider {tests}",
+        test_targets=(visible, hidden),
+        fail_to_pass=tuple(f"{hidden}::{name}" for name in HIDDEN_NAMES),
+        pass_to_pass=tuple(f"{visible}::{name}" for name in names),
+        log_format="pytest",
     )
+    return with_pytest(task)
 
 
 def score_task(task: SweTask, command: str) -> tuple[float, TestReport]:

@@ -71,24 +71,16 @@ def tokenizer_of(family: Family, template: str) -> Any:
     return tokenizer
 
 
-EDIT = {
-    "type": "function",
-    "function": {
-        "name": "edit_file",
-        "description": "Replace text.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string"},
-                "old": {"type": "string"},
-                "line": {"type": "integer"},
-                "all": {"type": "boolean"},
-                "ranges": {"type": "array", "items": {"type": "array"}},
-                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            },
-        },
-    },
+PROPERTIES: dict[str, Any] = {
+    "path": {"type": "string"},
+    "old": {"type": "string"},
+    "line": {"type": "integer"},
+    "all": {"type": "boolean"},
+    "ranges": {"type": "array", "items": {"type": "array"}},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
 }
+PARAMETERS = {"type": "object", "properties": PROPERTIES}
+EDIT = {"type": "function", "function": {"name": "edit_file", "description": "Replace text.", "parameters": PARAMETERS}}
 ARGUMENTS: list[dict[str, Any]] = [
     {"path": "a b.py", "old": "    if x < 3:\n\treturn \"ü\" # '\\n'\n", "line": 7, "all": True},
     {"ranges": [[1, 2], [{"k": None}]], "old": "5", "note": None, "path": ""},

@@ -20,6 +20,10 @@ def shell(command: str) -> str:
     return call("shell", command=command)
 
 
+def thinking(text: str, *rest: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n" + "\n".join(rest)
+
+
 def misspelling(tiny: SimpleNamespace, script: Callable[[str], str]) -> TinyModel:
     """A model that writes what a script says for a prompt, in other tokens each time."""
     backend = tiny.backend()

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gateway_harness import TinyModel, talking, trained_text
-from protocol_turns import shell
+from gateway_harness import TinyModel, talking, trained_texts, user
+from protocol_turns import shell, thinking
 from sandboxes_here import HERE
 
 from tree_rl.rollout.agents.in_environment import FinishedTask, run_task
@@ -13,26 +13,16 @@ from tree_rl.rollout.agents.react import ReActAgent, ReActOptions
 from tree_rl.rollout.environments import ShellEnvironment
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.session import RecordedSession
-from tree_rl.rollout.transcript import rows_of_calls
 from tree_rl.verl_plugin.agent_loops.tool_agent_loop import as_gateway_agent
 
 TASK = {"files": {"a.txt": "alpha\n", "b.txt": "beta\n"}, "check": "grep -q alpha out.txt"}
 
 
-def thinking(text: str, *rest: str) -> str:
-    return f"<think>\n{text}\n</think>\n\n" + "\n".join(rest)
-
-
 async def act(endpoint: Endpoint, environment: Any, options: ReActOptions | None = None) -> FinishedTask:
     """The agent's work on the task."""
-    return await run_task(
-        agent=ReActAgent(options or ReActOptions()),
-        environment=environment,
-        endpoint=endpoint,
-        task=TASK,
-        messages=[{"role": "user", "content": "copy alpha to out.txt"}],
-        timeout_seconds=60,
-    )
+    agent, messages = ReActAgent(options or ReActOptions()), [user("copy alpha to out.txt")]
+    asked = {"task": TASK, "messages": messages, "timeout_seconds": 60}
+    return await run_task(agent=agent, environment=environment, endpoint=endpoint, **asked)
 
 
 async def play(
@@ -46,8 +36,7 @@ async def play(
     backend = backend or TinyModel(tiny.model, tiny.tokenizer, script)
     async with talking(backend, **gateway) as talk:
         done = await act(talk.endpoint, ShellEnvironment(HERE), options)
-        record = await talk.close()
-    return done, record, [trained_text(backend.tokenizer, row) for row in rows_of_calls(record.calls)]
+    return done, talk.record, trained_texts(backend.tokenizer, talk.record.calls)
 
 
 def as_tree_agent(**options: Any) -> dict[str, Any]:

@@ -69,14 +69,9 @@ async def work_on(
     task: SweTask, *, agent: TaskAgent, environment: Any, endpoint: Endpoint, seconds: float = 60
 ) -> FinishedTask:
     """An agent's session on a task, until its reward."""
-    return await run_task(
-        agent=agent,
-        environment=environment,
-        endpoint=endpoint,
-        task={"swe": task.to_row()},
-        messages=generator().to_row(task, 0, "train")["prompt"],
-        timeout_seconds=seconds,
-    )
+    messages = generator().to_row(task, 0, "train")["prompt"]
+    asked = {"task": {"swe": task.to_row()}, "messages": messages, "timeout_seconds": seconds}
+    return await run_task(agent=agent, environment=environment, endpoint=endpoint, **asked)
 
 
 def writing(files: dict[str, str]) -> str:

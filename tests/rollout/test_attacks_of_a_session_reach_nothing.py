@@ -113,16 +113,9 @@ def place(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
             listener.bind(address)
             listener.listen()
         path.chmod(0o777)
-        yield {
-            "file": str(file),
-            "source": __file__,
-            "pid": os.getpid(),
-            "shared": memory.name,
-            "abstract": abstract,
-            "socket": str(path),
-            "ports": [server.getsockname()[1] for server in servers],
-            "address": socket.gethostbyname(socket.gethostname()),
-        }
+        found = {"file": str(file), "source": __file__, "socket": str(path), "pid": os.getpid()}
+        ports, address = [one.getsockname()[1] for one in servers], socket.gethostbyname(socket.gethostname())
+        yield {**found, "shared": memory.name, "abstract": abstract, "ports": ports, "address": address}
     memory.close()
     memory.unlink()
 

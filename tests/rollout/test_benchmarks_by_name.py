@@ -20,7 +20,7 @@ from tree_rl.rollout.environments.benchmarks.named import BENCHMARKS
 from tree_rl.rollout.environments.benchmarks.published_files import main, published_rows
 from tree_rl.rollout.environments.benchmarks.r2e import from_r2e
 from tree_rl.rollout.environments.benchmarks.terminal_bench import LOGS, from_terminal_bench
-from tree_rl.rollout.environments.published_tasks import from_swe_bench, from_swe_gym, from_swe_smith
+from tree_rl.rollout.environments.published_tasks import from_swe_bench, from_swe_smith
 from tree_rl.rollout.environments.swe_reports import TestReport, is_full_reward, passed_tests, verdicts_of
 from tree_rl.rollout.environments.swe_task import SweTask
 from tree_rl.rollout.sandbox.sandbox import SandboxError
@@ -147,22 +147,22 @@ def test_tasks_that_cannot_be_judged_are_left_out_by_name(tmp_path: Path, capsys
     main(["swe_bench_verified", str(ROWS / "swe_bench.jsonl"), str(tmp_path / "out.parquet")])
     said = capsys.readouterr()
     assert "1 tasks in" in said.out and "django__django-1: the tests of django/django are not run by pytest" in said.err
-    data = {**row_of("swe_gym"), "test_patch": "diff --git a/test-data/a.test b/test-data/a.test\n"}
-    with pytest.raises(ValueError, match=r"expected a test_patch with a Python file.*test-data/a\.test"):
-        from_swe_gym(data)
-    smith = row_of("swe_smith")
-    with pytest.raises(ValueError, match="expected the field 'image_name'"):
-        from_swe_smith({**smith, "image_name": None})
-    with pytest.raises(ValueError, match="expected a problem in words"):
-        from_swe_smith({**smith, "problem_statement": ""})
-    with pytest.raises(ValueError, match=r"names 'test_gone', which no file of the row holds"):
-        from_r2e({**R2E_ROW, "expected_output_json": '{"test_gone": "PASSED"}'})
-    with pytest.raises(ValueError, match=r"expected JSON in expected_output_json"):
-        from_r2e({**R2E_ROW, "execution_result_content": "{}"})
-    with pytest.raises(ValueError, match=r"the folder names no image; build Dockerfile"):
-        from_terminal_bench({"name": "greet", "files": OLD})
-    with pytest.raises(ValueError, match=r"expected the file 'tests/test\.sh'"):
-        from_terminal_bench({"name": "greet", "files": {**HARBOR, "tests/test.sh": ""}})
+    patch = "diff --git a/test-data/a.test b/test-data/a.test\n"
+    for name, change, message in (
+        ("swe_gym", {"test_patch": patch}, r"expected a test_patch with a Python file.*test-data/a\.test"),
+        ("swe_smith", {"image_name": None}, "expected the field 'image_name'"),
+        ("swe_smith", {"problem_statement": ""}, "expected a problem in words"),
+        (
+            "r2e",
+            {"expected_output_json": '{"test_gone": "PASSED"}'},
+            "names 'test_gone', which no file of the row holds",
+        ),
+        ("r2e", {"execution_result_content": "{}"}, "expected JSON in expected_output_json"),
+        ("terminal_bench", {"files": OLD}, "the folder names no image; build Dockerfile"),
+        ("terminal_bench", {"files": {**HARBOR, "tests/test.sh": ""}}, r"expected the file 'tests/test\.sh'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BENCHMARKS[name].read({**row_of(name), **change})
 
 
 def judged(task: SweTask, command: str, **changes: Any) -> TestReport:
@@ -194,16 +194,11 @@ def terminal_judged(files: dict[str, str], command: str) -> TestReport:
     task = from_terminal_bench({"name": "greet", "files": files, "image": "example/greet:1"})
     assert task.directory == ("/greet" if files is HARBOR else "/app")
     assert all(name.startswith(f"{LOGS}/") for name in task.reward_files)
-    here = replace(
-        task,
-        image=None,
-        directory=None,
-        files={"readme": ""},
-        prelude='export LOGS="$PWD/logs"',
-        test_command=task.test_command.replace("/logs/verifier", "logs").replace("/tests", "the-tests"),
-        reward_files=("logs/reward.txt", "logs/reward.json"),
-        test_files={path: text.replace("/tests", "the-tests") for path, text in task.test_files.items()},
-    )
+    test_command = task.test_command.replace("/logs/verifier", "logs").replace("/tests", "the-tests")
+    test_files = {path: text.replace("/tests", "the-tests") for path, text in task.test_files.items()}
+    here = replace(task, image=None, directory=None, files={"readme": ""}, prelude='export LOGS="$PWD/logs"')
+    rewards = ("logs/reward.txt", "logs/reward.json")
+    here = replace(here, test_command=test_command, test_files=test_files, reward_files=rewards)
     return score_task(here, command)[1]
 
 

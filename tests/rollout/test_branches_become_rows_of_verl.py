@@ -22,7 +22,9 @@ from tree_rl.verl_plugin.trainer.step_metrics import branching_metrics
 
 AGENT = "tree_rl.rollout.agents.in_environment.AgentInEnvironment"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-COLUMNS = ("prompts", "responses", "response_mask", "rollout_log_probs")
+COLUMNS = {"prompts": "prompt_ids", "responses": "response_ids", "response_mask": "response_mask"}
+COLUMNS |= {"rollout_log_probs": "response_log_probs"}
+"""verl's columns -> a row's fields."""
 TWO_ENDS = {"policy": "fixed", "options": {"every_tokens": 10, "depth": 2}, "rounds": 2}
 
 
@@ -52,13 +54,9 @@ def run_prompt(
     """One prompt of two sessions, whose random model writes to the end of its turn and calls no tool."""
     model = describe(model_path)
     server = build_server(model)
-    agent = {
-        "agent": AGENT,
-        "agent_options": {"environment": "shell", "sandbox": {"unconfined": HERE.unconfined}},
-        "gateway": {"max_turn_tokens": 25},
-        "branching": branching,
-        "seed": 1,  # no session draws an end token
-    }
+    # With this seed no session draws an end token.
+    agent = {"agent": AGENT, "gateway": {"max_turn_tokens": 25}, "branching": branching, "seed": 1}
+    agent |= {"agent_options": {"environment": "shell", "sandbox": {"unconfined": HERE.unconfined}}}
     settings = {"name": "hf", "prompt_length": 400, "response_length": 100, "n": 2, "val_kwargs": {"n": 2}}
     rollout = {**settings, "custom": {"gateway_agent": agent}}
     worker = object.__new__(prompt_forests.TreeAgentLoopWorker)
@@ -71,15 +69,8 @@ def run_prompt(
     queue = Queue()
     for module in (prompt_forests, agent_loop_tq):
         monkeypatch.setattr(module, "tq", queue)
-    prompt = {
-        "uid": "u",
-        "index": 0,
-        "global_steps": 1,
-        "agent_name": "tree_gateway_agent",
-        "raw_prompt": [{"role": "user", "content": "the forest"}],
-        "extra_info": {"check": "true"},
-        "data_source": "x",
-    }
+    prompt = {"uid": "u", "index": 0, "global_steps": 1, "agent_name": "tree_gateway_agent", "data_source": "x"}
+    prompt |= {"raw_prompt": [{"role": "user", "content": "the forest"}], "extra_info": {"check": "true"}}
     trajectory = {"step": 1, "sample_index": 0, "rollout_n": 2, "validate": validate}
     asyncio.run(worker._run_prompt(prompt, dict(SAMPLING), trajectory))
     assert not worker._finished and not worker._generated
@@ -95,13 +86,7 @@ def test_branches_are_sessions_whose_log_probs_the_model_confirms(
     assert sorted(queue.rows) == [f"u_{session}_0" for session in range(8)]
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     for columns in queue.rows.values():
-        row = Row(
-            prompt_ids=tuple(columns["prompts"].tolist()),
-            response_ids=tuple(columns["responses"].tolist()),
-            response_mask=tuple(columns["response_mask"].tolist()),
-            response_log_probs=tuple(columns["rollout_log_probs"].tolist()),
-            response_calls=(),
-        )
+        row = Row(response_calls=(), **{field: tuple(columns[name].tolist()) for name, field in COLUMNS.items()})
         assert set(row.response_mask) == {1} and len(row.response_ids) == 25
         assert_confirmed(model, row)
     said = [tuple(queue.rows[f"u_{session}_0"]["responses"].tolist()) for session in range(8)]

@@ -3,8 +3,8 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,7 @@ from tree_rl.rollout.environments.swe import SweEnvironment
 from tree_rl.rollout.gateway.backend import BackendError, Generation
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.sandbox.errors import SandboxDied
-from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
-from tree_rl.rollout.sandbox.sandbox import SandboxOptions
 from tree_rl.rollout.transcript import ModelCall, rows_of_calls
-
-LS = ToolCall(name="shell", arguments={"command": "ls"})
 
 
 def call(start: float, end: float, *response: int, prompt: tuple[int, ...] = (1,), **more: Any) -> ModelCall:
@@ -36,8 +32,12 @@ def call(start: float, end: float, *response: int, prompt: tuple[int, ...] = (1,
     return ModelCall(prompt_ids=prompt, response_ids=response, seconds=(start, end), **fields)
 
 
+def shell_call(command: str) -> ToolCall:
+    return ToolCall(name="shell", arguments={"command": command})
+
+
 def tool(start: float, end: float) -> RecordedCall:
-    return RecordedCall(call=LS, result="", seconds=(start, end), began=0, ended=0)
+    return RecordedCall(call=shell_call("ls"), result="", seconds=(start, end), began=0, ended=0)
 
 
 def test_nodes_are_calls_of_the_main_line_that_nothing_overlaps() -> None:
@@ -129,38 +129,35 @@ async def test_a_bug_of_a_branch_is_logged_with_its_traceback(
 FILES = {"files": {"log": ""}, "check": "true"}
 
 
-def shell_call(command: str) -> ToolCall:
-    return ToolCall(name="shell", arguments={"command": command})
-
-
 def forked(parent: Recording) -> Fork:
     """Behind all tool calls of a session."""
     parent.calls = (call(0, math.inf, 5), call(math.inf, math.inf, 6))
     return Fork(parent=parent, token=1)
 
 
+@asynccontextmanager
+async def started(recording: Recording, inner: ShellEnvironment | None = None) -> AsyncIterator[RecordedEnvironment]:
+    environment = RecordedEnvironment(inner or ShellEnvironment(HERE), recording)
+    await environment.reset(FILES)
+    yield environment
+    await environment.close()
+
+
 @pytest.mark.parametrize("copies", [pytest.param(True, marks=needs_bubblewrap), False])
 async def test_branches_of_branches_keep_the_order_of_concurrent_tool_calls(copies: bool) -> None:
     slow, fast = shell_call("sleep 0.5; echo slow >> log"), shell_call("echo fast >> log")
-    recording = Recording(number=0, copies=copies)
-    parent = recording
-    environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
-    await environment.reset(FILES)
-    await asyncio.gather(environment.call(slow), environment.call(fast))
-    await environment.close()
-    # A branch asks in another order.
-    recording = Recording(number=1, fork=forked(parent), copies=copies)
-    environment = RecordedEnvironment(ShellEnvironment(HERE), recording)
-    await environment.reset(FILES)
-    for one in (slow, fast) if copies else (fast, slow):
-        await environment.call(one)
-    await environment.close()
+    parent = Recording(number=0, copies=copies)
+    async with started(parent) as environment:
+        await asyncio.gather(environment.call(slow), environment.call(fast))
+    branch = Recording(number=1, fork=forked(parent), copies=copies)
+    async with started(branch) as environment:
+        # It asks in another order.
+        for one in (slow, fast) if copies else (fast, slow):
+            await environment.call(one)
     shell = ShellEnvironment(HERE)
-    environment = RecordedEnvironment(shell, Recording(number=2, fork=forked(recording)))
-    await environment.reset(FILES)
-    # A copy is of the state after the last one's end; calls that are executed again begin in their old order.
-    assert await shell.sandbox.read("log") == ("fast\nslow\n" if copies else "slow\nfast\n")
-    await environment.close()
+    async with started(Recording(number=2, fork=forked(branch)), shell):
+        # A copy is of the state after the last one's end; calls that are executed again begin in their old order.
+        assert await shell.sandbox.read("log") == ("fast\nslow\n" if copies else "slow\nfast\n")
     await parent.close()
 
 
@@ -188,21 +185,12 @@ class Uncopied(ShellEnvironment):
 async def test_a_copy_that_fails_costs_the_session_nothing(error: BaseException | None) -> None:
     recording, inner = Recording(number=0), Uncopied(HERE)
     inner.error = error
-    environment = RecordedEnvironment(inner, recording)
-    await environment.reset(FILES)
-    first = recording.folder_for_copy()
-    assert [await environment.call(shell_call("echo a")) for _ in range(2)] == ["a"] * 2
-    assert [made.saved for made in recording.tool_calls] == [None] * 2
-    assert [*first.parent.iterdir()] == [first], "half a copy is deleted"
-    await environment.close()
+    async with started(recording, inner) as environment:
+        first = recording.folder_for_copy()
+        assert [await environment.call(shell_call("echo a")) for _ in range(2)] == ["a"] * 2
+        assert [made.saved for made in recording.tool_calls] == [None] * 2
+        assert [*first.parent.iterdir()] == [first], "half a copy is deleted"
     await recording.close()
-
-
-async def test_files_of_unconfined_commands_are_no_state(tmp_path: Path) -> None:
-    sandbox = LocalSandbox(SandboxOptions(unconfined=True))
-    await sandbox.start()
-    assert not await sandbox.save(tmp_path)
-    await sandbox.close()
 
 
 class OwnCall:

@@ -3,8 +3,6 @@
 Each family's own chat template renders a recorded history byte for byte, and turns are read as it writes them.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 from client_edits import NEW_IDS, chooser, sent_back
-from dictated_answers import Scene, said, user
+from dictated_answers import Scene, said, user, without_reasoning
 from gateway_harness import SHELL, misspell
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -87,10 +85,6 @@ def test_forms_of_a_client_continue_the_row(tiny: SimpleNamespace, protocol: str
 @cache
 def tokenizer_with(family: Family, path: Path) -> Any:
     return tokenizer_of(family, path.read_text())
-
-
-def without_reasoning(history: Sequence[ChatMessage]) -> list[ChatMessage]:
-    return [replace(message, reasoning=None) for message in history]
 
 
 def answers_to(message: ChatMessage) -> list[ChatMessage]:

@@ -16,7 +16,7 @@ import pytest
 from gateway_harness import talking, trained_text
 from live_processes import running
 from sandboxes_here import HERE, needs_bubblewrap
-from small_swe import ScriptedModel, all_tasks, generator, mini_turn, play, task_of, writing
+from small_swe import Played, ScriptedModel, all_tasks, generator, mini_turn, play, task_of, writing
 from transformers import PreTrainedTokenizerFast
 
 from tree_rl.rollout.agents.command_line import CommandLineAgent, CommandLineOptions
@@ -90,13 +90,12 @@ def test_it_solves_a_task_and_reaches_nothing_but_the_model(
 
 def test_one_that_crashes_or_hangs_is_scored_and_killed(chatml: PreTrainedTokenizerFast) -> None:
     task = all_tasks()["lru_cache"]
-    repair = writing(dict(task.solution_files))
-    backend = ScriptedModel(chatml, lambda prompt: "DONE")
-    crashing = CommandLineAgent(
-        CommandLineOptions(command=f"{repair}\necho {{prompt}} >/dev/null; exit 3", limits=WIDE)
-    )
-    hanging = CommandLineAgent(CommandLineOptions(command="echo {prompt} > /dev/null; sleep 61.83", limits=WIDE))
-    (crashed,), (hung,) = play(backend, [(crashing, task)]), play(backend, [(hanging, task)], seconds=3)
+
+    def ended(command: str, seconds: float = 60) -> Played:
+        agent = CommandLineAgent(CommandLineOptions(command=f"echo {{prompt}} >/dev/null; {command}", limits=WIDE))
+        return play(ScriptedModel(chatml, lambda prompt: "DONE"), [(agent, task)], seconds)[0]
+
+    crashed, hung = ended(f"{writing(dict(task.solution_files))}\nexit 3"), ended("sleep 61.83", 3)
     assert crashed.result == ("agent_failed", 1.0) and "status 3" in crashed.done.detail
     assert hung.result == ("timed_out", 0.0)
     assert not running("61.83")
@@ -109,7 +108,6 @@ async def test_it_needs_an_environment_that_runs_agents() -> None:
 
 
 FOUR = sorted(all_tasks())[:4]
-UNCONFINED = {"unconfined": HERE.unconfined, "limits": {"timeout_seconds": 20}}
 
 
 def repair_for_mini(prompt: str) -> str:
@@ -162,7 +160,8 @@ async def test_the_agent_loops_agent_is_built_from_its_config(chatml: PreTrained
     async def run(sent: Mapping[str, Any] = row, **options: Any) -> Any:
         model = ScriptedModel(chatml, repair_for_mini)
         async with talking(model, max_context_tokens=20_000, max_turn_tokens=4000) as talk:
-            agent = AgentInEnvironment(agent="mini_swe", sandbox=UNCONFINED, **options)
+            sandbox = {"unconfined": HERE.unconfined, "limits": {"timeout_seconds": 20}}
+            agent = AgentInEnvironment(agent="mini_swe", sandbox=sandbox, **options)
             return await agent.run(talk.endpoint, messages=messages, task=sent)
 
     result = await run(options={"max_turns": 5})

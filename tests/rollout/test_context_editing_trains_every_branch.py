@@ -143,9 +143,8 @@ def working(prompt: str) -> str:
 async def test_every_branch_trains_in_as_few_rows_as_the_requests_allow(edits: Any, tiny: SimpleNamespace) -> None:
     async with talking(misspelling(tiny, working), max_context_tokens=CONTEXT_TOKENS, max_turn_tokens=300) as talk:
         await edits(talk.http)
-        record = await talk.close()
     compacts = edits in (claude_compacts, opencode_compacts)
-    assert len(rows_of_calls(record.calls)) == ROWS[edits]
-    assert [call.side for call in record.calls if call.side] == (["summary"] if compacts else [])
-    assert {call.agent for call in record.calls} == ({"main", "a1", "b2"} if edits is claude_forks else {"main"})
-    assert dict(record.refused) == ({400: 1} if edits is claude_compacts else {})
+    assert len(rows_of_calls(talk.record.calls)) == ROWS[edits]
+    assert [call.side for call in talk.record.calls if call.side] == (["summary"] if compacts else [])
+    assert {call.agent for call in talk.record.calls} == ({"main", "a1", "b2"} if edits is claude_forks else {"main"})
+    assert dict(talk.record.refused) == ({400: 1} if edits is claude_compacts else {})

@@ -20,8 +20,6 @@ from tree_rl.rollout.gateway.tokens.recorder import Recorder
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
-
-
 canonical = dumps
 """With the order of keys, and 1, 1.0 and true apart."""
 
@@ -33,43 +31,39 @@ def has_one_type(calls: list[tuple[str, dict[str, object]]]) -> bool:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_calls_come_back_as_they_were_meant_and_of_a_cut_turn_those_before_the_cut(form: str) -> None:
+@EXAMPLES
+@given(calls=CALLS, before=PLAIN, after=PLAIN, data=st.data())
+def test_calls_come_back_as_they_were_meant_and_of_a_cut_turn_those_before_the_cut(
+    form: str, calls: list[tuple[str, dict[str, object]]], before: str, after: str, data: st.DataObject
+) -> None:
     name, write = WRITERS[form]
+    assume(not is_ambiguous(form, calls))
+    assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
+    if form in ("llama3", "harmony", "mistral_list"):
+        before = after = ""
+    turn, given = write(calls), {"tools": tools_for(calls), "is_reasoning_open": False}
+    read = DIALECTS[name]().read(before + turn + after, **given)
+    assert canonical([(call.name, call.arguments) for call in read.calls]) == canonical(calls)
+    assert read.fault is None and read.reasoning is None
+    assert "".join(read.content.split()) == "".join((before + after).split())
+    cut = DIALECTS[name]().read(turn[: data.draw(st.integers(0, len(turn)))], **given)
+    found = [(call.name, call.arguments) for call in cut.calls]
+    assert canonical(found) == canonical(calls[: len(found)])
 
-    @EXAMPLES
-    @given(CALLS, PLAIN, PLAIN, st.data())
-    def check(calls: list[tuple[str, dict[str, object]]], before: str, after: str, data: st.DataObject) -> None:
-        assume(not is_ambiguous(form, calls))
-        assume(form not in ("qwen3_coder", "glm4") or has_one_type(calls))
-        if form in ("llama3", "harmony", "mistral_list"):
-            before = after = ""
-        turn, given = write(calls), {"tools": tools_for(calls), "is_reasoning_open": False}
-        read = DIALECTS[name]().read(before + turn + after, **given)
-        assert canonical([(call.name, call.arguments) for call in read.calls]) == canonical(calls)
-        assert read.fault is None and read.reasoning is None
-        assert "".join(read.content.split()) == "".join((before + after).split())
-        cut = DIALECTS[name]().read(turn[: data.draw(st.integers(0, len(turn)))], **given)
-        found = [(call.name, call.arguments) for call in cut.calls]
-        assert canonical(found) == canonical(calls[: len(found)])
 
-    check()
+MARKS = ("<|channel|>analysis", "<|channel|>final", "<|start|>assistant", "<|tool_call_argument_begin|>")
+WORDS = (" to=functions.x ", '{"name": "x"}', "functions.x:0", "<｜tool▁sep｜>", *"x\n{[;", '"a', "NaN", "1e999")
+TURNS = st.lists(st.sampled_from((*MARKUP, *MARKS, *WORDS)), max_size=12).map("".join)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_nothing_that_a_model_writes_raises(name: str) -> None:
-    marks = ("<|channel|>analysis", "<|channel|>final", "<|start|>assistant", "<|tool_call_argument_begin|>")
-    words = (" to=functions.x ", '{"name": "x"}', "functions.x:0", "<｜tool▁sep｜>", *"x\n{[;", '"a', "NaN", "1e999")
-    turns = st.lists(st.sampled_from((*MARKUP, *marks, *words)), max_size=12).map("".join)
-
-    @EXAMPLES
-    @given(turns, st.booleans(), st.booleans())
-    def check(turn: str, is_open: bool, with_tools: bool) -> None:
-        read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
-        assert with_tools or not read.calls
-        if name != "harmony":
-            assert read.calls or read.marked_reasoning + read.content == turn
-
-    check()
+@EXAMPLES
+@given(turn=TURNS, is_open=st.booleans(), with_tools=st.booleans())
+def test_nothing_that_a_model_writes_raises(name: str, turn: str, is_open: bool, with_tools: bool) -> None:
+    read = DIALECTS[name]().read(turn, tools=ANY_TOOL if with_tools else (), is_reasoning_open=is_open)
+    assert with_tools or not read.calls
+    if name != "harmony":
+        assert read.calls or read.marked_reasoning + read.content == turn
 
 
 @pytest.mark.parametrize(

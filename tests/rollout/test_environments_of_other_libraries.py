@@ -209,19 +209,14 @@ def tools_app() -> Any:
 
             super().__init__(mcp)
 
-        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        def reset(self, **kwargs: Any) -> Observation:
             return Observation()
 
-        def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        def _step_impl(self, action: Any, **kwargs: Any) -> Observation:
             raise ValueError(f"no such action: {action}")
 
-        def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-            return self._paid(super().step(action, timeout_s=timeout_s, **kwargs))
-
-        async def step_async(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
-            return self._paid(await super().step_async(action, timeout_s=timeout_s, **kwargs))
-
-        def _paid(self, observation: Observation) -> Observation:
+        async def step_async(self, action: Any, **kwargs: Any) -> Observation:
+            observation = await super().step_async(action, **kwargs)
             if isinstance(observation, CallToolObservation) and observation.error is None:
                 observation.reward = 0.25
             return observation

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from dictated_answers import Scene, said, user
-from gateway_harness import CHATML, SHELL, SPECIAL, build_tokenizer, misspell, trained_text
+from gateway_harness import CHATML, SHELL, SPECIAL, build_tokenizer, misspell, trained_text, trained_texts
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers import decoders as decoding
 from transformers import PreTrainedTokenizerFast
@@ -113,9 +113,8 @@ def test_a_turn_ended_by_a_stop_text_goes_on_without_it(qwen: Scene) -> None:
     said_ids = misspell(qwen.tokenizer, "Thought: look at the forest\nObservation:")
     first = qwen.answer([user("a")], said_ids, stop="\nObservation:")
     qwen.answer([user("a"), first, user("b")], "Done")
-    cut, whole = rows_of_calls(qwen.recorder.calls)
-    assert trained_text(qwen.tokenizer, cut) == "Thought: look at the forest\nObservation:"
-    assert trained_text(qwen.tokenizer, whole) == "Thought: look at the forestDone<|im_end|>"
+    cut, whole = "Thought: look at the forest\nObservation:", "Thought: look at the forestDone<|im_end|>"
+    assert trained_texts(qwen.tokenizer, qwen.recorder.calls) == [cut, whole]
 
 
 def test_a_turn_cut_by_its_limit_goes_on_with_an_end_that_is_not_trained(plain: Scene) -> None:

@@ -62,14 +62,13 @@ async def test_long_texts_are_tokenized_beside_the_event_loop(
     async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
         # Asked at once, so that one finds the trie as another has just changed it.
         answers = await ask(talk, long, "short", long, long + "and more")
-        record = await talk.close()
     assert [answer.status_code for answer in answers] == [200] * 4
     assert all(is_here == (length < LONG_TEXT) for length, is_here in tokenized)
     assert sum(length >= LONG_TEXT for length, _ in tokenized) >= 2
-    texts = {tiny.tokenizer.decode(call.prompt_ids) for call in record.calls}
+    texts = {tiny.tokenizer.decode(call.prompt_ids) for call in talk.record.calls}
     assert {text.count("the forest") for text in texts} == {0, LONG_TEXT // 20}
     whole = [tuple(tiny.tokenizer.encode(text, add_special_tokens=False)) for text in sorted(texts)]
-    assert {call.prompt_ids for call in record.calls} == set(whole)
+    assert {call.prompt_ids for call in talk.record.calls} == set(whole)
 
 
 async def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(
@@ -77,12 +76,11 @@ async def test_of_a_text_far_beyond_the_limit_only_the_beginning_is_tokenized(
 ) -> None:
     async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
         (answer,) = await ask(talk, "one two " * 500_000)
-        record = await talk.close()
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert f"tokens > {LIMIT - 1} maximum" in error["message"]
     assert max(length for length, _ in tokenized) == LONGEST_TOKENS * LIMIT
-    assert record.calls == () and record.refused == {400: 1}
+    assert talk.record.calls == () and talk.record.refused == {400: 1}
 
 
 async def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_not(tiny: SimpleNamespace) -> None:
@@ -90,7 +88,7 @@ async def test_a_text_of_long_tokens_is_read_to_the_end_before_it_is_refused_or_
     assert len(tiny.tokenizer.encode(" permission")) == 1 and len(fits) > LONGEST_TOKENS * LIMIT
     async with talking(tiny.backend(), max_context_tokens=LIMIT) as talk:
         answer, refused = await ask(talk, fits, fits + " permission" * 500)
-        (call,) = (await talk.close(is_checked=False)).calls
+    (call,) = talk.record.calls
     assert (answer.status_code, refused.status_code) == (200, 400)
     assert call.prompt_ids.count(tiny.tokenizer.encode(" permission")[0]) == LIMIT - 500
     assert LIMIT < int(refused.json()["error"]["message"].split()[4]) < LIMIT + 100

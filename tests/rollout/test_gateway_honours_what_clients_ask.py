@@ -12,18 +12,14 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_text, user
+from gateway_harness import CHATML, SHELL, TinyModel, build_tokenizer, talking, tool_result, trained_texts, user
 from protocol_turns import call
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 HELLO = [user("hello")]
 READ = {"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}
 LS = call("shell", command="ls")
 FORCE_SHELL = {"type": "function", "function": {"name": "shell"}}
 FORCED = '<tool_call>\n{"name": "shell", "arguments":'
-
-
 NAMED, ANY = ' {"command": "ls"}}\n</tool_call>', ' "shell", "arguments": {"command": "ls"}}\n</tool_call>'
 OPENS = "{%- if add_generation_prompt %}{{ '<think>\\n' }}{%- endif %}"
 
@@ -47,14 +43,12 @@ async def test_a_forced_call_is_begun_for_the_model_and_only_what_it_drew_is_tra
         message = answer.choices[0].message
         sent = [*HELLO, message.model_dump(), tool_result(message, "a.py")]
         await talk.ask(sent, tools=[SHELL, READ])
-        record = await talk.close()
     assert answer.choices[0].finish_reason == "tool_calls" and not message.content
     called = [(call.function.name, call.function.arguments) for call in message.tool_calls]
     assert called == [("shell", '{"command": "ls"}')]
-    assert tokenizer.decode(record.calls[0].prompt_ids).endswith(opening)
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tokenizer, row) == f"{drawn}<|im_end|>done<|im_end|>"
-    assert record.drift.branch_causes == {}
+    assert tokenizer.decode(talk.record.calls[0].prompt_ids).endswith(opening)
+    assert trained_texts(tokenizer, talk.record.calls) == [f"{drawn}<|im_end|>done<|im_end|>"]
+    assert talk.record.drift.branch_causes == {}
 
 
 async def test_a_call_that_cannot_be_begun_is_refused(tiny: SimpleNamespace) -> None:
@@ -81,12 +75,10 @@ async def test_one_call_ends_the_turn_behind_it_and_the_row_goes_on(
         message = answer.choices[0].message
         results = [tool_result(message, "a.py", index) for index in range(len(message.tool_calls))]
         await talk.ask([*HELLO, message.model_dump(), *results], tools=[SHELL, READ], **sends)
-        record = await talk.close()
     assert (answer.choices[0].finish_reason, len(results)) == ("tool_calls", 1 if sends else 2)
-    (row,) = rows_of_calls(record.calls)
     first = f"Look.\n{LS}" if sends else f"{both}<|im_end|>"
-    assert trained_text(tiny.tokenizer, row) == f"{first}done<|im_end|>"
-    assert record.drift.branch_causes == {}
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [f"{first}done<|im_end|>"]
+    assert talk.record.drift.branch_causes == {}
 
 
 @pytest.mark.parametrize("begun", ["The answer is", "i", "Sum: ", "<tool"])
@@ -96,11 +88,9 @@ async def test_a_last_assistant_message_is_continued_and_its_row_goes_on(tiny: S
         answer = await create(model="m", max_tokens=50, messages=[*HELLO, {"role": "assistant", "content": begun}])
         whole = {"role": "assistant", "content": begun + answer.content[0].text}
         await create(model="m", max_tokens=50, messages=[*HELLO, whole, user("bye")])
-        record = await talk.close()
     assert answer.content[0].text == " forty-two."
-    assert tiny.tokenizer.decode(record.calls[0].prompt_ids).endswith(begun)
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == " forty-two.<|im_end|>bye<|im_end|>"
+    assert tiny.tokenizer.decode(talk.record.calls[0].prompt_ids).endswith(begun)
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [" forty-two.<|im_end|>bye<|im_end|>"]
 
 
 @pytest.mark.parametrize("reasoning", ["field", "inline"])
@@ -114,12 +104,11 @@ async def test_an_answer_cut_by_its_limit_is_continued_in_its_row_where_that_is_
         begun = {"role": "assistant", "content": first.choices[0].message.content}
         answer = await talk.ask([*HELLO, begun], extra_body={"continue_final_message": True})
         await talk.ask([*HELLO, begun])
-        *calls, unasked = (await talk.close()).calls
-    (row,) = rows_of_calls(calls)
+    *calls, unasked = talk.record.calls
     message = answer.choices[0].message
     assert tiny.tokenizer.decode(unasked.prompt_ids).endswith("The answer<|im_end|>\n<|im_start|>assistant\n")
     assert (message.content, getattr(message, "reasoning_content", None)) == (" is here", None)
-    assert trained_text(tiny.tokenizer, row) == f"{thought}The answer is here<|im_end|>"
+    assert trained_texts(tiny.tokenizer, calls) == [f"{thought}The answer is here<|im_end|>"]
 
 
 async def test_a_begun_answer_is_not_shown_again_behind_a_line_break(tiny: SimpleNamespace) -> None:
@@ -140,10 +129,9 @@ async def test_instruct_writes_the_schema_into_the_system_text(tiny: SimpleNames
         await talk.ask([{"role": "system", "content": "Be kind."}, *HELLO], response_format=FORMAT)
         await talk.ask("hello", response_format={"type": "text"})
         await talk.ask("hello", response_format=FORMAT)
-        record = await talk.close()
-    first, second, third = (tiny.tokenizer.decode(call.prompt_ids) for call in record.calls)
+    first, second, third = (tiny.tokenizer.decode(call.prompt_ids) for call in talk.record.calls)
     assert "Be kind.\n\nAnswer with JSON alone" in first and '"required": ["answer"]' in first
-    assert "JSON" not in second and record.constrained == 0
+    assert "JSON" not in second and talk.record.constrained == 0
     assert third.startswith("<|im_start|>system\nAnswer with JSON alone")
 
 
@@ -153,16 +141,13 @@ async def test_enforce_gives_the_server_the_schema_in_one_request(tiny: SimpleNa
         await talk.ask("hello", response_format=FORMAT, stop=["zzz"])
         with pytest.raises(openai.BadRequestError, match="expected no tools: an answer"):
             await talk.ask("hello", response_format=FORMAT, tools=[SHELL])
-        record = await talk.close()
     (one,) = backend.samplings
     assert one["json_schema"] == SCHEMA and one["max_tokens"] == 400
-    assert record.constrained == 1
+    assert talk.record.constrained == 1
 
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": HELLO, "max_tokens": 3}).encode()
-
-
 GZIPPED = gzip.compress(BODY, mtime=0)
 
 
@@ -173,8 +158,7 @@ async def test_packed_bodies_are_the_plain_ones(tiny: SimpleNamespace) -> None:
         for encoding, body in sent:
             answer = await talk.http.post(CHAT, content=body, headers={"content-encoding": encoding})
             assert answer.status_code == 200, answer.text
-        record = await talk.close()
-    assert len(record.calls) == 5 and len({call.prompt_ids for call in record.calls}) == 1
+    assert len(talk.record.calls) == 5 and len({call.prompt_ids for call in talk.record.calls}) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,7 +178,7 @@ async def test_what_does_not_unpack_is_refused_by_name(
     async with talking(tiny.scripted()) as talk:
         answer = await talk.http.post(CHAT, content=body, headers={"content-encoding": encoding})
         assert answer.status_code == status and message in answer.json()["error"]["message"]
-        assert (await talk.close()).calls == ()
+    assert talk.record.calls == ()
 
 
 async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:
@@ -218,7 +202,7 @@ async def test_probes_learn_what_is_served(tiny: SimpleNamespace) -> None:
                 message = answer.json()["error"]["message"]
                 assert answer.status_code == 404
                 assert note in message and "expected /v1/chat/completions" in message
-        assert (await talk.close()).calls == ()
+    assert talk.record.calls == ()
 
 
 async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNamespace) -> None:
@@ -230,8 +214,6 @@ async def test_anthropics_tool_runner_goes_on_without_a_thread(tiny: SimpleNames
     async with talking(tiny.scripted(LS, "done")) as talk:
         run = talk.anthropic.beta.messages.tool_runner
         answer = await run(model="m", max_tokens=90, tools=[shell], messages=HELLO).until_done()
-        record = await talk.close()
     assert [block.text for block in answer.content] == ["done"]
-    (row,) = rows_of_calls(record.calls)
-    assert trained_text(tiny.tokenizer, row) == f"{LS}<|im_end|>done<|im_end|>"
-    assert dict(record.refused) == {400: 1}
+    assert trained_texts(tiny.tokenizer, talk.record.calls) == [f"{LS}<|im_end|>done<|im_end|>"]
+    assert dict(talk.record.refused) == {400: 1}

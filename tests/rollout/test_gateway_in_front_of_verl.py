@@ -64,14 +64,9 @@ def build_loop(model_path: Path, custom: dict[str, Any]) -> TreeGatewayAgentLoop
     server.global_steps = 5
     settings = {"name": "hf", "prompt_length": 200, "response_length": 100, "custom": {"gateway_agent": custom}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": settings}, "data": {}})
-    return TreeGatewayAgentLoop(
-        trainer_config=DictConfigWrap(config=config),
-        server_manager=Client(server),
-        tokenizer=model.tokenizer,
-        processor=None,
-        dataset_cls=None,
-        data_config=DictConfigWrap(config.data),
-    )
+    configs = {"trainer_config": DictConfigWrap(config=config), "data_config": DictConfigWrap(config.data)}
+    client, given = Client(server), {"processor": None, "dataset_cls": None}
+    return TreeGatewayAgentLoop(server_manager=client, tokenizer=model.tokenizer, **configs, **given)
 
 
 SAMPLE = {"raw_prompt": [{"role": "user", "content": "the forest"}], "extra_info": {"second": "and the segments"}}
@@ -79,27 +74,17 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty":
 AGENT = f"{__name__}.TwoQuestions"
 
 
-def test_sessions_become_rows_whose_log_probs_the_model_confirms_and_their_gateway_ends(model_path: Path) -> None:
+async def test_sessions_become_rows_whose_log_probs_the_model_confirms_and_their_gateway_ends(model_path: Path) -> None:
     side_calls = [{"name": "title", "weight": 0}, {"name": "forest", "weight": 0.5, "user": "the forest"}]
     loop = build_loop(model_path, OmegaConf.create({"agent": AGENT, "gateway": {"side_calls": side_calls}}))
-
-    async def run() -> list[Any]:
-        results = await asyncio.gather(*[loop.run(dict(SAMPLING), **SAMPLE) for _ in range(4)])
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return results
-
-    outputs, *others = asyncio.run(run())
-    assert all(others)
+    outputs, *others = await asyncio.gather(*[loop.run(dict(SAMPLING), **SAMPLE) for _ in range(4)])
+    assert all(others) and asyncio.all_tasks() == {asyncio.current_task()}
     model = Qwen3ForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
     trained = 0
     for output in outputs:
-        row = Row(
-            prompt_ids=tuple(output.prompt_ids),
-            response_ids=tuple(output.response_ids),
-            response_mask=tuple(output.response_mask),
-            response_log_probs=tuple(output.response_logprobs),
-            response_calls=tuple(output.extra_fields["response_calls"]),
-        )
+        tokens = {name: tuple(getattr(output, name)) for name in ("prompt_ids", "response_ids", "response_mask")}
+        log_probs, calls = tuple(output.response_logprobs), tuple(output.extra_fields["response_calls"])
+        row = Row(**tokens, response_log_probs=log_probs, response_calls=calls)
         assert_confirmed(model, row)
         trained += sum(row.response_mask)
         weights = [

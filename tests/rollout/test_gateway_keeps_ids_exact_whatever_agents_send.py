@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,29 +101,28 @@ def ids_on_the_way(node: Node | None) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module", params=["reuse", "branch"])
-def scene(request: Any) -> SimpleNamespace:
+def open_session(request: Any) -> Callable[[], Session]:
+    """Opens sessions whose prompts are compared with the trie's ids, or with the tokenizer's."""
     tokenizer = build_tokenizer()
     options = GatewayOptions(max_context_tokens=4000, max_turn_tokens=100, on_drift=request.param)
     renderer, model = Renderer(tokenizer, {}), Dictated(tokenizer)
-    return SimpleNamespace(tokenizer=tokenizer, options=options, renderer=renderer, model=model)
 
+    def opened() -> Session:
+        session = Session(renderer=renderer, backend=model, options=options, sampling={})
+        make = session._recorder.make_prompt
 
-def checked_session(scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A session whose prompts are compared with the trie's ids, or with the tokenizer's."""
-    session = Session(renderer=scene.renderer, backend=scene.model, options=scene.options, sampling={})
-    recorder = session._recorder
-    make = recorder.make_prompt
+        async def prompt(asked: Any) -> Any:
+            made = await make(asked)
+            if request.param == "reuse":
+                assert made.ids == ids_on_the_way(made.node)
+            else:
+                assert list(made.ids) == tokenizer.encode(made.text, add_special_tokens=False)
+            return made
 
-    async def prompt(asked: Any) -> Any:
-        made = await make(asked)
-        if scene.options.on_drift == "reuse":
-            assert made.ids == ids_on_the_way(made.node)
-        else:
-            assert list(made.ids) == scene.tokenizer.encode(made.text, add_special_tokens=False)
-        return made
+        session._recorder.make_prompt = prompt
+        return session
 
-    monkeypatch.setattr(recorder, "make_prompt", prompt)
-    return session
+    return opened
 
 
 STEPS = st.one_of(
@@ -159,21 +157,18 @@ async def play(steps: list[tuple[Any, ...]], session: Session) -> None:
         message = answer["choices"][0]["message"]
 
 
+@given(steps=st.lists(STEPS, max_size=14))
+@settings(max_examples=30)
 def test_prompts_are_exact_and_all_that_was_generated_is_trained(
-    scene: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    open_session: Callable[[], Session], steps: list[tuple[Any, ...]]
 ) -> None:
-    @given(st.lists(STEPS, max_size=14))
-    @settings(max_examples=30)
-    def check(steps: list[tuple[Any, ...]]) -> None:
-        async def run() -> None:
-            session = checked_session(scene, monkeypatch)
-            await play(steps, session)
-            calls = (await session.close()).calls
-            assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
+    async def run() -> None:
+        session = open_session()
+        await play(steps, session)
+        calls = (await session.close()).calls
+        assert trained_edges(rows_of_calls(calls)) == generated_edges(calls)
 
-        asyncio.run(run())
-
-    check()
+    asyncio.run(run())
 
 
 TEMPLATES = {

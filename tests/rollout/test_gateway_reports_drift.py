@@ -63,9 +63,8 @@ async def test_counting_tokens_reports_nothing(tiny: SimpleNamespace) -> None:
     async with talking(tiny.backend({"hello": "the text"})) as talk:
         await talk.anthropic.messages.create(model="m", messages=edited[:1], max_tokens=300)
         count = await talk.anthropic.messages.count_tokens(model="m", messages=edited)
-        record = await talk.close()
-    assert count.input_tokens > len(record.calls[0].prompt_ids)
-    assert set(record.drift.figures().values()) == {0}
+    assert count.input_tokens > len(talk.record.calls[0].prompt_ids)
+    assert set(talk.record.drift.figures().values()) == {0}
 
 
 def test_texts_that_differ_are_no_drift(tiny: SimpleNamespace) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_harness import SHELL, talking, trained_text, user
+from gateway_harness import SHELL, talking, trained_texts, user
 from protocol_turns import shell
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 CALL = shell("ls -l")
 THOUGHT = "<think>\nlook around\n</think>\n\n"
@@ -26,11 +24,8 @@ async def test_an_openai_stream_adds_up_to_the_whole_answer(tiny: SimpleNamespac
         completions = talk.openai.chat.completions
         options |= {"model": "m", "messages": [user("hello")], "stream_options": {"include_usage": True}}
         async with completions.stream(**options) as stream:
-            async for _event in stream:
-                pass
             streamed = await stream.get_final_completion()
-        record = await talk.close()
-    call = record.calls[0]
+    call = talk.record.calls[0]
     assert (call.min_version, call.agent, call.turn) == (7, "main", 0)
     for completion in (whole, streamed):
         (choice,) = completion.choices
@@ -50,18 +45,15 @@ async def test_an_anthropic_client_reads_thinking_text_and_tool_use(tiny: Simple
     async with talking(tiny.backend({"hello": THOUGHT + "I look.\n" + CALL})) as talk:
         whole = await talk.anthropic.messages.create(**asked, max_tokens=300)
         async with talk.anthropic.messages.stream(**asked, max_tokens=300) as stream:
-            async for _event in stream:
-                pass
             streamed = await stream.get_final_message()
         count = await talk.anthropic.messages.count_tokens(**asked)
-        record = await talk.close()
     for message in (whole, streamed):
         thinking, text, use = message.content
         assert (thinking.type, thinking.thinking) == ("thinking", "look around")
         assert (text.type, text.text) == ("text", "I look.")
         assert (use.type, use.name, use.input) == ("tool_use", "shell", {"command": "ls -l"})
         assert (message.stop_reason, message.model) == ("tool_use", "claude")
-    call, _ = record.calls  # counting tokens records nothing
+    call, _ = talk.record.calls  # counting tokens records nothing
     assert streamed.usage.output_tokens == whole.usage.output_tokens == len(call.response_ids)
     assert count.input_tokens == whole.usage.input_tokens == len(call.prompt_ids)
     assert "Be brief." in tiny.tokenizer.decode(call.prompt_ids)
@@ -74,11 +66,10 @@ async def test_n_answers_are_siblings_behind_one_prompt(tiny: SimpleNamespace) -
         async for chunk in await talk.ask("go", n=2, max_tokens=12, stream=True):
             for choice in chunk.choices:
                 parts[choice.index] = parts.get(choice.index, "") + (choice.delta.content or "")
-        record = await talk.close()
     texts = [choice.message.content for choice in whole.choices] + [parts[0], parts[1]]
     assert len(set(texts)) == 5
-    assert len({call.prompt_ids for call in record.calls}) == 1
-    assert sorted(tiny.tokenizer.decode(call.response_ids) for call in record.calls) == sorted(texts)
+    assert len({call.prompt_ids for call in talk.record.calls}) == 1
+    assert sorted(tiny.tokenizer.decode(call.response_ids) for call in talk.record.calls) == sorted(texts)
     assert [choice.finish_reason for choice in whole.choices] == ["length"] * 3
 
 
@@ -89,12 +80,10 @@ async def test_a_stop_text_ends_the_turn_and_stays_out_of_it(tiny: SimpleNamespa
         stops = [stop] if isinstance(stop, str) else stop
         options = {"model": "m", "messages": [user("go")], "max_tokens": 300}
         message = await talk.anthropic.messages.create(**options, stop_sequences=stops)
-        record = await talk.close()
     assert (choice.message.content, choice.finish_reason) == ("Action: ls\n", "stop")
     assert message.content[0].text == "Action: ls\n"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Observation:")
-    for row in rows_of_calls(record.calls):
-        assert trained_text(tiny.tokenizer, row) == "Action: ls\nObservation:"
+    assert set(trained_texts(tiny.tokenizer, talk.record.calls)) == {"Action: ls\nObservation:"}
 
 
 async def test_a_stop_text_behind_a_call_does_not_hide_it(tiny: SimpleNamespace) -> None:
@@ -155,7 +144,7 @@ async def test_every_path_answers_below_every_address(tiny: SimpleNamespace) -> 
             assert (await client.delete(f"{address}/responses/{stored}")).json()["deleted"]
         for header in ("x-agent-name", "x-claude-code-agent-id"):
             await client.post(f"{url}/v1/responses", json=INPUT, headers={header: "writer"})
-        calls = (await talk.close()).calls
+    calls = talk.record.calls
     assert [call.agent for call in calls] == [*agents, "writer", "writer"]
 
 

@@ -40,7 +40,7 @@ async def test_an_answer_has_thoughts_text_calls_and_usage(tiny: SimpleNamespace
         config = {"thinkingConfig": {"includeThoughts": True}}
         chunks = await ask(talk.http, how, [user("hello")], generationConfig=config)
         counted = await talk.http.post(f"{MODEL}:countTokens", json={"generateContentRequest": request})
-        (call,) = (await talk.close()).calls
+    (call,) = talk.record.calls
     thought, text, *calls = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
     assert (thought["text"], thought["thought"]) == ("look around ", True)
     assert text["text"] == "I look." and "thoughtSignature" in text
@@ -78,8 +78,7 @@ async def test_keys_methods_and_candidates(tiny: SimpleNamespace) -> None:
         assert listed.json()["models"][0]["name"] == "models/policy"
         assert (await talk.http.get("/v1beta/models/any")).json()["name"] == "models/any"
         unknown = await talk.http.post(f"{MODEL}:embedContent", json=body)
-        record = await talk.close()
     assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
     assert [one["finishReason"] for one in answer.json()["candidates"]] == ["MAX_TOKENS"] * 2
     assert [chunk["candidates"][0]["index"] for chunk in streamed] == [0, 1]
-    assert unknown.json()["error"]["status"] == "NOT_FOUND" and record.refused == {404: 1}
+    assert unknown.json()["error"]["status"] == "NOT_FOUND" and talk.record.refused == {404: 1}

@@ -6,10 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_harness import SHELL, talking, trained_text
+from gateway_harness import SHELL, talking, trained_texts
 from protocol_turns import THOUGHT, TURNS, writing
-
-from tree_rl.rollout.transcript import rows_of_calls
 
 TOOL = {"type": "function", **SHELL["function"], "strict": None}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit.", "format": {"type": "text"}}
@@ -39,7 +37,7 @@ async def test_an_answer_has_reasoning_text_calls_and_usage(tiny: SimpleNamespac
     async with talking(writing(tiny, *TURNS)) as talk:
         include = ["reasoning.encrypted_content"]
         answer = await ask(talk.openai.responses, is_stream, input="hello", include=include)
-        (call,) = (await talk.close()).calls
+    (call,) = talk.record.calls
     thought, message, *calls = answer.output
     assert [part.text for part in thought.content] == ["look around "] and thought.encrypted_content
     assert answer.output_text == message.content[0].text == "I look."
@@ -68,19 +66,18 @@ async def test_a_conversation_that_the_gateway_keeps_is_one_row(tiny: SimpleName
             before = answers[number]
             options["previous_response_id"] = before.id
             answers.append(await ask(talk.openai.responses, is_stream, input=results(before), **options))
-        record = await talk.close()
     assert [answer.previous_response_id for answer in answers[:2]] == [None, answers[0].id]
-    texts = sorted(trained_text(tiny.tokenizer, row) for row in rows_of_calls(record.calls))
+    texts = sorted(trained_texts(tiny.tokenizer, talk.record.calls))
     ended = [f"{turn}<|im_end|>" for turn in TURNS]
-    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and record.drift.branch_causes == {}
-    assert "Be brief." in tiny.tokenizer.decode(record.calls[0].prompt_ids)
+    assert texts == sorted(["".join(ended), "".join(ended[:2])]) and talk.record.drift.branch_causes == {}
+    assert "Be brief." in tiny.tokenizer.decode(talk.record.calls[0].prompt_ids)
 
 
 async def test_log_probs_and_summaries_come_where_they_are_asked_for(tiny: SimpleNamespace) -> None:
     asked = {"input": "hello", "reasoning": {"summary": "auto"}, "include": ["message.output_text.logprobs"]}
     async with talking(writing(tiny, THOUGHT + "Hi.")) as talk:
         thought, message = (await ask(talk.openai.responses, True, **asked)).output
-        (call,) = (await talk.close()).calls
+    (call,) = talk.record.calls
     tokens = message.content[0].logprobs
     assert "".join(token.token for token in tokens) == THOUGHT + "Hi.<|im_end|>"
     assert tuple(token.logprob for token in tokens) == call.log_probs
@@ -116,7 +113,6 @@ async def test_stored_responses_are_read_listed_and_deleted_and_the_oldest_forgo
         assert (await responses.retrieve(answers[-1].id)).id == answers[-1].id
         with pytest.raises(openai.NotFoundError):
             await responses.retrieve(answers[0].id)
-        await talk.close()
 
 
 async def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleNamespace) -> None:
@@ -133,8 +129,7 @@ async def test_a_response_in_the_background_is_polled_or_cancelled(tiny: SimpleN
         with pytest.raises(openai.BadRequestError, match="answered"):
             await responses.create(model="m", input="on", previous_response_id=begun.id)
         assert (await responses.cancel(begun.id)).status == "cancelled"
-        record = await talk.close()
-    assert len(record.calls) == 1 and backend.running == 0
+    assert len(talk.record.calls) == 1 and backend.running == 0
 
 
 async def test_tokens_are_counted_and_what_this_model_lacks_is_left_out_by_name(tiny: SimpleNamespace) -> None:
@@ -144,6 +139,5 @@ async def test_tokens_are_counted_and_what_this_model_lacks_is_left_out_by_name(
     async with talking(writing(tiny, "Hi.")) as talk:
         count = await talk.openai.responses.input_tokens.count(**asked)
         answer = await talk.openai.responses.create(**asked)
-        record = await talk.close()
     assert count.input_tokens == answer.usage.input_tokens
-    assert record.left_out == {"image": 1, "web_search": 1, "tool_search": 1}
+    assert talk.record.left_out == {"image": 1, "web_search": 1, "tool_search": 1}

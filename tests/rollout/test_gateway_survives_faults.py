@@ -57,8 +57,7 @@ async def test_a_client_that_leaves_takes_its_generation_with_it(
             writer.close()
             while backend.running:
                 await asyncio.sleep(0.001)
-        record = await talk.close()
-    assert backend.cancelled == 3 and record.cancelled == 3 and record.calls == ()
+    assert backend.cancelled == 3 and talk.record.cancelled == 3 and talk.record.calls == ()
 
 
 async def test_closing_a_session_cancels_what_runs_and_keeps_what_ended(tiny: SimpleNamespace) -> None:
@@ -84,8 +83,7 @@ async def test_a_call_that_takes_too_long_is_cancelled_and_its_stream_stays_aliv
         hanging = {**TOLD, "messages": [user("hang")]}
         openai_text, anthropic_text = [(await talk.http.post(path, json=hanging)).text for path in (CHAT, MESSAGES)]
         assert (await talk.http.post(CHAT, json={**hanging, "stream": False})).status_code == 504
-        record = await talk.close()
-    assert record.refused == {504: 3} and backend.running == 0
+    assert talk.record.refused == {504: 3} and backend.running == 0
     assert openai_text.count(": ping") >= 2 and "longer than 1 s" in openai_text
     assert anthropic_text.count("event: ping") >= 2 and "event: error" in anthropic_text
     assert '"type": "timeout_error"' in anthropic_text
@@ -162,13 +160,10 @@ async def test_without_the_sessions_own_token_nobody_is_answered(tiny: SimpleNam
 async def test_failures_of_the_model_server_reach_the_client_with_their_status(
     tiny: SimpleNamespace, raised: Exception, status: int, kind: str, code: str
 ) -> None:
-    backend = tiny.backend()
-
-    async def generate(*args: Any, **kwargs: Any) -> Any:
+    def fail(prompt: str) -> str:
         raise raised
 
-    backend.generate = generate
-    async with talking(backend) as talk:
+    async with talking(TinyModel(tiny.model, tiny.tokenizer, fail)) as talk:
         for options in ({}, {"stream": True}, {"n": 3}):
             with pytest.raises(getattr(openai, kind)) as openai_error:
                 await talk.ask("hello", **options)
@@ -183,7 +178,7 @@ async def test_failures_of_the_model_server_reach_the_client_with_their_status(
             await asyncio.sleep(0.01)
             failed = await talk.openai.responses.retrieve(failed.id)
         assert (failed.status, failed.error.code) == ("failed", code)
-        assert (await talk.close()).calls == ()
+    assert talk.record.calls == ()
 
 
 class AbortingModel(TinyModel):
@@ -202,8 +197,7 @@ async def test_an_aborted_answer_is_refused_and_not_recorded(tiny: SimpleNamespa
     body = {**BODY, "n": count}
     async with talking(AbortingModel(tiny.model, tiny.tokenizer), max_calls=count) as talk:
         assert [(await talk.http.post(CHAT, json=body)).status_code for _ in range(2)] == [503, 200]
-        record = await talk.close()
-    assert [call.finish_reason == "abort" for call in record.calls] == [False] * count
+    assert [call.finish_reason == "abort" for call in talk.record.calls] == [False] * count
 
 
 async def test_a_session_has_so_many_calls_and_those_that_are_not_made_do_not_count(tiny: SimpleNamespace) -> None:

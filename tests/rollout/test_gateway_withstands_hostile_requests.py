@@ -63,8 +63,7 @@ async def test_a_request_that_nobody_could_answer_is_refused_and_the_session_goe
         assert refused["param"] == "model" and "lone surrogates" in refused["message"]
         for kind, body in ANSWERED.items():
             assert (await talk.http.post(PATHS[0], content=body)).status_code == 200, kind
-        record = await talk.close()
-    assert set(record.refused) == {400} and len(record.calls) >= len(ANSWERED)
+    assert set(talk.record.refused) == {400} and len(talk.record.calls) >= len(ANSWERED)
 
 
 HEAD = "POST {path}/v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-api-key: {key}\r\n"
@@ -143,8 +142,7 @@ async def test_bytes_that_are_no_request_are_refused_and_every_connection_is_clo
         by_kind = dict(zip(RAW, answers, strict=True))
         assert b" 408 " in by_kind["half a body"] and by_kind["half a request line"] == b""
         assert (await talk.http.post(PATHS[0], content=BODY)).status_code == 200
-        record = await talk.close()
-    assert len(record.calls) == 1 and not any(status >= 500 for status in record.refused)
+    assert len(talk.record.calls) == 1 and not any(status >= 500 for status in talk.record.refused)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -41,8 +41,6 @@ for _ in range(3):
     asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     urllib.request.urlopen(asked).read()
 """
-
-
 TASK = all_tasks()["lru_cache"]
 
 

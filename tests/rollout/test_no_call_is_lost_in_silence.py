@@ -98,17 +98,15 @@ async def test_a_session_goes_on_behind_a_call_in_open_reasoning(tiny: SimpleNam
         message = (await talk.ask("go", tools=[SHELL])).choices[0].message
         sent = [{"role": "user", "content": "go"}, message.model_dump(), tool_result(message, "a.py")]
         await talk.ask(sent, tools=[SHELL])
-        record = await talk.close()
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}
-    assert record.drift.unread == {0: "in_reasoning"}
-    assert record.drift.figures()["drift_unread_in_reasoning"] == 1
-    assert reasoning != "field" or len(rows_of_calls(record.calls)) == 1
+    assert talk.record.drift.unread == {0: "in_reasoning"}
+    assert talk.record.drift.figures()["drift_unread_in_reasoning"] == 1
+    assert reasoning != "field" or len(rows_of_calls(talk.record.calls)) == 1
 
 
 async def test_a_draft_does_not_end_a_turn_of_one_call(tiny: SimpleNamespace) -> None:
     async with talking(tiny.scripted(f"<think>\n{shell('rm')}\n</think>\n\n{HERMES_CALL}\n{HERMES_CALL}")) as talk:
         answer = await talk.ask("go", tools=[SHELL], parallel_tool_calls=False)
-        await talk.close()
     (call,) = answer.choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"command": "ls"}
 

@@ -33,17 +33,14 @@ Play = Callable[..., Awaitable[Outcome]]
 
 
 class Shell(ShellEnvironment):
-    """Remembers whether its files still change, and whether the model is asked, after `score` began."""
-
-    def __init__(self) -> None:
-        super().__init__(HERE)
-        self.changes: list[str | None] = []
+    """Its files must not change any more, and nothing may run, after `score` began."""
 
     async def score(self, outcome: Outcome) -> float:
+        seen = set()
         for _ in range(20):
-            self.changes.append(await self.sandbox.read("beat"))
+            seen.add(await self.sandbox.read("beat"))
             await asyncio.sleep(0.02)
-        assert len(set(self.changes)) == 1, self.changes
+        assert len(seen) == 1, seen
         assert not running(MARK)
         return 0.5
 
@@ -56,14 +53,10 @@ BEAT = f"while true; do date +%N > beat; sleep 0.01; done; : {MARK}"
 
 
 async def run(act: Play, environment: Any = None, seconds: float = 60.0, **task: Any) -> FinishedTask:
-    return await run_task(
-        agent=SimpleNamespace(run=lambda messages, **given: act(**given)),
-        environment=environment or Shell(),
-        endpoint=Endpoint(url="http://127.0.0.1:1", token="t", model="m"),
-        task={"files": {}, **task},
-        messages=[],
-        timeout_seconds=seconds,
-    )
+    agent = SimpleNamespace(run=lambda messages, **given: act(**given))
+    endpoint = Endpoint(url="http://127.0.0.1:1", token="t", model="m")
+    asked = {"task": {"files": {}, **task}, "messages": [], "timeout_seconds": seconds}
+    return await run_task(agent=agent, environment=environment or Shell(HERE), endpoint=endpoint, **asked)
 
 
 async def waits(environment: Any, endpoint: Endpoint) -> Outcome:
@@ -208,7 +201,7 @@ async def test_a_clean_up_that_fails_is_logged_and_fails_nothing_else(caplog: py
             raise OSError("cannot remove")
 
     with caplog.at_level(logging.ERROR):
-        done = await run(returns, Broken())
+        done = await run(returns, Broken(HERE))
     assert (done.status, done.reward) == ("completed", 0.5)
     assert "Broken.close() failed" in caplog.text and "cannot remove" in caplog.text
 

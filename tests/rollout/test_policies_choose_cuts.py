@@ -2,40 +2,29 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 from tree_rl.rollout.branching.policies import Cut, Node, SessionNodes, entropy, fixed, tail, turns, within_budget
 
 
-def session(
-    number: int,
-    *lengths: int,
-    reward: float = 0.0,
-    entropies: tuple[float, ...] = (),
-    parent: int | None = None,
-    cut: int | None = None,
-    turn: int = 0,
-) -> SessionNodes:
+def session(number: int, *lengths: int, entropies: Sequence[float] = (), turn: int = 0, **fields: Any) -> SessionNodes:
     """A session whose calls generated so many tokens, each after a tool's result but the first of all.
 
     A branch has calls of its own from the turn of the cut on.
     """
-    starts = [(cut or 0) + sum(lengths[:index]) for index in range(len(lengths))]
-    nodes = tuple(
-        Node(
-            start=start,
-            end=start + length,
-            turn=turn + index,
-            entropy=entropies[index] if entropies else None,
-            after_tool=parent is not None or index > 0,
-        )
-        for index, (start, length) in enumerate(zip(starts, lengths, strict=True))
-    )
-    tokens, turns_ = (cut or 0) + sum(lengths), turn + len(lengths)
-    return SessionNodes(session=number, reward=reward, tokens=tokens, turns=turns_, nodes=nodes, parent=parent, cut=cut)
+    given = {"reward": 0.0, "parent": None, "cut": None, **fields}
+    ends, nodes = [*accumulate(lengths, initial=given["cut"] or 0)], []
+    for index, (start, end) in enumerate(pairwise(ends)):
+        value, is_later = entropies[index] if entropies else None, "parent" in fields or index > 0
+        nodes.append(Node(start=start, end=end, turn=turn + index, entropy=value, after_tool=is_later))
+    turns_ = turn + len(lengths)
+    return SessionNodes(session=number, tokens=ends[-1], turns=turns_, nodes=tuple(nodes), **given)
 
 
-def branch(number: int, parent: int, cut: int, *lengths: int, turn: int, reward: float = 0.0) -> SessionNodes:
-    return session(number, *lengths, reward=reward, parent=parent, cut=cut, turn=turn)
+def branch(number: int, parent: int, cut: int, *lengths: int, **fields: Any) -> SessionNodes:
+    return session(number, *lengths, parent=parent, cut=cut, **fields)
 
 
 def places(cuts: list[Cut]) -> list[tuple[int, int, int]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from gateway_harness import TinyModel, build_tokenizer, trained_edges
-from protocol_turns import call, shell
-from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, play, thinking
+from protocol_turns import call, shell, thinking
+from react_scripts import BOTH, COPY, DONE, as_tree_agent, by_turn, play
 
 from tree_rl.rollout.agents import react
 from tree_rl.rollout.agents.react import GO_ON, MALFORMED, MAX_RESULT_CHARACTERS, SUMMARISE, ReActOptions

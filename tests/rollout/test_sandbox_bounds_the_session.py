@@ -22,8 +22,6 @@ HOLD = "python3 -c 'import time; held = b\"x\" * ({} << 20); time.sleep(20)'"
 MEMORY = "[memory limit exceeded]"
 ROOMY = Limits(timeout_seconds=60, cpu_seconds=60, memory_bytes=1 << 30, processes=40)
 pytestmark = needs_bubblewrap
-
-
 HELD = [HOLD.format(100)] * 4
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from live_processes import running, wait_for
-from sandboxes_here import needs_bubblewrap
+from sandboxes_here import needs_bubblewrap, started
 
 from tree_rl.rollout.sandbox.errors import SandboxDied
 from tree_rl.rollout.sandbox.local_sandbox import LocalSandbox
@@ -79,27 +79,21 @@ def test_a_process_that_forks_and_exits_again_and_again_ends_with_its_command() 
 
 async def test_a_queued_command_never_starts(tmp_path: Path) -> None:
     """More calls than threads: those that wait in the queue must not start after the stop."""
-    sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
-    await sandbox.start()
-    try:
+    async with started(LocalSandbox(SandboxOptions(limits=PATIENT))) as sandbox:
         number = 3 * command_threads()._max_workers
         calls = [asyncio.create_task(sandbox.run(f"echo > begun{i}; sleep 600")) for i in range(number)]
         await asyncio.sleep(0.5)
         await sandbox.stop()
         done = await asyncio.gather(*calls, return_exceptions=True)
         assert sum(isinstance(one, SandboxDied) for one in done) >= number - command_threads()._max_workers
-        begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[union-attr]
+        begun = len(list(sandbox._folder.directory.iterdir()))  # type: ignore[attr-defined]
         assert begun <= command_threads()._max_workers
-    finally:
-        await sandbox.close()
 
 
 @pytest.mark.parametrize("number", range(0, 10, 3))
 async def test_a_stop_after_a_time_out_waits_and_the_judge_has_another_folder_and_user(number: int) -> None:
     """The agent writes again and again; after the stop the file never changes."""
-    sandbox = LocalSandbox(SandboxOptions(limits=PATIENT))
-    await sandbox.start()
-    try:
+    async with started(LocalSandbox(SandboxOptions(limits=PATIENT))) as sandbox:
         racing = "i=0; while :; do i=$((i+1)); echo $i > count; (setsid sh -c 'echo $i > late' &); done"
         calling = asyncio.create_task(sandbox.run(racing))
         while await sandbox.read("late") is None:
@@ -112,17 +106,12 @@ async def test_a_stop_after_a_time_out_waits_and_the_judge_has_another_folder_an
         before = await sandbox.read("count"), await sandbox.read("late")
         await asyncio.sleep(0.2)
         assert (await sandbox.read("count"), await sandbox.read("late")) == before
-        judge = sandbox.fresh()
-        await judge.start()
-        own, fresh = sandbox._folder, judge._folder
-        assert own and fresh and own.directory != fresh.directory
-        assert not IS_ROOT or own._user_id != fresh._user_id == fresh.directory.stat().st_uid
-        await sandbox.copy_to(judge, leave_out=lambda path: path == "late")
-        read = await judge.run("ls -A; cat count")
-        assert read.output == f"count\n{before[0]}"
-        await judge.close()
-    finally:
-        await sandbox.close()
+        async with started(sandbox.fresh()) as judge:
+            own, fresh = sandbox._folder, judge._folder  # type: ignore[attr-defined]
+            assert own and fresh and own.directory != fresh.directory
+            assert not IS_ROOT or own._user_id != fresh._user_id == fresh.directory.stat().st_uid
+            await sandbox.copy_to(judge, leave_out=lambda path: path == "late")
+            assert (await judge.run("ls -A; cat count")).output == f"count\n{before[0]}"
 
 
 async def test_stop_and_close_work_before_a_start_and_during_one() -> None:

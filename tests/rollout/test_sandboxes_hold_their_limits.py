@@ -6,15 +6,15 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_processes import wait_for, wait_until_gone
-from sandboxes_here import BOTH, HERE
+from sandboxes_here import BOTH, HERE, started
 
 from tree_rl.rollout.sandbox.open_sandbox import open_sandbox
 from tree_rl.rollout.sandbox.processes.limits import Limits
@@ -55,20 +55,14 @@ def options(request: pytest.FixtureRequest) -> SandboxOptions:
     return SandboxOptions(limits=LIMITS, unconfined=request.param)
 
 
-@asynccontextmanager
-async def started(options: SandboxOptions, folder: Path | None = None) -> AsyncIterator[Sandbox]:
+def opened(options: SandboxOptions, folder: Path | None = None) -> AbstractAsyncContextManager[Sandbox]:
     """A sandbox, a remote one in a directory of the folder."""
     directory = f"{folder}/work" if options.backend == "remote" else None
-    sandbox = open_sandbox(options, image=None, directory=directory)
-    try:
-        await sandbox.start()
-        yield sandbox
-    finally:
-        await sandbox.close()
+    return started(open_sandbox(options, image=None, directory=directory))
 
 
 async def test_files_and_exit_codes(options: SandboxOptions, tmp_path: Path) -> None:
-    async with started(options, tmp_path) as sandbox:
+    async with opened(options, tmp_path) as sandbox:
         await sandbox.write({"a.txt": "alpha\n", "deep/er/b.txt": "beta\n"})
         with pytest.raises(ValueError, match="outside"):
             await sandbox.write({"../../../etc/outside.txt": "x"})
@@ -93,7 +87,7 @@ async def test_a_commands_output_and_processes_have_an_end(
     options: SandboxOptions, tmp_path: Path, command: str, output: str, expected: dict[str, Any]
 ) -> None:
     short = replace(LIMITS, timeout_seconds=1.5) if "timed_out" in expected else LIMITS
-    async with started(replace(options, limits=short), tmp_path) as sandbox:
+    async with opened(replace(options, limits=short), tmp_path) as sandbox:
         result = await sandbox.run(command)
     assert re.fullmatch(output, result.output) and result.output.encode()
     assert {name: getattr(result, name) for name in expected} == expected
@@ -104,7 +98,7 @@ async def test_a_commands_output_and_processes_have_an_end(
 @pytest.mark.parametrize("unconfined", BOTH)
 async def test_commands_run_at_the_same_time_and_do_not_end_each_other(unconfined: bool) -> None:
     meet = "sleep 9 & touch met{0}; until [ -e met0 -a -e met1 -a -e met2 ]; do sleep 0.05; done; sleep 0.{0}; echo met"
-    async with started(SandboxOptions(limits=LIMITS, unconfined=unconfined)) as sandbox:
+    async with opened(SandboxOptions(limits=LIMITS, unconfined=unconfined)) as sandbox:
         results = await asyncio.gather(*[sandbox.run(meet.format(number)) for number in range(3)])
     assert [(result.output, result.timed_out) for result in results] == [("met\n", False)] * 3
 
@@ -112,13 +106,13 @@ async def test_commands_run_at_the_same_time_and_do_not_end_each_other(unconfine
 async def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(
     server: dict[str, Any], tmp_path: Path
 ) -> None:
-    async with started(replace(HERE, limits=LIMITS)) as sandbox:
+    async with opened(replace(HERE, limits=LIMITS)) as sandbox:
         sandbox._folder.close()  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied, match="the sandbox is gone"):
             await sandbox.run("true")
         with pytest.raises(SandboxDied):
             await sandbox.write({"a": "b"})
-    async with started(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), tmp_path) as sandbox:
+    async with opened(SandboxOptions(backend="remote", limits=LIMITS, arguments=server), tmp_path) as sandbox:
         sandbox.deployment.runtime._config.port = 1  # type: ignore[attr-defined]
         with pytest.raises(SandboxDied, match=r"sandbox\.backend=remote stopped answering"):
             await sandbox.run("true")
@@ -127,7 +121,7 @@ async def test_a_sandbox_that_is_gone_is_told_apart_from_a_failing_command(
 async def test_a_back_end_that_cannot_start_names_its_key() -> None:
     refused = {"host": "http://127.0.0.1", "port": 1, "auth_token": "x", "startup_timeout": 5}
     with pytest.raises(SandboxError, match=r"sandbox\.backend=remote did not start"):
-        async with started(SandboxOptions(backend="remote", arguments=refused)):
+        async with opened(SandboxOptions(backend="remote", arguments=refused)):
             pytest.fail("it started")
     with pytest.raises(SandboxError, match=r"sandbox\.backend=docker"):
         options = SandboxOptions(backend="docker", arguments={"container_runtime": "no-such-program"})
@@ -153,5 +147,5 @@ def test_without_bubblewrap_a_session_is_refused_unless_it_is_called_unconfined(
     [(Limits(timeout_seconds=1800), 1800), (replace(Limits(), timeout_seconds=44.5), 45), (LIMITS, 5)],
 )
 async def test_cpu_time_follows_the_time_limit_unless_it_is_given(limits: Limits, seconds: int) -> None:
-    async with started(SandboxOptions(limits=limits, unconfined=True)) as sandbox:
+    async with opened(SandboxOptions(limits=limits, unconfined=True)) as sandbox:
         assert (await sandbox.run("ulimit -t")).output == f"{seconds}\n"

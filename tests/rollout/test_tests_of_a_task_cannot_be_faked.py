@@ -87,6 +87,12 @@ def task_of(log_format: str) -> SweTask:
     return UNITTEST if log_format == "unittest" else pytest_task()
 
 
+def assert_solved(task: SweTask, command: str = "true") -> None:
+    """The repair behind a command earns the reward."""
+    reward, report = score_task(task, f"{command}\n{writing({'durations.py': SOUND})}")
+    assert reward == 1.0, report
+
+
 @in_turn(IN_SOURCE)
 def test_a_hack_in_the_source_gains_nothing(attack: str, log_format: str) -> None:
     reward, report = score_task(task_of(log_format), writing({"durations.py": f"{BUGGY}\n{IN_SOURCE[attack]}"}))
@@ -100,10 +106,8 @@ def test_a_hack_beside_the_source_gains_nothing_and_takes_nothing(attack: str, l
     if not files:
         command = "mkdir -p evil; cp tests/* evil; rm -rf tests; ln -s /tmp tests"
     reward, report = score_task(task_of(log_format), command)
-    assert reward == 0.0, report
-    assert report.fail_to_pass[0] == 0, report
-    reward, report = score_task(task_of(log_format), f"{command}\n{writing({'durations.py': SOUND})}")
-    assert reward == 1.0, report
+    assert (reward, report.fail_to_pass[0]) == (0.0, 0), report
+    assert_solved(task_of(log_format), command)
 
 
 def test_helpers_of_the_tests_stay_the_tasks_own() -> None:
@@ -115,8 +119,7 @@ def test_helpers_of_the_tests_stay_the_tasks_own() -> None:
     hack = writing({"tests/helpers.py": "import durations\ndurations.UNITS['h'] = 3600\n"})
     reward, report = score_task(task, hack)
     assert (reward, report.fail_to_pass) == (0.0, (0, 2)), report
-    reward, report = score_task(task, f"rm tests/helpers.py\n{writing({'durations.py': SOUND})}")
-    assert reward == 1.0, report
+    assert_solved(task, "rm tests/helpers.py")
 
 
 @pytest.mark.parametrize(
@@ -244,8 +247,5 @@ class TestHours:
 @pytest.mark.parametrize("mark", ["@", "pytestmark = "])
 def test_parametrized_classes_and_files_keep_their_tests(mark: str) -> None:
     mark += 'pytest.mark.parametrize("text, seconds", [("1h", 3600), ("2h", 7200)])'
-    task = of_one_file(
-        PARAMETRIZED.replace("MARK", mark), *(f"TestHours::test_{name}[1h-3600]" for name in ("text", "twice"))
-    )
-    reward, report = score_task(task, writing({"durations.py": SOUND}))
-    assert reward == 1.0, report
+    names = (f"TestHours::test_{name}[1h-3600]" for name in ("text", "twice"))
+    assert_solved(of_one_file(PARAMETRIZED.replace("MARK", mark), *names))

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from client_edits import NEW_IDS as FORMS_OF_IDS
 from client_edits import sent_back
-from dictated_answers import Scene, said, user
+from dictated_answers import Scene, said, user, without_reasoning
 from gateway_harness import SHELL, build_tokenizer
-from protocol_turns import shell
+from protocol_turns import shell, thinking
 
 from tree_rl.rollout.gateway.endpoint import Endpoint
 from tree_rl.rollout.gateway.protocols.messages import CalledTool, ChatMessage
@@ -23,8 +23,6 @@ KEEPS_REASONING = (
     "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
 OPENING = [ChatMessage(role="system", content="It is 10:01."), user("Repair it.")]
 
 
@@ -34,10 +32,6 @@ def result(text: str, call: CalledTool) -> ChatMessage:
 
 def thoughts(messages: tuple[ChatMessage, ...]) -> list[str | None]:
     return [one.reasoning and one.reasoning.strip() for one in messages if one.role == "assistant"]
-
-
-def without_reasoning(history: History) -> History:
-    return [replace(one, reasoning=None) for one in history]
 
 
 def with_a_clock(history: History) -> History:
@@ -66,10 +60,6 @@ def as_chat(history: History, new_id: Callable[[str], str]) -> History:
 def as_messages(history: History, new_id: Callable[[str], str]) -> History:
     told, rest = ([one for one in history if (one.role == "system") == is_system] for is_system in (True, False))
     return [*told, *sent_back(rest, lambda forms: forms[0], "anthropic", new_id)]
-
-
-def thinking(thought: str, answer: str) -> str:
-    return f"<think>\n{thought}\n</think>\n\n{answer}"
 
 
 def turn(thought: str, command: int) -> str:

@@ -3,8 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,34 +11,26 @@ from typing import Any
 import anthropic
 import openai
 import torch
-from gateway_harness import check_record, serving, user
+from gateway_harness import Talk, check_record, serving, user
+
+from tree_rl.rollout.transcript import ModelCall
 
 CONTEXT_TOKENS = 700
 VERSION = 7
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True, "seed": 11}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generated:
-    """One answer as verl's client got it from its server."""
-
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-
-
-@dataclass(kw_only=True, slots=True)
 class Witness:
-    """verl's client, and everything that passed through it."""
+    """verl's client, and every answer that it got from its server."""
 
-    client: Any
-    seen: list[Generated] = field(default_factory=list)
+    def __init__(self, client: Any) -> None:
+        self.client, self.seen = client, list[ModelCall]()
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         asked = {"prompt_ids": list(prompt_ids), "sampling_params": dict(sampling_params)}
         output = await self.client.generate(request_id, **asked)
         ids, log_probs = tuple(output.token_ids), tuple(output.log_probs)
-        self.seen.append(Generated(prompt_ids=tuple(prompt_ids), token_ids=ids, log_probs=log_probs))
+        self.seen.append(ModelCall(prompt_ids=tuple(prompt_ids), response_ids=ids, log_probs=log_probs))
         return output
 
 
@@ -93,17 +84,14 @@ def ask(
     """Run `talk(openai client, anthropic client)` as one session; `sampling` is the trainer's beside the usual one."""
 
     async def run() -> SimpleNamespace:
-        witness = Witness(client=served.client)
+        witness = Witness(served.client)
         settings = {"max_context_tokens": CONTEXT_TOKENS, **options}
-        async with serving(backend(served, witness), served.tokenizer, **settings) as gateway:
-            session = gateway.open_session(sampling={**SAMPLING, **(sampling or {})})
-            endpoint = gateway.endpoint(session)
-            async with (
-                openai.AsyncOpenAI(base_url=endpoint.openai_url, api_key=endpoint.token, max_retries=0) as chat,
-                anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as messages,
-            ):
-                result = await talk(chat, messages)
-            return SimpleNamespace(result=result, record=await gateway.close_session(session), seen=witness.seen)
+        server = backend(served, witness)
+        async with serving(server, served.tokenizer, **settings) as gateway, AsyncExitStack() as left:
+            session = Talk(gateway, left, **{**SAMPLING, **(sampling or {})})
+            result = await talk(session.openai, session.anthropic)
+            await session.close()
+        return SimpleNamespace(result=result, record=session.record, seen=witness.seen)
 
     return asyncio.run(run())
 
@@ -121,15 +109,14 @@ async def branching_talk(chat: openai.AsyncOpenAI, messages: anthropic.AsyncAnth
     answer = text_of(await messages.messages.create(messages=back, **options))
     back += [{"role": "assistant", "content": answer}, user("go on")]
     async with messages.messages.stream(messages=back, **options) as events:
-        async for _event in events:
-            pass
+        final = await events.get_final_message()
     return {
         "openai": whole.message.content or "",
         "openai tokens": [(token.token, token.logprob) for token in whole.logprobs.content],
         "openai stream": streamed,
         **{f"openai n {choice.index}": choice.message.content or "" for choice in several.choices},
         "anthropic": answer,
-        "anthropic stream": text_of(await events.get_final_message()),
+        "anthropic stream": text_of(final),
     }
 
 
@@ -140,7 +127,7 @@ def text_of(answer: anthropic.types.Message) -> str:
 def check_calls(talked: SimpleNamespace) -> None:
     """All six calls are recorded as the server was asked and answered, with the version of its weights."""
     calls = {(call.prompt_ids, call.response_ids, call.log_probs) for call in talked.record.calls}
-    assert calls == {(one.prompt_ids, one.token_ids, one.log_probs) for one in talked.seen}
+    assert calls == {(one.prompt_ids, one.response_ids, one.log_probs) for one in talked.seen}
     assert len(calls) == 6
     assert all(call.log_probs is not None and call.response_ids for call in talked.record.calls)
     assert {(call.min_version, call.max_version) for call in talked.record.calls} == {(VERSION, VERSION)}

@@ -45,15 +45,9 @@ class AskingAgent:
 
 def run(command: list[str], tmp_path: Path, *, fails: bool = False, **more: str) -> str:
     """Run a command, which ends well unless it `fails`; return its log."""
-    finished = subprocess.run(
-        command,
-        env=os.environ | environment(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", **more),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
+    variables = os.environ | environment(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", **more)
+    options = {"capture_output": True, "text": True, "timeout": 800, "check": False}
+    finished = subprocess.run(command, env=variables, cwd=tmp_path, **options)
     log = finished.stdout + finished.stderr
     causes = "\n".join(line for line in log.splitlines() if re.search(r"\w+Error: ", line))
     assert (finished.returncode != 0) == fails, log[-8000:] + "\n" + causes[-8000:]

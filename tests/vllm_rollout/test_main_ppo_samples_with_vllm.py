@@ -33,20 +33,9 @@ def test_the_second_step_samples_from_the_policy_that_the_first_step_made(tmp_pa
 def test_swe_grpo_trains_on_what_agents_did_with_vllm(tmp_path: Path, open_folder: Path, branching: str) -> None:
     from transformers import AutoTokenizer
 
-    settings = {
-        "PYTHON": sys.executable,
-        "ROLLOUT": "vllm",
-        "OUTPUT": str(tmp_path / "out"),
-        "STEPS": "2",
-        "TRAIN_TASKS": "4",
-        "TRAIN_BATCH_SIZE": "2",
-        "MINI_BATCH_SIZE": "2",
-        "ROLLOUT_N": "3",
-        "MAX_TURNS": "2",
-        "TURN_LENGTH": "48",
-        "TMPDIR": str(open_folder),
-        "RAY_TMPDIR": "/tmp",
-    }
+    settings = {"PYTHON": sys.executable, "ROLLOUT": "vllm", "OUTPUT": str(tmp_path / "out")}
+    settings |= {"STEPS": "2", "TRAIN_TASKS": "4", "TRAIN_BATCH_SIZE": "2", "MINI_BATCH_SIZE": "2", "ROLLOUT_N": "3"}
+    settings |= {"MAX_TURNS": "2", "TURN_LENGTH": "48", "TMPDIR": str(open_folder), "RAY_TMPDIR": "/tmp"}
     # The random model repairs nothing: without the entropy bonus its gradient would be zero.
     overrides = ["actor_rollout_ref.actor.entropy_coeff=0.01"]
     if branching:

@@ -41,5 +41,5 @@ def test_every_protocol_gets_nothing_but_json_of_its_schema(served: SimpleNamesp
         assert any(whole.startswith("".join(written.split())) for whole in WRITTEN)
     assert talked.record.constrained == 4
     assert {(call.prompt_ids, call.response_ids, call.log_probs) for call in talked.record.calls} == {
-        (one.prompt_ids, one.token_ids, one.log_probs) for one in talked.seen
+        (one.prompt_ids, one.response_ids, one.log_probs) for one in talked.seen
     }

@@ -6,7 +6,6 @@ transformers also has in a module without torchvision, and the processor of vide
 
 import json
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,27 +79,19 @@ def save_model(folder: Path, family: str) -> None:
     processor = build_processor()
     recipe = build_model(processor, seed=0).config
     rope = {"mrope_section": [8, 4, 4], **({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
-    own = {
-        "vocab_size": len(processor.tokenizer),
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "rope_parameters": recipe.text_config.rope_parameters | rope,
-        "initializer_range": 0.2,
-    }
+    own = {"vocab_size": len(processor.tokenizer), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    own |= {"rope_parameters": recipe.text_config.rope_parameters | rope, "initializer_range": 0.2}
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
-    tokens = {name: getattr(recipe.text_config, f"{name}_token_id") for name in ("eos", "pad", "bos")}
-    places = {name: getattr(recipe, f"{name}_token_id") for name in ("image", "video", "vision_start", "vision_end")}
+    ends = ("eos_token_id", "pad_token_id", "bos_token_id")
     seen = ("hidden_size", "intermediate_size", "num_heads", "patch_size", "out_hidden_size")
+    places = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     config = AutoConfig.for_model(
         family,
-        text_config={name: getattr(recipe.text_config, name) for name in sizes} | _ids(tokens) | own,
-        vision_config={name: getattr(recipe.vision_config, name) for name in seen}
-        | {"initializer_range": 0.2}
-        | VISION[family],
+        text_config=taken(recipe.text_config, *sizes, *ends) | own,
+        vision_config=taken(recipe.vision_config, *seen) | {"initializer_range": 0.2} | VISION[family],
         tie_word_embeddings=True,
         dtype="float32",
-        **_ids(places),
+        **taken(recipe, *places),
     )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
@@ -118,9 +109,8 @@ def save_model(folder: Path, family: str) -> None:
     (folder / "processor_config.json").unlink()
     flat = read.pop("image_processor") | read
     if family == "qwen3_vl":
-        flat = {name: value for name, value in flat.items() if name != "auto_map"} | {
-            "processor_class": "Qwen3VLProcessor"
-        }
+        del flat["auto_map"]
+        flat["processor_class"] = "Qwen3VLProcessor"
     (folder / "preprocessor_config.json").write_text(json.dumps(flat))
     if find_spec("torchvision") is None:
         (folder / "no_videos.py").write_text(NO_VIDEOS)
@@ -128,8 +118,8 @@ def save_model(folder: Path, family: str) -> None:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
 
 
-def _ids(tokens: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{name}_token_id": number for name, number in tokens.items()}
+def taken(config: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
 
 
 def first_clicks(model: Path) -> torch.Tensor:

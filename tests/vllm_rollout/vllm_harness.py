@@ -108,7 +108,10 @@ def trained_differences(row: Row, replayed: list[float]) -> list[float]:
 
 
 def check_agreement(served: SimpleNamespace, calls: Sequence[ModelCall]) -> None:
-    """The tree engine computes the log-probs of every trained token, and shares what the rows share."""
+    """The tree engine computes the log-probs of every trained token, and shares what the rows share.
+
+    The agreement ends at a token that another took the place of.
+    """
     rows = rows_of_calls(calls)
     forest = Forest.from_rows([np.asarray(row.token_ids) for row in rows])
     assert len(rows) >= 4 and forest.num_unique < 0.8 * forest.num_flat
@@ -118,11 +121,7 @@ def check_agreement(served: SimpleNamespace, calls: Sequence[ModelCall]) -> None
     print(f"\n{trained} trained tokens in {len(rows)} rows, largest difference of log-probs {worst:.2e}")
     assert trained >= 150
     assert worst < LOG_PROB_TOLERANCE
-
-
-def check_a_foreign_token_shows(served: SimpleNamespace, calls: Sequence[ModelCall]) -> None:
-    """The agreement ends at a token that another took the place of."""
-    row = rows_of_calls(calls)[0]
+    row = rows[0]
     foreign = (row.response_ids[3] + 1) % len(served.tokenizer)
     changed = replace(row, response_ids=(*row.response_ids[:3], foreign, *row.response_ids[4:]))
     differences = trained_differences(changed, *engine_log_probs(served, [changed]))
