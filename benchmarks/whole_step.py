@@ -83,6 +83,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--override", nargs="*", default=[], help="of main_ppo, both arms")
     arguments = parser.parse_args(given)
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
+    if arguments.gpus and arguments.apart >= arguments.gpus:
+        parser.error(f"--apart {arguments.apart}: expected fewer GPUs than --gpus {arguments.gpus}, for the trainer")
     # Apart, the first two batches are drawn in the first step.
     arguments.unmeasured = arguments.warm_up + bool(arguments.apart)
     arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}

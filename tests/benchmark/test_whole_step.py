@@ -118,6 +118,14 @@ def test_an_arm_that_did_other_work_is_refused_and_vllm_alone_is_reported_beside
     assert whole_step.alone_per_second(arguments, 0.5) == 20, "the first round warms up"
 
 
+def test_a_trainer_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert whole_step.parse(["--gpus", "0", "--apart", "1"]).unmeasured == 2
+    for gpus in ("1", "2"):
+        with pytest.raises(SystemExit):
+            whole_step.parse(["--gpus", gpus, "--apart", "2"])
+        assert f"--apart 2: expected fewer GPUs than --gpus {gpus}, for the trainer" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
