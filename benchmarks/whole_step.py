@@ -3,7 +3,7 @@
 Sessions follow recorded turn lengths, so both arms generate, and train on, as many tokens. Model, tokenizer and prompts
 are made on the machine.
 
-PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=12
+PYTHONPATH=. python benchmarks/whole_step.py --gpus 4 --model 8b --por 0.5 0.9 --update-ratio 0.5=1.9 0.9=10.2
 
 Runs of one --output add up, so arms and overlaps may run in several calls. Arms follow each other: two jobs with vLLM
 on one host would share verl's sockets. The arm `vllm` plays the sessions on vLLM alone, on one GPU: no verl, no Ray.
