@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from dictated_answers import Scene, said, user
 from gateway_harness import CHATML, SHELL, SPECIAL, build_tokenizer, misspell, trained_text, trained_texts
@@ -59,6 +60,26 @@ def test_a_cut_does_not_force_an_odd_spelling_on_what_follows(qwen: Scene) -> No
     prompt = qwen.prompt(user("a"), said("<think>\n\n</think>\n\nother"))
     assert list(prompt.ids) == qwen.encode(prompt.text)
     assert prompt.ids[: len(prompt.ids)].count(qwen.encode("<think>")[0]) == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_edited_turn_is_spelled_as_the_tokenizer_spells_the_whole(plain: Scene, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    turn = " ".join(draw.choice(["the", "forest", "segments", "seg", "ment", "for", "est", "there"], 6))
+    plain.answer([user("a")], turn)
+    edited = turn[: draw.integers(1, len(turn))] + "".join(draw.choice(list("stfr e"), 3)) + " end"
+    prompt = plain.prompt(user("a"), said(edited), user("b"))
+    assert list(prompt.ids) == plain.encode(prompt.text)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_turns_with_one_text_the_latest_comes_back(plain: Scene, order: int) -> None:
+    spelled = [plain.encode("the forest"), misspell(plain.tokenizer, "the forest", seed=1)][::order]
+    for turn in spelled:
+        plain.answer([user("a")], turn)
+    opening = len(plain.prompt(user("a")).ids)
+    ids = list(plain.prompt(user("a"), said("the forest"), user("b")).ids)
+    assert ids[opening : opening + len(spelled[1])] == spelled[1]
 
 
 def test_an_edited_turn_of_bytes_that_are_no_characters_is_compared_with_few_looks(
