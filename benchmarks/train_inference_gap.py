@@ -2,10 +2,10 @@
 
 python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 
-Settings of vLLM 0.29: `graphs` (compiled, CUDA graphs), `eager` (its own kernels, not compiled) and `invariant` (graphs,
-`VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16: `stock` (transformers' layers), `liger`, and `invariant` (vLLM's
-batch-invariant products, softmax and RMSNorm; forward alone). Every setting runs in a process of its own. Sessions
-continue the first tokens of recorded rows, several times each at temperature 1, so that prompts are shared.
+Settings of vLLM 0.29: `graphs` (compiled, CUDA graphs), `eager` (its own kernels, not compiled) and `invariant`
+(graphs, `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16: `stock` (transformers' layers), `liger`, and `invariant`
+(vLLM's batch-invariant products, softmax and RMSNorm; forward alone). Every setting runs in a process of its own.
+Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that prompts are shared.
 """
 
 import argparse
