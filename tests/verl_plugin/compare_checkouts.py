@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from engine_harness import build_engine, ppo_batch, save_model, tiny_qwen3
 from equivalence import run
-from hostile_rows import shapes
+from hostile_rows import SHAPES
 from verl_losses import actor_loss
 
 from tree_rl.verl_plugin.options import TreeConfig
@@ -26,7 +26,7 @@ Found = dict[str, torch.Tensor]
 def updates(model: Path, tree: TreeConfig, loss_mode: str, **flags: Any) -> Iterator[tuple[str, Found]]:
     """Loss, outputs and gradients of one update for each set of hostile rows."""
     engine = build_engine(model, tree=tree)
-    for name, rows in shapes().items():
+    for name, rows in SHAPES.items():
         data = ppo_batch(rows, calculate_entropy=True, return_model_output=True, **flags)
         got = run(engine, data, actor_loss(loss_mode, LOSSES[loss_mode]))
         outputs = {key: nested.values().detach() for key, nested in got["model_output"].items()}
@@ -47,7 +47,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Found]]:
     critic = save_model(folder / "critic", tiny_qwen3(tie_word_embeddings=False), value=True)
     for tokens in (None, 7):
         engine = build_engine(critic, tree=TreeConfig(mode="tree", max_tokens=tokens), value=True)
-        for name, rows in shapes().items():
+        for name, rows in SHAPES.items():
             with engine.eval_mode(disable_auto_offload=True):
                 values = engine.infer_batch(ppo_batch(rows))["model_output"]["values"].values()
             yield f"{name}, critic, max_tokens={tokens}", {"values": values}

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compare_checkouts
 import pytest
 import torch
 from engine_harness import ALONE, FLAGS, build_engine, nested, ppo_batch, save_model, tiny_qwen3, with_whole_masks
@@ -181,3 +182,9 @@ def test_every_rollout_correction(engines: Engines, current_log_probs: list[torc
         assert got["metrics"]["tree/unique_tokens"].aggregate() < sum(len(r.tokens) for r in ROWS)
         assert (got["metrics"]["tree/partitions"].aggregate() > 1) == (how == "cut")
         assert_equal_runs(expected, got, wanted_positions(ppo_batch(ROWS)), ("log_probs", "entropy"))
+
+
+def test_the_command_that_compares_two_checkouts_has_cases(tmp_path: Path) -> None:
+    name, found = next(compare_checkouts.cases(tmp_path))
+    assert name == "branches, max_tokens=None, verl, vanilla"
+    assert {"loss", "log_probs", "entropy"} < found.keys()
