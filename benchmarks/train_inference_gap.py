@@ -34,7 +34,7 @@ INVARIANT = "VLLM_BATCH_INVARIANT"
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    """Continue every prompt with vLLM twice, the second time timed; leave rows and log-probs in `--samples`."""
+    """Continue every prompt with vLLM twice, the second time timed; leave rows and log-probs in `--samples-file`."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -81,15 +81,10 @@ def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
     """Figures of rows alone and of one tree a prompt, over all drawn tokens; sessions of a prompt follow each other."""
     rows = [session["prompt"] + session["drawn"] for session in sessions]
     theirs = torch.tensor([value for session in sessions for value in session["log_probs"]])
-    # A token's log-prob stands at the token before it.
-    drawn = torch.cat(
-        [
-            (torch.arange(len(row)) >= len(row) - len(session["drawn"])).roll(-1)
-            for row, session in zip(rows, sessions, strict=True)
-        ]
-    )
-    of_prompt: dict[tuple[int, ...], list[list[int]]] = {}
+    drawn, of_prompt = [], dict[tuple[int, ...], list[list[int]]]()
     for row, session in zip(rows, sessions, strict=True):
+        is_drawn = torch.arange(len(row)) >= len(session["prompt"])
+        drawn.append(is_drawn.roll(-1))  # a token's log-prob stands at the token before it
         of_prompt.setdefault(tuple(session["prompt"]), []).append(row)
     device = next(model.parameters()).device
     figures = {}
@@ -98,7 +93,7 @@ def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
         use_tree_attention(model)
         trees = [forest_log_probs(model, Forest.from_rows(group), device=device) for group in of_prompt.values()]
     for name, ours in (("rows", alone), ("trees", torch.cat(trees).float().cpu())):
-        gap = ours[drawn] - theirs
+        gap = ours[torch.cat(drawn)] - theirs
         figures[f"{name}_mean"] = gap.abs().mean().item()
         figures[f"{name}_largest"] = gap.abs().max().item()
         figures[f"{name}_k3"] = (gap.exp() - 1 - gap).mean().item()
@@ -166,6 +161,8 @@ def main() -> None:
     for name in ("--prompts-file", "--samples-file"):
         parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.data is None and arguments.part is None:
+        parser.error("--data: expected recorded rows, received none")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if arguments.part == "draw":
         draw(arguments)

@@ -90,15 +90,16 @@ def use_tree_attention(
     Raises:
         UnsupportedModelError: trees cannot run this model exactly (`check_model`).
     """
-    flat = language_model(model).config._attn_implementation
+    text_model = language_model(model)
+    flat = text_model.config._attn_implementation
     if flat.startswith(PREFIX):
         flat = str(ALL_ATTENTION_FUNCTIONS[flat].keywords["flat_implementation"])
         # A model that shares its config with one that reads trees does not read them yet.
-        if READY in vars(language_model(model)):
+        if READY in vars(text_model):
             return flat
     check_model(model)
     use_language_model(model)
-    model = language_model(model)
+    model = text_model
     _keep_windows(model)
     name = attention_name(flat, impl=impl, deterministic=deterministic)
     forward = partial(_attention_forward, flat_implementation=flat, impl=impl, deterministic=deterministic)

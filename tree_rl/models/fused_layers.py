@@ -87,8 +87,8 @@ def use_liger_layers(model: PreTrainedModel, *, device: torch.device, determinis
         UnsupportedModelError: Liger's layers cannot run here, or compute something else than the model's own.
     """
     check_liger(model.config, device=device, deterministic=deterministic)
-    # Where CUTLASS is installed, as flash-attn-4 needs it, Liger 0.8.5 would compile one for each number of tokens:
-    # half a second a micro-batch.
+    # Where CUTLASS is installed, as flash-attn-4 needs it, Liger 0.8.5 would otherwise compile a kernel for each number
+    # of tokens: about half a second a micro-batch.
     os.environ.setdefault(*ROTARY_KERNEL)
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
 
