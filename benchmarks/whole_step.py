@@ -44,8 +44,8 @@ from scripted_steps.gpu_watch import watched  # noqa: E402
 from scripted_steps.inputs import save_inputs  # noqa: E402
 from scripted_steps.processes import python_path, run_to_the_end  # noqa: E402
 from scripted_steps.scripted_agent_loop import STAMPS  # noqa: E402
-from scripted_steps.session_scripts import Script, script_with_overlap  # noqa: E402
-from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, step_rows, summary  # noqa: E402
+from scripted_steps.session_scripts import Script, script_with_overlap, tool_seconds_of  # noqa: E402
+from scripted_steps.step_parts import COUNTS, PARTS, UPDATE, amdahl, have_ended, read_stamps, step_rows, summary  # noqa: E402
 
 LEAST_OF_AMDAHL = 0.9
 """Target: speed-up of whole steps over what Amdahl's law gives."""
@@ -74,7 +74,13 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those")
     parser.add_argument("--warm-up-turns", type=int, default=None, help="most turns of a session in those; as --turns")
     parser.add_argument("--max-tokens", type=int, default=None, help="of a micro-batch, both arms")
-    parser.add_argument("--tool-seconds", type=float, default=0.0, help="that every tool call of a session takes")
+    parser.add_argument(
+        "--tool-seconds",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        help="that every tool call of a session takes; of several, measured steps take one after the other",
+    )
     parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs and without torch.compile")
     parser.add_argument("--liger", action="store_true", help="fused layers in both arms")
     parser.add_argument("--update-ratio", nargs="*", default=[], help="POR=RATIO of one GPU's update, for Amdahl's law")
@@ -85,6 +91,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     if arguments.gpus and arguments.apart >= arguments.gpus:
         parser.error(f"--apart {arguments.apart}: expected fewer GPUs than --gpus {arguments.gpus}, for the trainer")
+    latencies = " ".join(f"{seconds:g}" for seconds in arguments.tool_seconds)
+    if len(arguments.tool_seconds) > arguments.steps:
+        parser.error(f"--tool-seconds {latencies}: expected no more of them than --steps {arguments.steps}")
+    if arguments.apart and len(arguments.tool_seconds) > 1:
+        parser.error(f"--tool-seconds {latencies}: expected one with --apart, where prompts of several steps mix")
     # Apart, the first two batches are drawn in the first step.
     arguments.unmeasured = arguments.warm_up + bool(arguments.apart)
     arguments.ratios = {float(por): float(ratio) for por, ratio in (one.split("=") for one in arguments.update_ratio)}
@@ -101,8 +112,8 @@ def session_settings(arguments: argparse.Namespace, por: float) -> dict[str, Any
     """What plays a session needs, in verl's agent loop and on vLLM alone."""
     vocab = MODEL_SIZES[arguments.model].shape.vocab
     warm_up = {"steps": arguments.warm_up, "turns": arguments.warm_up_turns}
-    script = script_arguments(arguments, por)
-    return {"script": script, "vocab": vocab, "tool_seconds": arguments.tool_seconds, "warm_up": warm_up}
+    tools = {"tool_seconds": arguments.tool_seconds, "unmeasured": arguments.unmeasured}
+    return {"script": script_arguments(arguments, por), "vocab": vocab, "warm_up": warm_up, **tools}
 
 
 def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
@@ -126,18 +137,20 @@ def play_alone(arguments: argparse.Namespace, por: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings, rounds = folder / "settings.json", arguments.warm_up + arguments.steps
     engine = vllm_settings(random_model(arguments), eager=arguments.eager)
-    settings.write_text(json.dumps({**session_settings(arguments, por), "engine": engine, "rounds": rounds}))
+    own = {"engine": engine, "rounds": rounds, "unmeasured": arguments.warm_up}
+    settings.write_text(json.dumps(session_settings(arguments, por) | own))
     command = [sys.executable, "-m", "scripted_steps.vllm_alone", str(settings), str(folder / ROUNDS)]
     subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path()}, check=True, timeout=arguments.deadline)
 
 
-def alone_per_second(arguments: argparse.Namespace, por: float) -> float | None:
+def alone_per_second(arguments: argparse.Namespace, por: float, tool_seconds: float) -> float | None:
     """Median of the tokens a second of vLLM alone, without the warm-up; None if it did not run."""
     path = run_folder(arguments, ALONE, por) / ROUNDS
     if not path.exists():
         return None
     rounds = [json.loads(line) for line in path.read_text().splitlines()][arguments.warm_up :]
-    return statistics.median(one["generated_tokens"] / one["rollout_s"] for one in rounds)
+    rates = [one["generated_tokens"] / one["rollout_s"] for one in rounds if one["tool_seconds"] == tool_seconds]
+    return statistics.median(rates) if rates else None
 
 
 def gpu_numbers(gpus: int) -> list[int]:
@@ -147,10 +160,12 @@ def gpu_numbers(gpus: int) -> list[int]:
 
 
 def is_whole(folder: Path, step: int) -> bool:
-    """Whether the step's metrics are written and a session of the next has started, which may come first."""
+    """Whether the step's metrics are written, its sessions have ended, which may come later apart, and one of the next
+    has started, which may come first.
+    """
     has_metrics = any(found == step for found, _ in read_steps(folder / "metrics.jsonl"))
-    stamps = (path.read_text() for path in (folder / "stamps").glob("*.jsonl"))
-    return has_metrics and any(f'"step": {step + 1}, "started"' in text for text in stamps)
+    stamps = read_stamps(folder)
+    return has_metrics and have_ended(stamps[step]) and any("started" in one for one in stamps[step + 1])
 
 
 def play(arguments: argparse.Namespace, arm: str, por: float) -> None:
@@ -200,31 +215,22 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
     lines, every = [], []
     for por in arguments.por:
         script = script_with_overlap(**script_arguments(arguments, por))
-        found: dict[str, dict[str, Any]] = {}
-        alone = alone_per_second(arguments, por)
+        of_arms: dict[str, list[dict[str, Any]]] = {}
         for arm in ARMS:
             rows = step_rows(run_folder(arguments, arm, por), apart=bool(arguments.apart))
             if not rows:
                 continue
             if not arguments.apart:  # a finished prompt of the next step may come before a late one of this step
                 refuse_other_work(rows[arguments.unmeasured :], script, f"{arm}_{por:g}")
+            for row in rows:
+                row["tool_seconds"] = tool_seconds_of(row["step"], arguments.tool_seconds, arguments.unmeasured)
             every += [{"arm": arm, "por": script.por, **row} for row in rows]
-            found[arm] = {"arm": arm, "por": script.por, **summary(rows, arguments.unmeasured)}
-            found[arm]["generated_per_s"] = script.generated_tokens / found[arm]["rollout_s"]
-            if alone is not None:
-                found[arm]["vllm_alone_per_s"] = alone
-        if set(found) == set(ARMS):
-            stock, tree = found[STOCK], found[TREE]
-            tree["speed_up"] = stock["step_s"] / tree["step_s"]
-            spent = [sum(line[name] for name in UPDATE) for line in (stock, tree)]
-            tree["update_ratio"] = spent[0] / spent[1]
-            if por in arguments.ratios:
-                tree["one_gpu_update_ratio"] = arguments.ratios[por]
-                tree["amdahl_speed_up"] = amdahl(stock, arguments.ratios[por])
-        lines += list(found.values())
+            of_arms[arm] = rows
+        for tool_seconds in dict.fromkeys(arguments.tool_seconds):
+            lines += _lines(arguments, por, tool_seconds, script, of_arms)
     about = {
         name: getattr(arguments, name)
-        for name in ("model", "layers", "gpus", "apart", "prompts", "sessions", "scale", "tool_seconds", "eager")
+        for name in ("model", "layers", "gpus", "apart", "prompts", "sessions", "scale", "eager")
     }
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
@@ -235,10 +241,42 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
     return lines
 
 
+def _lines(
+    arguments: argparse.Namespace,
+    por: float,
+    tool_seconds: float,
+    script: Script,
+    of_arms: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[dict[str, Any]]:
+    """The table's lines of one latency of tools, one for each arm that ran."""
+    found: dict[str, dict[str, Any]] = {}
+    alone = alone_per_second(arguments, por, tool_seconds)
+    for arm, rows in of_arms.items():
+        measured = rows[arguments.unmeasured :]
+        counted = [row for row in measured if row["tool_seconds"] == tool_seconds]
+        if measured and not counted:  # this arm ran fewer steps
+            continue
+        found[arm] = {"arm": arm, "por": script.por, "tool_seconds": tool_seconds, **summary(counted)}
+        found[arm]["generated_per_s"] = script.generated_tokens / found[arm]["rollout_s"]
+        if alone is not None:
+            found[arm]["vllm_alone_per_s"] = alone
+    if set(found) == set(ARMS):
+        stock, tree = found[STOCK], found[TREE]
+        tree["speed_up"] = stock["step_s"] / tree["step_s"]
+        spent = [sum(line[name] for name in UPDATE) for line in (stock, tree)]
+        tree["update_ratio"] = spent[0] / spent[1]
+        if por in arguments.ratios:
+            tree["one_gpu_update_ratio"] = arguments.ratios[por]
+            tree["amdahl_speed_up"] = amdahl(stock, arguments.ratios[por])
+    return list(found.values())
+
+
 def describe(line: Mapping[str, Any]) -> str:
     """One arm in one paragraph."""
     shares = ", ".join(f"{name.removesuffix('_s')} {line[name]:.2f}" for name in PARTS)
     text = f"{line['arm']}, POR {line['por']:.3f}: {line['step_s']:.2f} s a step ({shares}); {line['rows']} rows"
+    if line["tool_seconds"]:
+        text += f"; tools take {line['tool_seconds']:g} s"
     if line["gpu_idle_share"] != "":
         text += f"; GPUs idle {line['gpu_idle_share']:.2f} ({line['gpus_idle']}), {line['gpu_memory_gib']:.1f} GiB"
     text += f"; {line['generated_per_s']:.0f} tokens a second in the rollout"

@@ -6,7 +6,7 @@ The loop asks for exactly as many tokens a turn as the script says.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from scripted_steps.session_scripts import Script, play_session, script_with_overlap
+from scripted_steps.session_scripts import Script, play_session, script_with_overlap, tool_seconds_of
 from tree_rl.rollout.transcript import ModelCall
 from tree_rl.verl_plugin.agent_loops.gateway_backend import VerlBackend
 from tree_rl.verl_plugin.agent_loops.session_outputs import rows_to_outputs
@@ -42,20 +42,29 @@ def known_script(**arguments: Any) -> Script:
 class ScriptedAgentLoop(AgentLoopBase):
     """Plays the session that prompt and sample name; `script` holds arguments of `script_with_overlap`.
 
-    In the first `warm_up["steps"]` steps a session ends after `warm_up["turns"]` turns (None: it does not).
+    In the first `warm_up["steps"]` steps a session ends after `warm_up["turns"]` turns (None: it does not). Every tool
+    call takes `tool_seconds`, of which the steps behind `unmeasured` take one after the other.
     """
 
     def __init__(
-        self, *, script: Mapping[str, Any], vocab: int, tool_seconds: float, warm_up: Mapping[str, Any], **rest: Any
+        self,
+        *,
+        script: Mapping[str, Any],
+        vocab: int,
+        tool_seconds: Sequence[float],
+        unmeasured: int,
+        warm_up: Mapping[str, Any],
+        **rest: Any,
     ) -> None:
         super().__init__(**rest)
-        self._script, self._vocab, self._tool_seconds = known_script(**script), vocab, tool_seconds
-        self._warm_up = warm_up
+        self._script, self._vocab, self._warm_up = known_script(**script), vocab, warm_up
+        self._tool_seconds, self._unmeasured = tool_seconds, unmeasured
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """One session, as `play_session` plays it."""
         group, session = int(kwargs["extra_info"]["index"]), int(kwargs["session_id"])
-        stamp(step=int(kwargs["global_steps"]), started=time.time())
+        step = int(kwargs["global_steps"])
+        stamp(step=step, started=time.time())
         backend, name = VerlBackend(self.server_manager, end_token_ids=frozenset()), uuid4().hex
         calls: list[ModelCall] = []
 
@@ -76,13 +85,14 @@ class ScriptedAgentLoop(AgentLoopBase):
             return list(generation.token_ids)
 
         script = self._script.groups[group][session]
-        if int(kwargs["global_steps"]) <= self._warm_up["steps"]:
+        if step <= self._warm_up["steps"]:
             script = replace(script, turns=script.turns[: self._warm_up["turns"]])
-        await play_session(script, (group, session), ask, vocab=self._vocab, tool_seconds=self._tool_seconds)
+        wait = tool_seconds_of(step, self._tool_seconds, self._unmeasured)
+        await play_session(script, (group, session), ask, vocab=self._vocab, tool_seconds=wait)
         reward = (7 * group + 3 * session) % 5 / 4
         outputs = rows_to_outputs(tuple(calls), reward=reward, figures={}, metrics=AgentLoopMetrics())
         generated = sum(len(call.response_ids) for call in calls)
-        stamp(step=int(kwargs["global_steps"]), ended=time.time(), generated=generated)
+        stamp(step=step, ended=time.time(), generated=generated)
         return outputs
 
 

@@ -6,7 +6,7 @@ agent goes on without that thought, so the reply ends a row and the next turn op
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +138,11 @@ async def play_session(
             raise ValueError(f"the script says {turn.reply_tokens} tokens behind {len(context)}, received {len(reply)}")
         kept = reply[len(reply) - turn.kept_tokens :]
         context = context + kept + drawn_ids(turn.observation_tokens, vocab, group, session, number)
+
+
+def tool_seconds_of(step: int, tool_seconds: Sequence[float], unmeasured: int) -> float:
+    """Seconds of every tool call in a step, counted from 1; steps behind `unmeasured` take one after the other."""
+    return tool_seconds[max(0, step - 1 - unmeasured) % len(tool_seconds)]
 
 
 def drawn_ids(count: int, vocab: int, *place: int) -> list[int]:

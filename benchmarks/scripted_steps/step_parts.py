@@ -26,26 +26,38 @@ MEDIANS = ("step_s", *PARTS, "gpu_idle_share", "gpu_memory_gib", "trainer_memory
 
 
 def step_rows(folder: Path, *, apart: bool = False) -> list[dict[str, Any]]:
-    """One row for each step of a run but the last, whose end nobody saw.
+    """One row for each step whose sessions ended and whose end was seen, which the last one's never is.
 
     Args:
         folder: with `metrics.jsonl`, `stamps/` and, from a GPU, `gpus.jsonl`.
         apart: whether rollouts had GPUs of their own.
     """
     metrics = dict(read_steps(folder / "metrics.jsonl"))
-    stamps: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for path in (folder / "stamps").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
-            figures = json.loads(line)
-            stamps[figures["step"]].append(figures)
+    stamps = read_stamps(folder)
     seen = folder / "gpus.jsonl"
     looks = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
     begins = {step: min(one["started"] for one in of_step if "started" in one) for step, of_step in stamps.items()}
     return [
         _step_row(step, (begins[step], begins[step + 1]), metrics[step], stamps[step], looks, apart=apart)
         for step in sorted(begins)
-        if step in metrics and step + 1 in begins
+        if step in metrics and step + 1 in begins and have_ended(stamps[step])
     ]
+
+
+def read_stamps(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """What the agent loops and the buffer of a run noted, by step."""
+    stamps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for path in (folder / "stamps").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            figures = json.loads(line)
+            stamps[figures["step"]].append(figures)
+    return stamps
+
+
+def have_ended(stamps: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a step's sessions have started and ended."""
+    started, ended = (sum(name in one for one in stamps) for name in ("started", "ended"))
+    return started == ended > 0
 
 
 def _step_row(
@@ -78,11 +90,10 @@ def _step_row(
     return row
 
 
-def summary(rows: Sequence[Mapping[str, Any]], warm_up: int) -> dict[str, Any]:
-    """Medians over the steps behind the warm-up, and the range of whole steps. Raises `ValueError` without any."""
-    counted = rows[warm_up:]
+def summary(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians over measured steps, and the range of whole steps. Raises `ValueError` without any."""
     if not counted:
-        raise ValueError(f"expected more than {warm_up} steps before the last one, received {len(rows)}; raise --steps")
+        raise ValueError("expected a measured step before the last one, received none; raise --steps")
     columns: dict[str, Any] = {"steps": len(counted)}
     for name in MEDIANS:
         values = [row[name] for row in counted if row.get(name, "") != ""]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from scripted_steps.session_scripts import Script, play_session, script_with_overlap
+from scripted_steps.session_scripts import Script, play_session, script_with_overlap, tool_seconds_of
 
 
 async def play_rounds(script: Script, settings: Mapping[str, Any], output: Path) -> None:
@@ -33,16 +33,18 @@ async def play_rounds(script: Script, settings: Mapping[str, Any], output: Path)
         return list(last.outputs[0].token_ids)
 
     lines = []
-    for _ in range(settings["rounds"]):
+    for played in range(settings["rounds"]):
+        wait = tool_seconds_of(played + 1, settings["tool_seconds"], settings["unmeasured"])
         await engine.reset_prefix_cache()
         started = time.time()
         sessions = (
-            play_session(one, (group, session), ask, vocab=settings["vocab"], tool_seconds=settings["tool_seconds"])
+            play_session(one, (group, session), ask, vocab=settings["vocab"], tool_seconds=wait)
             for group, of_group in enumerate(script.groups)
             for session, one in enumerate(of_group)
         )
         await asyncio.gather(*sessions)
-        lines.append({"rollout_s": time.time() - started, "generated_tokens": script.generated_tokens})
+        figures = {"rollout_s": time.time() - started, "generated_tokens": script.generated_tokens}
+        lines.append({"tool_seconds": wait, **figures})
     output.write_text("".join(json.dumps(line) + "\n" for line in lines))
     engine.shutdown()
 

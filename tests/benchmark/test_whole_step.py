@@ -84,15 +84,19 @@ def test_the_parts_of_a_step_are_its_seconds_and_amdahl_shortens_the_update_alon
     assert (apart["waiting_s"], apart["rollout_s"]) == (3.5, 3.0)
     assert sum(apart[name] for name in PARTS[1:]) == pytest.approx(apart["step_s"]), "rollouts run beside the rest"
     with pytest.raises(ValueError, match="--steps"):
-        summary(rows, warm_up=2)
+        summary([])
     (tmp_path / "gpus.jsonl").unlink()
-    stock = summary(step_rows(tmp_path), warm_up=0)
+    stock = summary(step_rows(tmp_path))
     assert sum(stock[name] for name in UPDATE) == pytest.approx(3.0)
     assert amdahl(stock, 1.0) == pytest.approx(1.0)
     assert amdahl(stock, 2.0) == pytest.approx(10 / 8.5)
     assert stock["gpu_idle_share"] == "", "a CPU reports none"
     # A run is ended when the last step is written and the next has begun.
     assert [whole_step.is_whole(tmp_path, step) for step in (1, 2, 3)] == [True, True, False]
+    write(tmp_path / "stamps" / "2.jsonl", [{"step": 2, "started": 22.0}])
+    assert not whole_step.is_whole(tmp_path, 2), "a session has not ended"
+    write(tmp_path / "stamps" / "3.jsonl", [{"step": 2, "ended": 23.0}])
+    assert whole_step.is_whole(tmp_path, 2)
     (tmp_path / "metrics.jsonl").unlink()
     assert not whole_step.is_whole(tmp_path, 2)
 
@@ -111,15 +115,22 @@ def test_an_arm_that_did_other_work_is_refused_and_vllm_alone_is_reported_beside
     with pytest.raises(ValueError, match=r"verl_0.5, step 1: expected .*rows"):
         whole_step.report(arguments, {"stock_attention": ""})
     arguments = whole_step.parse([*given, "--warm-up", "1"])
-    assert whole_step.alone_per_second(arguments, 0.5) is None
+    assert whole_step.alone_per_second(arguments, 0.5, 0.0) is None
     (tmp_path / "vllm_0.5").mkdir()
-    rounds = [{"rollout_s": seconds, "generated_tokens": 60} for seconds in (30, 2, 3, 4)]
+    rounds = [{"rollout_s": seconds, "generated_tokens": 60, "tool_seconds": 0.0} for seconds in (30, 2, 3, 4)]
     write(tmp_path / "vllm_0.5" / "rounds.jsonl", rounds)
-    assert whole_step.alone_per_second(arguments, 0.5) == 20, "the first round warms up"
+    assert whole_step.alone_per_second(arguments, 0.5, 0.0) == 20, "the first round warms up"
+    assert whole_step.alone_per_second(arguments, 0.5, 1.0) is None
 
 
-def test_a_trainer_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trainer_without_a_gpu_and_more_latencies_than_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert whole_step.parse(["--gpus", "0", "--apart", "1"]).unmeasured == 2
+    with pytest.raises(SystemExit):
+        whole_step.parse(["--tool-seconds", "0", "0.5", "10", "--steps", "2"])
+    assert "--tool-seconds 0 0.5 10: expected no more of them than --steps 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        whole_step.parse(["--tool-seconds", "0", "10", "--gpus", "2", "--apart", "1"])
+    assert "--tool-seconds 0 10: expected one with --apart" in capsys.readouterr().err
     for gpus in ("1", "2"):
         with pytest.raises(SystemExit):
             whole_step.parse(["--gpus", gpus, "--apart", "2"])
@@ -135,13 +146,17 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path, apar
     command += ["--csv", str(tmp_path / "table.csv"), "--commit", "test", "--gpus", "0", "--model", "tiny"]
     command += ["--por", "0.7", "--prompts", "2", "--sessions", "2", "--scale", "0.05", "--turns", "4", "--steps", "2"]
     command += ["--warm-up-turns", "2", "--update-ratio", "0.7=2", "--apart", str(apart)]
+    command += ["--tool-seconds", "0", *["5"] * (not apart)]
     shell = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(command, env=shell, cwd=tmp_path, capture_output=True, text=True, timeout=1100)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
-    stock, tree = read_csv(tmp_path / "table.csv")
+    stock, tree, *with_slow_tools = read_csv(tmp_path / "table.csv")
     assert (stock["arm"], tree["arm"]) == ("verl", "tree_rl")
+    assert [line["tool_seconds"] for line in (stock, tree)] == ["0", "0"]
+    assert [line["tool_seconds"] for line in with_slow_tools] == ["5", "5"] * (not apart)
+    assert all(float(line["rollout_s"]) > 3 * 5 for line in with_slow_tools), "four turns wait for three tools"
     assert (stock["stock_attention"], stock["commit"]) == ("row by row, SDPA", "test")
-    for count in ("rows", "flat_tokens", "generated_tokens"):
+    for count in ("generated_tokens",) if apart else ("rows", "flat_tokens", "generated_tokens"):  # prompts mix apart
         assert int(stock[count]) == int(tree[count]) > 0
     steps = read_csv(tmp_path / "steps.csv")
     of_arm = 3 + apart
@@ -155,6 +170,6 @@ def test_both_arms_do_the_same_work_and_their_tables_add_up(tmp_path: Path, apar
 
 def test_a_speed_up_is_held_against_amdahls_law() -> None:
     line = {"arm": "tree_rl", "por": 0.9, "step_s": 30.0, "rows": 219, "update_ratio": 10.0, "generated_per_s": 9.0}
-    line |= dict.fromkeys(PARTS, 1.0) | {"gpu_idle_share": "", "amdahl_speed_up": 2.5}
+    line |= dict.fromkeys(PARTS, 1.0) | {"gpu_idle_share": "", "amdahl_speed_up": 2.5, "tool_seconds": 0}
     assert whole_step.describe(line | {"speed_up": 2.26}).endswith("reached 0.90, target 0.9: met")
     assert whole_step.describe(line | {"speed_up": 2.2}).endswith("0.88, target 0.9: missed")
