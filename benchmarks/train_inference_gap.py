@@ -140,6 +140,8 @@ def play(arguments: argparse.Namespace, setting: str, part: str, prompts_file: P
     command += ["--part", part, "--prompts-file", str(prompts_file), "--samples-file", str(samples_file)]
     command += ["--samples", str(arguments.samples), "--tokens", str(arguments.tokens)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:  # what a process of vLLM's engine died of stands far above the last line
+        print(done.stderr, file=sys.stderr, flush=True)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return lines[-1][-300:] if lines else ""
 

@@ -8,13 +8,21 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
+from engine_harness import nested
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from local_trainer import BRANCHES, LocalQueue, OneWorker, config_of_mode, make_trainer, put_rows, trainer_config
+from omegaconf import OmegaConf
+from tensordict import TensorDict
 from toy_qwen import under
+from verl.protocol import DataProto
 from verl.trainer.ppo.v1 import get_trainer_cls
 
+from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
+from tree_rl.verl_plugin.trainer.queue_rows import fetch_trained_log_probs
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
@@ -95,7 +103,11 @@ def test_separate_rollouts_reuse_and_put_weights_aside(queue: LocalQueue, monkey
 
 @pytest.mark.parametrize(
     "loss_agg_mode, correction",
-    (("token-mean", None), ("seq-mean-token-sum", {"rollout_is": None, "rollout_rs": None, "bypass_mode": False})),
+    (
+        ("token-mean", None),
+        ("seq-mean-token-sum-norm", None),
+        ("seq-mean-token-sum", {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}),
+    ),
 )
 def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
     queue: LocalQueue, model_path: Path, capsys: pytest.CaptureFixture[str], loss_agg_mode: str, correction: Any
@@ -115,9 +127,9 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         trainer._update_actor(batch, metrics)
         assert trainer._reports_later == bool(setting)
         if setting:
-            trainer._report_log_probs_of_update(batch, metrics)
+            trainer._report_log_probs_of_update(batch, metrics, keep=True)
         assert "layout: 1 rank: trees, " in capsys.readouterr().out
-        columns = {(key, name): queue.rows[key][name] for key in batch.keys for name in ("old_log_probs", "entropy")}
+        columns = {key: queue.rows[key]["old_log_probs"] for key in batch.keys}
         runs.append((metrics, worker.forwards, columns))
     (expected, more, old), (got, fewer, new) = runs
     assert (expected.pop("tree/reused_log_probs"), got.pop("tree/reused_log_probs")) == (0, 1)
@@ -128,8 +140,48 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
     for name, value in expected.items():
         if not any(part in name for part in varying):
             assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
-    for place, values in old.items():
-        torch.testing.assert_close(new[place], values, rtol=1e-5, atol=1e-5)
+    for key, values in old.items():
+        torch.testing.assert_close(new[key], values, rtol=1e-5, atol=1e-5)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), share=st.floats(0, 1), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_trained_tokens_alone_have_the_metrics_of_whole_responses(
+    queue: LocalQueue, lengths: list[int], share: float, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+
+    def column(prompt: int) -> torch.Tensor:
+        return nested([-torch.rand(prompt + length, generator=draw) for length in lengths])
+
+    masks = [(torch.rand(length, generator=draw) < share).long() for length in lengths]
+    masks[seed % len(masks)][0] = 1
+    columns = {"log_probs": column(3), "entropy": column(3), "rollout_log_probs": column(0)}
+    columns["response_mask"] = mask = nested(masks)
+    keys = [f"u_{row}_0" for row in range(len(lengths))]
+    queue.rows.clear()
+    queue.kv_batch_put(keys, "train", fields=TensorDict(columns, batch_size=len(keys)), tags=[{} for _ in keys])
+    found, longest = fetch_trained_log_probs(keys, "train", keep=True)
+    assert longest == max(lengths) and found.batch["entropy"].shape[1] == max(mask.sum() for mask in masks)
+
+    whole = {"old_log_probs": compat.response_from_nested(columns["log_probs"], mask), "responses": mask}
+    whole |= columns | {"entropy": compat.response_from_nested(columns["entropy"], mask)}
+    del whole["log_probs"]
+    for row, key in enumerate(keys):
+        torch.testing.assert_close(queue.rows[key]["old_log_probs"], whole["old_log_probs"].unbind()[row])
+    expected = DataProto(batch=TensorDict(whole, batch_size=len(keys)).to_padded_tensor())
+    rejection = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
+    correction = OmegaConf.create({"rollout_is": "token", **rejection})
+    metrics = []
+    for data in (expected, found):
+        own = compat.calculate_debug_metrics(data)
+        for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
+            batch = data.batch
+            own[mode] = compat.agg_loss(batch["entropy"], batch["response_mask"], mode).item()
+        metrics.append(own | compat.compute_rollout_correction_and_add_to_batch(data, correction)[1])
+    for name, value in metrics[0].items():
+        least = 1e-3 if name.endswith("_std") else 1e-5  # the root of a difference of sums
+        assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=least, nan_ok=True), name
 
 
 def test_verl_finds_the_trainers_option_in_the_actors_block() -> None:

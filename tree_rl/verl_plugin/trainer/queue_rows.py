@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 from tensordict import TensorDict
+from verl.protocol import DataProto
 
 from tree_rl.rollout.gateway.calls.agent_names import MAIN
 from tree_rl.verl_plugin.agent_loops.image_spans import IMAGE_SPANS, with_image_keys
@@ -106,6 +107,31 @@ def fetch_log_probs(
         columns[names[1]] = torch.nested.as_nested_tensor([adapted[key] for key in keys], layout=torch.jagged)
     padded = columns.to_padded_tensor()
     return [padded[name] for name in names], padded["response_mask"]
+
+
+def fetch_trained_log_probs(keys: list[str], partition_id: str, *, keep: bool) -> tuple[DataProto, int]:
+    """Figures [B, T] of the trained tokens of each row, which stand at its front, and tokens of the longest response.
+
+    Columns: `old_log_probs` and `entropy` from a pass, `rollout_log_probs` if the rollout reports them, and
+    `response_mask`; also `responses`, of which verl reads the shape alone. `keep` also writes `old_log_probs` of whole
+    responses.
+    """
+    fields = ["log_probs", "entropy", "response_mask", "rollout_log_probs"]
+    columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+    mask = columns.pop("response_mask")
+    for name, given in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
+        columns[name] = response_from_nested(columns.pop(given), mask)
+    if keep:
+        tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=columns.select("old_log_probs"))
+    is_trained = mask.values() != 0
+    counted = torch.cat([torch.zeros(1, dtype=torch.int64), is_trained.cumsum(0)])
+    trained_B = counted[mask.offsets()].diff()
+    front_BT = torch.arange(int(trained_B.max())) < trained_B[:, None]
+    padded = {"response_mask": front_BT.to(mask.dtype), "responses": front_BT}
+    for name, column in columns.items():
+        padded[name] = torch.zeros(front_BT.shape, dtype=column.dtype)
+        padded[name][front_BT] = column.values()[is_trained]
+    return DataProto.from_dict(tensors=padded), int(mask.offsets().diff().max())
 
 
 def log_probs_of_pass(workers: Any, batch: KVBatchMeta, temperature: float) -> dict[str, torch.Tensor]:
