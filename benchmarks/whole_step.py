@@ -70,6 +70,14 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=4, help="of a prompt")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the recorded lengths")
     parser.add_argument("--turns", type=int, default=None, help="most turns of a session; all by default")
+    parser.add_argument(
+        "--single-turn",
+        type=int,
+        nargs=2,
+        default=None,
+        metavar=("PROMPT", "REPLY"),
+        help="tokens of sessions of one turn, in place of recorded ones; --por follows",
+    )
     parser.add_argument("--steps", type=int, default=5, help="that are measured")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those")
     parser.add_argument("--warm-up-turns", type=int, default=None, help="most turns of a session in those; as --turns")
@@ -88,6 +96,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--commit", default=None)
     parser.add_argument("--override", nargs="*", default=[], help="of main_ppo, both arms")
     arguments = parser.parse_args(given)
+    if arguments.single_turn:
+        arguments.por = [round(script_with_overlap(**script_arguments(arguments, 0.0)).por, 3)]
     arguments.output, arguments.csv = arguments.output.resolve(), arguments.csv.resolve()
     if arguments.gpus and arguments.apart >= arguments.gpus:
         parser.error(f"--apart {arguments.apart}: expected fewer GPUs than --gpus {arguments.gpus}, for the trainer")
@@ -104,7 +114,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def script_arguments(arguments: argparse.Namespace, por: float) -> dict[str, Any]:
     """Arguments of `script_with_overlap`."""
-    lengths = {"scale": arguments.scale, "turns": arguments.turns}
+    lengths = {"scale": arguments.scale, "turns": arguments.turns, "single_turn": arguments.single_turn}
     return {"por": por, "groups": arguments.prompts, "sessions": arguments.sessions, **lengths}
 
 
@@ -232,6 +242,7 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         name: getattr(arguments, name)
         for name in ("model", "layers", "gpus", "apart", "prompts", "sessions", "scale", "eager")
     }
+    about["single_turn"] = " ".join(map(str, arguments.single_turn or ()))
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
     write_csv(arguments.csv, lines)

@@ -57,7 +57,9 @@ class ScriptedAgentLoop(AgentLoopBase):
         **rest: Any,
     ) -> None:
         super().__init__(**rest)
-        self._script, self._vocab, self._warm_up = known_script(**script), vocab, warm_up
+        single_turn = tuple(script["single_turn"]) if script["single_turn"] else None
+        self._script = known_script(**{**script, "single_turn": single_turn})
+        self._vocab, self._warm_up = vocab, warm_up
         self._tool_seconds, self._unmeasured = tool_seconds, unmeasured
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:

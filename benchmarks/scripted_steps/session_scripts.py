@@ -95,12 +95,24 @@ class Script:
 
 
 def script_with_overlap(
-    por: float, *, groups: int, sessions: int, scale: float = 1.0, turns: int | None = None
+    por: float,
+    *,
+    groups: int,
+    sessions: int,
+    scale: float = 1.0,
+    turns: int | None = None,
+    single_turn: tuple[int, int] | None = None,
 ) -> Script:
     """The recorded sessions, with thoughts dropped in as many turns as bring the overlap nearest to `por`.
 
     `sessions` are those of each group, `scale` is a factor on all lengths, `turns` the most of a session (None: all).
+    With `single_turn`, tokens of prompt and reply, every session has one such turn, whatever `por` is.
     """
+    if single_turn is not None:
+        prompt, reply = single_turn
+        turn = Turn(reply_tokens=reply, kept_tokens=reply, observation_tokens=1)
+        session = SessionScript(prompt_tokens=prompt, turns=(turn,))
+        return Script(groups=((session,) * sessions,) * groups)
     tasks = json.loads(RECORDING.read_text())
     candidates = (
         Script(

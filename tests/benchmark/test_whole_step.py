@@ -49,6 +49,17 @@ def test_sessions_that_follow_the_script_have_its_rows_and_its_overlap(por: floa
     assert max(len(row) for row in every) <= script.longest_prompt + script.longest_response
 
 
+def test_sessions_of_one_turn_share_their_prompt_alone() -> None:
+    arguments = whole_step.parse(["--single-turn", "40", "20", "--prompts", "3", "--sessions", "4"])
+    assert arguments.por == [0.5], "a row of 60 tokens shares 40 with three others"
+    script = script_with_overlap(**whole_step.script_arguments(arguments, 0.5))
+    assert (script.rows, script.flat_tokens, script.generated_tokens) == (12, 720, 240)
+    assert (script.longest_prompt, script.longest_response) == (40, 20)
+    rows = [row for place in np.ndindex(3, 4) for row in played(script, *place)]
+    forest = Forest.from_rows([np.array(row) for row in rows], merge_key=[str(row // 4) for row in range(12)])
+    assert forest.num_unique == script.unique_tokens == 3 * (40 + 4 * 20)
+
+
 def write_run(folder: Path) -> None:
     """Three steps of ten seconds, as a run would leave them."""
     (folder / "stamps").mkdir(parents=True)
