@@ -135,7 +135,9 @@ def measured(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, 
 
 def play(arguments: argparse.Namespace, setting: str, part: str, prompts_file: Path, samples_file: Path) -> str:
     """Run a setting in its own process; the last line that it printed."""
-    environment = os.environ | ({INVARIANT: "1"} if setting == "invariant" else {})
+    # vLLM would fork its engine from a process that has asked for devices, after which CUDA does not start.
+    environment = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    environment |= {INVARIANT: "1"} if setting == "invariant" else {}
     command = [sys.executable, __file__, str(arguments.output), "--model", str(arguments.model), "--play", setting]
     command += ["--part", part, "--prompts-file", str(prompts_file), "--samples-file", str(samples_file)]
     command += ["--samples", str(arguments.samples), "--tokens", str(arguments.tokens)]
@@ -165,10 +167,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.data is None and arguments.part is None:
         parser.error("--data: expected recorded rows, received none")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if arguments.part == "draw":
         draw(arguments)
     elif arguments.part == "train":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         sessions = json.loads(arguments.samples_file.read_text())["sessions"]
         print(json.dumps(gaps(trainer(arguments.play, arguments.model, device), sessions)))
     else:
