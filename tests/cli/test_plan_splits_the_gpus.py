@@ -20,6 +20,11 @@ def test_a_split_by_hand() -> None:
     assert split.step == 11 and split.gpu_seconds == 88
     assert split.rollout_idle == split.training_idle == pytest.approx(1 / 11)
     assert seconds_in_turns(load, 8) == 11
+    # Five seconds of metrics make the trainer the slower side, unless it has more GPUs; in turns they cost nothing.
+    with_metrics = StepLoad(rollout=60.0, training=20.0, weights=1.0, metrics=5.0)
+    split = fastest_split(with_metrics, 8)
+    assert (split.rollout_gpus, split.training_gpus, split.step) == (5, 3, 13)
+    assert split.training_idle == pytest.approx(1 - 20 / 3 / 13) and seconds_in_turns(with_metrics, 8) == 11
 
 
 seconds = st.floats(min_value=0.1, max_value=1e4)
@@ -41,7 +46,7 @@ def test_no_other_split_is_faster(rollout: float, training: float, gpus: int, se
     assert split.step >= seconds_in_turns(load, gpus) * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("field", ("rollout", "training", "weights"))
+@pytest.mark.parametrize("field", ("rollout", "training", "weights", "metrics"))
 @pytest.mark.parametrize("value", (-1.0, float("nan"), float("inf")))
 def test_loads_that_cannot_be_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"StepLoad\.{field}: expected seconds"):
@@ -71,7 +76,11 @@ def test_a_run_on_trees_tells_both_arms_unless_it_computed_nothing(printed: Prin
     # 2 s of passes over a quarter of the tokens: 6 s more on each of four GPUs make 34 GPU-seconds.
     assert (rows["rollout_gpus"], rows["training_gpus"]) == (7, 10)
     assert rows["seconds"] == pytest.approx(24 / 7 + 0.5)
-    assert "(steps: 2, GPUs: 4): 24.0 GPU-seconds of rollouts, 10.0 of training, 0.50 s for" in said["notes"][0]
+    noted = "(steps: 2, GPUs: 4): 24.0 GPU-seconds of rollouts, 10.0 of training, 0.50 s for weights, 0.00 for metrics."
+    assert noted in said["notes"][0]
+    log = log_of(tmp_path, *[{**STEP, **TREES, "tree/metrics_seconds": 1.0}] * 2)
+    said = json.loads(printed("plan", log, "--ranks", 17, "--cluster", "--json"))
+    assert (said["trees"]["training_gpus"], said["trees"]["seconds"]) == (7, pytest.approx(10 / 7 + 1 + 0.5))
     log = log_of(tmp_path, *[{**STEP, **TREES, "tree/realised_saving": 1.0}] * 2)
     said = json.loads(printed("plan", log, "--ranks", 8, "--cluster", "--json"))
     assert said["trees"]["gpu_seconds"] and not said.get("rows")

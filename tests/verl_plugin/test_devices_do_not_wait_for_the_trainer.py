@@ -88,3 +88,13 @@ def test_log_probs_of_several_updates_are_reported_at_once(monkeypatch: pytest.M
     monkeypatch.setattr("tree_rl.verl_plugin.trainer.step_metrics.explained_layout", lambda *_, **__: "")
     trainer._update_actor(put_rows(queue, [[1]]), {})
     assert not trainer._reports_later and reports == [False]
+
+
+def test_metrics_tell_how_long_a_trainer_apart_would_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch, queue: LocalQueue
+) -> None:
+    trainer = make_trainer()
+    trainer._updates, trainer._reports_later = [], False
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_, **__: time.sleep(0.05))
+    TreeTrainerMixin._compute_metrics(trainer, put_rows(queue, [[1]]), metrics := {}, {}, 5, 1)
+    assert 0.05 <= metrics["tree/metrics_seconds"] < 5

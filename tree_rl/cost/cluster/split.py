@@ -13,6 +13,8 @@ class StepLoad:
     """GPU-seconds of everything the trainer does."""
     weights: float = 0.0
     """Seconds for new weights to reach the rollout, in which all GPUs wait."""
+    metrics: float = 0.0
+    """Seconds of the step's metrics, for which the trainer's GPUs wait; taking turns, rollouts run beside them."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -31,8 +33,8 @@ class Split:
     @property
     def step(self) -> float:
         """Seconds of the step."""
-        slower = max(self.load.rollout / self.rollout_gpus, self.load.training / self.training_gpus)
-        return slower + self.load.weights
+        training = self.load.training / self.training_gpus + self.load.metrics
+        return max(self.load.rollout / self.rollout_gpus, training) + self.load.weights
 
     @property
     def rollout_idle(self) -> float:

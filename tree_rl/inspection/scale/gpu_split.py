@@ -13,6 +13,7 @@ from tree_rl.inspection.verdict.update_share import SHORTENED, STEP, TREES
 
 ROLLOUT, WEIGHTS, CHECKPOINT = "timing_s/gen", "timing_s/update_weights", "timing_s/save_checkpoint"
 TOKENS, THROUGHPUT = "perf/total_num_tokens", "perf/throughput"
+METRICS = "tree/metrics_seconds"
 SAVING, STALENESS = "tree/realised_saving", "training/off_policy/trajectory_staleness/max"
 NEEDED = (STEP, ROLLOUT, TOKENS, THROUGHPUT)
 HEADER = (
@@ -35,7 +36,7 @@ def propose_split(
     loads, said = ({}, []) if run is None else _measured(read_run(run))
     measured = list(loads.values())
     rollout = given["rollout"] or (measured[0].rollout if measured else None)
-    weights = measured[0].weights if measured else 0.0
+    weights, metrics = (measured[0].weights, measured[0].metrics) if measured else (0.0, 0.0)
     trainings = {name: load.training for name, load in loads.items()}
     trainings |= {name: seconds for name in ("trees", "rows") if (seconds := given[name])}
     if rollout is None or not trainings:
@@ -46,7 +47,7 @@ def propose_split(
     try:
         splits = {
             name: fastest_split(
-                StepLoad(rollout=rollout, training=training, weights=weights),
+                StepLoad(rollout=rollout, training=training, weights=weights, metrics=metrics),
                 gpus,
                 server_gpus=server_gpus,
                 sharing=sharing,
@@ -88,13 +89,14 @@ def _measured(run: RunLog) -> tuple[dict[str, StepLoad], list[str]]:
     if not steps:
         raise InputError(f"{run.name}: expected steps with {', '.join(NEEDED)}; found none")
     gpus = round(median(step[TOKENS] / step[THROUGHPUT] / step[STEP] for step in steps))
-    rollout, weights = (median(step.get(name, 0.0) for step in steps) for name in (ROLLOUT, WEIGHTS))
+    waits = (ROLLOUT, WEIGHTS, METRICS)
+    rollout, weights, metrics = (median(step.get(name, 0.0) for step in steps) for name in waits)
     apart = (ROLLOUT, WEIGHTS, CHECKPOINT)
     training = median(step[STEP] - sum(step.get(name, 0.0) for name in apart) for step in steps)
-    load = StepLoad(rollout=gpus * rollout, training=gpus * training, weights=weights)
+    load = StepLoad(rollout=gpus * rollout, training=gpus * training, weights=weights, metrics=metrics)
     said = [
         f"{run.name} (steps: {len(steps)}, GPUs: {gpus}): {load.rollout:.1f} GPU-seconds of rollouts, "
-        f"{load.training:.1f} of training, {weights:.2f} s for weights."
+        f"{load.training:.1f} of training, {weights:.2f} s for weights, {metrics:.2f} for metrics."
     ]
     if not run.has(TREES):
         return {"rows": load}, said

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -377,6 +378,7 @@ class TreeTrainerMixin(ResumableTrainer):
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
+        started = time.perf_counter()
         if self._reports_later:
             self._report_log_probs_of_update(batch, metrics)
         if len(self._updates) > 1:
@@ -386,4 +388,5 @@ class TreeTrainerMixin(ResumableTrainer):
         super()._compute_metrics(real, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         figures = queue_rows.fetch_session_figures(real, Sessions.from_keys(real.keys).final_rows)
         metrics.update(step_metrics.session_metrics(figures))
+        metrics["tree/metrics_seconds"] = time.perf_counter() - started
         step_metrics.put_tree_metrics_last(metrics)
