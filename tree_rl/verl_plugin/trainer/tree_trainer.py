@@ -321,8 +321,8 @@ class TreeTrainerMixin(ResumableTrainer):
     def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any], *, keep: bool = False) -> None:
         """Add the metrics of verl's pass, from the log-probs of the update; `keep` also adds its `old_log_probs`.
 
-        verl takes them over whole responses. Trained tokens alone, a tenth of a padded batch of agents' rows, give the
-        same in a fraction of the time, for which a trainer with rollouts elsewhere would wait.
+        verl takes them over whole responses. Trained tokens alone, a few per cent of a padded batch of agents' rows,
+        give the same in a fraction of the time, for which a trainer with rollouts elsewhere would wait.
         """
         asked = KVBatchMeta(
             keys=batch.keys,
