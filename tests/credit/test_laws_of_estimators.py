@@ -98,6 +98,23 @@ def test_a_leaf_that_stands_for_several_counts_as_many(
         np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
+@pytest.mark.parametrize("name, options", [("gigpo", {}), ("rtmc", {}), ("rtmc", {"smooth": "state"})])
+@pytest.mark.parametrize("states", [[], ["s"] * 9])
+@settings(max_examples=10, deadline=None)
+@given(group=groups(), copies=st.integers(2, 3))
+def test_so_does_one_with_reported_states_or_states_of_its_own(
+    name: str, options: dict[str, str], states: list[str], group: Group, copies: int
+) -> None:
+    rows, sessions, outcomes = group
+    rows = [rows[sessions.index(session)] for session in range(len(outcomes))]
+    first, others = {"states": states}, [{"states": ["s"] * 9}] * (len(rows) - 1)
+    tokens, rewards = [*[rows[0]] * copies, *rows[1:]], [*[outcomes[0]] * copies, *outcomes[1:]]
+    expected = credit(name, tree_of(tokens, rewards, leaves=[*[first] * copies, *others]), options)
+    one = tree_of(rows, outcomes, leaves=[{**first, "multiplicity": copies}, *others])
+    for ours, theirs in zip(credit(name, one, options), [expected[0], *expected[copies:]], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
+
+
 @pytest.mark.parametrize("name, options", CASES)
 @settings(max_examples=10, deadline=None)
 @given(group=groups(), reward=st.floats(-5, 5))

@@ -110,14 +110,13 @@ ATTRIBUTES: dict[str, str] = {
         ulysses_parallel_group ulysses_sequence_parallel_size
     """,
     "PPOTrainer": """
-        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward llm_server_manager local_trigger_step
+        actor_rollout_wg critic_wg config global_steps kl_ctrl_in_reward local_trigger_step
         parameter_sync_step ref_in_actor ref_policy_wg role_worker_mapping steps_per_epoch tokenizer
         total_training_steps use_critic use_reference_policy
     """,
     "SFTTrainer": """
         checkpoint_config collate_fn config engine engine_config loss_fn model_config optimizer_config profiler_config
         train_batch_size_per_dp train_dataloader train_dataset train_sampler training_client val_dataloader val_dataset
-        val_sampler
     """,
     "AgentLoopWorkerTQ": "config llm_client",
     "AgentLoopManagerTQ": "agent_loop_workers_class",

@@ -100,5 +100,8 @@ def rtmc(
     if smooth == "action":
         q_T = (taken_T * q_T + prior * value_T) / (taken_T + prior)
     else:
+        # Steps with states of their own: each of the sessions that the leaf stands for is alone in its.
+        is_own_P = np.array([states == "reported" and leaf.states == () for leaf in tree.leaves])
+        visited_T = visited_T / np.where(is_own_P, tree.multiplicity_P, 1)[steps.leaf_T]
         value_T = (visited_T * value_T + prior * tree.below()[0][0]) / (visited_T + prior)
     return tree.on_steps(q_T - value_T)
