@@ -9,7 +9,12 @@ import torch
 from local_trainer import BRANCHES, LocalQueue, OneWorker, make_trainer, put_rows, trainer_config
 
 from tree_rl.verl_plugin.compat import PPOTrainer, PPOTrainerSync
-from tree_rl.verl_plugin.trainer.queue_rows import UNREAD_BY_PASSES, log_prob_request, log_probs_of_pass
+from tree_rl.verl_plugin.trainer.queue_rows import (
+    UNREAD_BY_PASSES,
+    log_prob_request,
+    log_probs_of_pass,
+    with_engine_fields,
+)
 from tree_rl.verl_plugin.trainer.tree_trainer import TreeTrainerMixin
 
 COLUMNS = ("advantages", "returns", "ref_log_prob")
@@ -29,6 +34,8 @@ def test_advantages_beside_a_pass_are_those_behind_it(queue: LocalQueue, model_p
         batch = trainer._balance_batch(put_rows(queue, BRANCHES), metrics)
         if is_beside:
             assert not set(UNREAD_BY_PASSES) & set(log_prob_request(batch, 0.9).fields)
+            left = set(with_engine_fields(batch, trains=True).fields) & set(UNREAD_BY_PASSES)
+            assert left == {"prompts", "responses"}, "verl's losses cut responses by them"
             batch = trainer._compute_ref_log_prob(batch, metrics)
             assert (trainer._with_advantages is None) == has_kl_reward
         else:

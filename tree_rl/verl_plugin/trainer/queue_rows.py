@@ -18,8 +18,10 @@ from tree_rl.verl_plugin.extra_fields import CALL_WEIGHTS
 
 ENGINE_OBJECTS = ("uid", "session_id", "index", "multi_modal_inputs")
 """Columns that engines read besides tensors: names of a row, and its images."""
-UNREAD_BY_PASSES = ("dummy_tensor", "prompts", "responses", "rm_scores", "rollout_log_probs")
-"""Tensors of every row that only losses and the trainer read."""
+UNREAD_BY_UPDATES = ("dummy_tensor", "rm_scores", "rollout_log_probs")
+"""Tensors of every row that only the trainer reads."""
+UNREAD_BY_PASSES = (*UNREAD_BY_UPDATES, "prompts", "responses")
+"""Those, and what losses need to cut responses."""
 MANY_AGENTS = 16
 """Most sub-agents of a batch that get a metric each."""
 
@@ -44,7 +46,8 @@ def with_engine_fields(batch: KVBatchMeta, *, trains: bool = False) -> KVBatchMe
     """
     first = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id)
     read = (name for name, value in first.items() if isinstance(value, torch.Tensor) or name in ENGINE_OBJECTS)
-    batch.fields = [name for name in read if trains or name not in UNREAD_BY_PASSES]
+    unread = UNREAD_BY_UPDATES if trains else UNREAD_BY_PASSES
+    batch.fields = [name for name in read if name not in unread]
     return batch
 
 
