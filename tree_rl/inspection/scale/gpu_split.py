@@ -34,12 +34,11 @@ def propose_split(
         InputError: a time is missing, the run is asynchronous, or there are too few GPUs.
     """
     loads, said = ({}, []) if run is None else _measured(read_run(run))
-    measured = list(loads.values())
-    rollout = given["rollout"] or (measured[0].rollout if measured else None)
-    weights, metrics = (measured[0].weights, measured[0].metrics) if measured else (0.0, 0.0)
+    measured = next(iter(loads.values()), StepLoad(rollout=0.0, training=0.0))
+    rollout = given["rollout"] or measured.rollout
     trainings = {name: load.training for name, load in loads.items()}
     trainings |= {name: seconds for name in ("trees", "rows") if (seconds := given[name])}
-    if rollout is None or not trainings:
+    if not rollout or not trainings:
         raise InputError(
             "--cluster without --model: expected the log of a run, or --rollout-seconds with --training-seconds or "
             "--rows-seconds"
@@ -47,7 +46,7 @@ def propose_split(
     try:
         splits = {
             name: fastest_split(
-                StepLoad(rollout=rollout, training=training, weights=weights, metrics=metrics),
+                replace(measured, rollout=rollout, training=training),
                 gpus,
                 server_gpus=server_gpus,
                 sharing=sharing,
