@@ -22,7 +22,7 @@ from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
 from tree_rl.verl_plugin.trainer.old_log_probs import LogProbReuse
 from tree_rl.verl_plugin.trainer.prepared_config import prepare_config
-from tree_rl.verl_plugin.trainer.queue_rows import fetch_trained_log_probs
+from tree_rl.verl_plugin.trainer.queue_rows import fetch_response_log_probs, fetch_trained_log_probs
 from tree_rl.verl_plugin.trainer.trainers import PPOTrainerTreeSeparateAsync
 
 ONE_STEP = ["data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
@@ -127,9 +127,13 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
         trainer._update_actor(batch, metrics)
         assert trainer._reports_later == bool(setting)
         if setting:
-            trainer._report_log_probs_of_update(batch, metrics, keep=True)
+            trainer._report_log_probs_of_update(batch, metrics)
+            for key, log_probs in fetch_response_log_probs(batch).items():
+                row = queue.rows[key]
+                row["old_log_probs"], cut = log_probs, len(row["response_mask"]) + 1
+                row["entropy"] = row["entropy"][-cut:-1]
         assert "layout: 1 rank: trees, " in capsys.readouterr().out
-        columns = {key: queue.rows[key]["old_log_probs"] for key in batch.keys}
+        columns = {(key, name): queue.rows[key][name] for key in batch.keys for name in ("old_log_probs", "entropy")}
         runs.append((metrics, worker.forwards, columns))
     (expected, more, old), (got, fewer, new) = runs
     assert (expected.pop("tree/reused_log_probs"), got.pop("tree/reused_log_probs")) == (0, 1)
@@ -140,8 +144,8 @@ def test_metrics_and_columns_are_those_of_the_pass_with_one_forward_less(
     for name, value in expected.items():
         if not any(part in name for part in varying):
             assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
-    for key, values in old.items():
-        torch.testing.assert_close(new[key], values, rtol=1e-5, atol=1e-5)
+    for place, values in old.items():
+        torch.testing.assert_close(new[place], values, rtol=1e-5, atol=1e-5)
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), share=st.floats(0, 1), seed=st.integers(0, 99))
@@ -160,15 +164,15 @@ def test_trained_tokens_alone_have_the_metrics_of_whole_responses(
     columns["response_mask"] = mask = nested(masks)
     keys = [f"u_{row}_0" for row in range(len(lengths))]
     queue.rows.clear()
-    queue.kv_batch_put(keys, "train", fields=TensorDict(columns, batch_size=len(keys)), tags=[{} for _ in keys])
-    found, longest = fetch_trained_log_probs(keys, "train", keep=True)
+    batch = queue.kv_batch_put(keys, "train", fields=TensorDict(columns, batch_size=len(keys)), tags=[{} for _ in keys])
+    found, longest = fetch_trained_log_probs(keys, "train")
     assert longest == max(lengths) and found.batch["entropy"].shape[1] == max(mask.sum() for mask in masks)
 
     whole = {"old_log_probs": compat.response_from_nested(columns["log_probs"], mask), "responses": mask}
     whole |= columns | {"entropy": compat.response_from_nested(columns["entropy"], mask)}
     del whole["log_probs"]
-    for row, key in enumerate(keys):
-        torch.testing.assert_close(queue.rows[key]["old_log_probs"], whole["old_log_probs"].unbind()[row])
+    for row, log_probs in enumerate(fetch_response_log_probs(batch).values()):
+        torch.testing.assert_close(log_probs, whole["old_log_probs"].unbind()[row])
     expected = DataProto(batch=TensorDict(whole, batch_size=len(keys)).to_padded_tensor())
     rejection = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.5_2.0"}
     correction = OmegaConf.create({"rollout_is": "token", **rejection})

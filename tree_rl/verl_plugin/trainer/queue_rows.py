@@ -102,30 +102,29 @@ def fetch_log_probs(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Log-probs [B, T] of the rollout and of the trainer with and without adapter, and the mask of trained tokens.
 
-    Where the old log-probs are the rollout's (verl's `bypass_mode`), `adapted` has those with the adapter, by key.
+    Where the queue has no old log-probs or the rollout's (verl's `bypass_mode`), `adapted` has those with the adapter,
+    by key.
     """
     names = ["rollout_log_probs", "old_log_probs", "ref_log_prob"]
-    columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[*names, "response_mask"])
+    fields = [name for name in (*names, "response_mask") if adapted is None or name != "old_log_probs"]
+    columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
     if adapted is not None:
-        columns[names[1]] = torch.nested.as_nested_tensor([adapted[key] for key in keys], layout=torch.jagged)
+        columns["old_log_probs"] = torch.nested.as_nested_tensor([adapted[key] for key in keys], layout=torch.jagged)
     padded = columns.to_padded_tensor()
     return [padded[name] for name in names], padded["response_mask"]
 
 
-def fetch_trained_log_probs(keys: list[str], partition_id: str, *, keep: bool) -> tuple[DataProto, int]:
+def fetch_trained_log_probs(keys: list[str], partition_id: str) -> tuple[DataProto, int]:
     """Figures [B, T] of the trained tokens of each row, which stand at its front, and tokens of the longest response.
 
     Columns: `old_log_probs` and `entropy` from a pass, `rollout_log_probs` if the rollout reports them, and
-    `response_mask`; also `responses`, of which verl reads the shape alone. `keep` also writes `old_log_probs` of whole
-    responses.
+    `response_mask`; also `responses`, of which verl reads the shape alone.
     """
     fields = ["log_probs", "entropy", "response_mask", "rollout_log_probs"]
     columns = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
     mask = columns.pop("response_mask")
     for name, given in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
         columns[name] = response_from_nested(columns.pop(given), mask)
-    if keep:
-        tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=columns.select("old_log_probs"))
     is_trained = mask.values() != 0
     counted = torch.cat([torch.zeros(1, dtype=torch.int64), is_trained.cumsum(0)])
     trained_B = counted[mask.offsets()].diff()
@@ -140,6 +139,11 @@ def fetch_trained_log_probs(keys: list[str], partition_id: str, *, keep: bool) -
 def log_probs_of_pass(workers: Any, batch: KVBatchMeta, temperature: float) -> dict[str, torch.Tensor]:
     """Log-probs of every row's response, by key, from a pass of the actor's `workers`."""
     workers.compute_log_prob(log_prob_request(batch, temperature))
+    return fetch_response_log_probs(batch)
+
+
+def fetch_response_log_probs(batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+    """Log-probs of every row's response, by key, as the actor's workers wrote them last."""
     fields = ["log_probs", "response_mask"]
     columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
     found = response_from_nested(columns["log_probs"], columns["response_mask"])

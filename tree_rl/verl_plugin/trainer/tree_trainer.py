@@ -303,8 +303,10 @@ class TreeTrainerMixin(ResumableTrainer):
         # verl averages the metrics of several updates before `_compute_metrics`, and the check reads old log-probs.
         self._reports_later = self._reuses_log_probs and self.parameter_sync_step == 1 and not checks_adapter
         if self._reuses_log_probs and not self._reports_later:
-            self._report_log_probs_of_update(batch, metrics, keep=checks_adapter)
+            self._report_log_probs_of_update(batch, metrics)
         if checks_adapter:
+            if self._reuses_log_probs:
+                adapted = queue_rows.fetch_response_log_probs(batch)
             self._check_adapter(batch, metrics, adapted)
         self._fitted_cost = step_metrics.fitted_cost(metrics) or self._fitted_cost
         metrics.update(step_metrics.update_metrics(metrics, "actor"))
@@ -318,8 +320,8 @@ class TreeTrainerMixin(ResumableTrainer):
         self._has_updated = True
         return batch
 
-    def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any], *, keep: bool = False) -> None:
-        """Add the metrics of verl's pass, from the log-probs of the update; `keep` also adds its `old_log_probs`.
+    def _report_log_probs_of_update(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Add the metrics of verl's pass, from the log-probs of the update.
 
         verl takes them over whole responses. Trained tokens alone, a few per cent of a padded batch of agents' rows,
         give the same in a fraction of the time, for which a trainer with rollouts elsewhere would wait.
@@ -334,7 +336,7 @@ class TreeTrainerMixin(ResumableTrainer):
         )
         self.actor_rollout_wg.compute_log_prob(asked)
         keys = [batch.keys[row] for row in queue_rows.real_rows(batch)]
-        data, longest = queue_rows.fetch_trained_log_probs(keys, batch.partition_id, keep=keep)
+        data, longest = queue_rows.fetch_trained_log_probs(keys, batch.partition_id)
         actor = self.config.actor_rollout_ref.actor
         metrics["actor/entropy"] = compat.agg_loss(
             loss_mat=data.batch["entropy"],
