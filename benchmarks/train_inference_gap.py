@@ -2,10 +2,11 @@
 
 python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 
-Settings of vLLM 0.29: `graphs` (compiled, CUDA graphs), `eager` (its own kernels, not compiled) and `invariant`
-(graphs, `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16: `stock` (transformers' layers), `liger`, and `invariant`
-(vLLM's batch-invariant products, softmax and RMSNorm; forward alone). Every setting runs in a process of its own.
-Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that prompts are shared.
+Settings of vLLM 0.29: `compiled` (its default), `graphs` (its own kernels, decoding in CUDA graphs) and `invariant`
+(`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16: `stock` (transformers' layers), `liger`, and
+`invariant` (a Llama on the kernels of vLLM's `invariant`, for rows attention too; forward alone). Every setting runs in
+a process of its own. Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that
+prompts are shared.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -27,10 +29,13 @@ from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree import Forest
 
-SAMPLERS = {"graphs": False, "eager": True, "invariant": False}
-"""Setting of vLLM -> `enforce_eager`."""
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+SAMPLERS: dict[str, dict[str, Any]] = {"compiled": {}, "graphs": UNCOMPILED, "invariant": UNCOMPILED}
+"""Setting of vLLM -> `compilation_config`."""
 TRAINERS = ("stock", "liger", "invariant")
 INVARIANT = "VLLM_BATCH_INVARIANT"
+PAGE = 16
+"""Tokens of a page of vLLM's KV cache."""
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -42,7 +47,7 @@ def draw(arguments: argparse.Namespace) -> None:
     engine = LLM(
         model=str(arguments.model),
         dtype="bfloat16",
-        enforce_eager=SAMPLERS[arguments.play],
+        compilation_config=SAMPLERS[arguments.play],
         gpu_memory_utilization=0.5,
         logprobs_mode="processed_logprobs",
     )
@@ -67,14 +72,76 @@ def trainer(setting: str, folder: Path, device: torch.device) -> Any:
 
         use_liger_layers(model, device=device)
     if setting == "invariant":
-        from vllm.model_executor.determinism.batch_invariant import init_batch_invariance, rms_norm_batch_invariant
-
-        init_batch_invariance()
-        for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
-            norm.forward = lambda hidden, norm=norm: rms_norm_batch_invariant(
-                hidden, norm.weight.data, norm.variance_epsilon
-            )
+        use_kernels_of_vllm(model)
     return model
+
+
+def use_kernels_of_vllm(model: Any) -> None:
+    """Give a Llama the kernels that vLLM's batch-invariant mode has on an H200, in order and rounding as there."""
+    import transformers.models.llama.modeling_llama as llama
+    from transformers import AttentionInterface
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.determinism import batch_invariant as kernels
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+    kernels.init_batch_invariance()
+    first_norm = model.model.layers[0].input_layernorm
+
+    def linear(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return kernels.linear_batch_invariant(hidden, module.weight, module.bias)
+
+    def norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+        if module is first_norm:
+            return kernels.rms_norm_batch_invariant(hidden, module.weight.data, module.variance_epsilon)
+        # vLLM adds the residual in the norm; transformers has added it, so zeros are added here.
+        normed = torch.zeros_like(hidden)
+        ops.fused_add_rms_norm(normed, hidden.clone(), module.weight.data, module.variance_epsilon)
+        return normed
+
+    def cos_sin(module: Any, hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        frequencies, _ = module.compute_default_rope_parameters(module.config, hidden.device)
+        angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
+        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+
+    def rotate(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
+        flat = [heads[0].transpose(0, 1).flatten(1).contiguous() for heads in (query, key)]
+        cache = torch.cat([cos[0].chunk(2, -1)[0], sin[0].chunk(2, -1)[0]], -1)  # of the tokens, in their order
+        ops.rotary_embedding(torch.arange(len(cache), device=cos.device), *flat, query.shape[-1], cache, True)
+        return [turned.view(1, len(turned), -1, query.shape[-1]).transpose(1, 2) for turned in flat]
+
+    def swiglu(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+        gate_and_up = torch.cat([module.gate_proj(hidden), module.up_proj(hidden)], -1)
+        out = gate_and_up.new_empty(*hidden.shape[:-1], gate_and_up.shape[-1] // 2)
+        torch.ops._C.silu_and_mul(out, gate_and_up)
+        return module.down_proj(out)
+
+    def attend(_: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: float, **__: Any) -> Any:
+        length = query.shape[2]
+        pages = torch.arange(-(-length // PAGE), dtype=torch.int32, device=query.device)
+
+        def paged(heads: torch.Tensor) -> torch.Tensor:
+            padding = (0, 0, 0, 0, 0, len(pages) * PAGE - length)
+            return torch.nn.functional.pad(heads[0].transpose(0, 1), padding).unflatten(0, (-1, PAGE)).contiguous()
+
+        lengths = pages.new_tensor([0, length])
+        sizes = {"cu_seqlens_q": lengths, "seqused_k": lengths[1:], "max_seqlen_q": length, "max_seqlen_k": length}
+        settings = {"softmax_scale": scaling, "causal": True, "num_splits": 1, "fa_version": 3}
+        query = query[0].transpose(0, 1).contiguous()
+        out = flash_attn_varlen_func(query, paged(key), paged(value), block_table=pages[None], **sizes, **settings)
+        return out[None], None
+
+    forwards: dict[type, Callable[..., Any]] = {
+        torch.nn.Linear: linear,
+        llama.LlamaRMSNorm: norm,
+        llama.LlamaRotaryEmbedding: cos_sin,
+        llama.LlamaMLP: swiglu,
+    }
+    for module in model.modules():  # `use_tree_attention` keeps forwards of modules, but not of classes
+        if type(module) in forwards:
+            module.forward = MethodType(forwards[type(module)], module)
+    llama.apply_rotary_pos_emb = rotate
+    AttentionInterface.register("kernels_of_vllm", attend)
+    model.config._attn_implementation = "kernels_of_vllm"
 
 
 def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
