@@ -25,8 +25,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tree_rl.models import use_tree_attention
+from tree_rl.training import rows_alone
 from tree_rl.training.loss.edges import forest_log_probs
-from tree_rl.training.rows_alone import branch_log_probs
 from tree_rl.tree import Forest
 
 UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -82,6 +82,7 @@ def use_kernels_of_vllm(model: Any) -> None:
     from transformers import AttentionInterface
     from vllm import _custom_ops as ops
     from vllm.model_executor.determinism import batch_invariant as kernels
+    from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
     from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
     kernels.init_batch_invariance()
@@ -130,6 +131,10 @@ def use_kernels_of_vllm(model: Any) -> None:
         out = flash_attn_varlen_func(query, paged(key), paged(value), block_table=pages[None], **sizes, **settings)
         return out[None], None
 
+    def next_log_probs(logits_LV: torch.Tensor, ids_L: torch.Tensor, temperature: float) -> torch.Tensor:
+        found = compute_token_logprobs(logits_LV[:-1].float() / temperature, ids_L[1:, None]).squeeze(1)
+        return torch.cat([found, found.new_zeros(1)])
+
     forwards: dict[type, Callable[..., Any]] = {
         torch.nn.Linear: linear,
         llama.LlamaRMSNorm: norm,
@@ -140,6 +145,7 @@ def use_kernels_of_vllm(model: Any) -> None:
         if type(module) in forwards:
             module.forward = MethodType(forwards[type(module)], module)
     llama.apply_rotary_pos_emb = rotate
+    rows_alone.next_log_probs = next_log_probs
     AttentionInterface.register("kernels_of_vllm", attend)
     model.config._attn_implementation = "kernels_of_vllm"
 
@@ -156,7 +162,7 @@ def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
     device = next(model.parameters()).device
     figures = {}
     with torch.no_grad():
-        alone = branch_log_probs(model, rows).float().cpu()
+        alone = rows_alone.branch_log_probs(model, rows).float().cpu()
         use_tree_attention(model)
         trees = [forest_log_probs(model, Forest.from_rows(group), device=device) for group in of_prompt.values()]
     for name, ours in (("rows", alone), ("trees", torch.cat(trees).float().cpu())):
