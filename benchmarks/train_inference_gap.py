@@ -77,7 +77,7 @@ def trainer(setting: str, folder: Path, device: torch.device) -> Any:
 
 
 def use_kernels_of_vllm(model: Any) -> None:
-    """Give a Llama the kernels that vLLM's batch-invariant mode has on an H200, in order and rounding as there."""
+    """Give a Llama the kernels that vLLM's batch-invariant mode has on an H200; trees keep their own attention."""
     import transformers.models.llama.modeling_llama as llama
     from transformers import AttentionInterface
     from vllm import _custom_ops as ops
