@@ -1,5 +1,8 @@
 """The gap between vLLM's and the trainer's log-probs: none where they are the trainer's, and what was changed."""
 
+import sys
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 import train_inference_gap
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tree_rl.training import rows_alone
 from tree_rl.training.rows_alone import branch_log_probs
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -31,3 +35,83 @@ def test_the_gap_is_what_the_sampler_says_otherwise() -> None:
         assert other[f"{name}_largest"] == pytest.approx(0.5, abs=1e-5)
         assert other[f"{name}_mean"] == pytest.approx(0.5 / 7, abs=1e-5)
         assert other[f"{name}_k3"] == pytest.approx((torch.tensor(0.5).exp().item() - 1.5) / 7, abs=1e-5)
+
+
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for vLLM's kernels, which take a GPU, with what they compute, in the same layouts and in place."""
+
+    def rms_norm(hidden: Any, weight: Any, epsilon: float) -> Any:
+        return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon) * weight
+
+    def fused_add_rms_norm(hidden: Any, residual: Any, weight: Any, epsilon: float) -> None:
+        residual += hidden
+        hidden.copy_(rms_norm(residual, weight, epsilon))
+
+    def rotary_embedding(positions: Any, query: Any, key: Any, size: int, cache: Any, is_neox: bool) -> None:
+        assert is_neox
+        cos, sin = (part[:, None] for part in cache[positions].chunk(2, -1))
+        for heads in (query, key):
+            left, right = heads.view(len(heads), -1, size).chunk(2, -1)
+            heads.copy_(torch.cat([left * cos - right * sin, right * cos + left * sin], -1).flatten(1))
+
+    def silu_and_mul(out: Any, gate_and_up: Any) -> None:
+        gate, up = gate_and_up.chunk(2, -1)
+        out.copy_(torch.nn.functional.silu(gate) * up)
+
+    def flash_attn_varlen_func(
+        query: Any, key: Any, value: Any, *, block_table: Any, seqused_k: Any, **rest: Any
+    ) -> Any:
+        groups = query.shape[1] // key.shape[2]
+        rows = [pages[block_table[0]].flatten(0, 1)[: int(seqused_k[0])] for pages in (key, value)]
+        heads = (query, *(row.repeat_interleave(groups, 1) for row in rows))
+        q, k, v = (row.transpose(0, 1) for row in heads)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(q, k, v, is_causal=rest["causal"], scale=rest["softmax_scale"]).transpose(0, 1)
+
+    def compute_token_logprobs(logits: Any, ids: Any) -> Any:
+        return logits.log_softmax(-1).gather(1, ids)
+
+    vllm = {
+        "": {},
+        "._custom_ops": {"fused_add_rms_norm": fused_add_rms_norm, "rotary_embedding": rotary_embedding},
+        ".model_executor.determinism.batch_invariant": {
+            "init_batch_invariance": lambda: None,
+            "linear_batch_invariant": torch.nn.functional.linear,
+            "rms_norm_batch_invariant": rms_norm,
+        },
+        ".v1.worker.gpu.sample.logprob": {"compute_token_logprobs": compute_token_logprobs},
+        ".vllm_flash_attn.flash_attn_interface": {"flash_attn_varlen_func": flash_attn_varlen_func},
+    }
+    for name, functions in vllm.items():
+        parts = f"vllm{name}".split(".")
+        for end in range(1, len(parts) + 1):
+            path = ".".join(parts[:end])
+            if path not in sys.modules:
+                monkeypatch.setitem(sys.modules, path, ModuleType(path))
+                if end > 1:
+                    setattr(sys.modules[".".join(parts[: end - 1])], parts[end - 1], sys.modules[path])
+        vars(sys.modules[".".join(parts)]).update(functions)
+    monkeypatch.setattr(torch.ops, "_C", SimpleNamespace(silu_and_mul=silu_and_mul), raising=False)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM's own kernels are here")
+def test_layers_on_vllms_kernels_compute_what_transformers_layers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers.models.llama.modeling_llama as llama
+
+    plain_kernels(monkeypatch)
+    for owner, name in ((rows_alone, "next_log_probs"), (llama, "apply_rotary_pos_emb")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # restored behind the test
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**(SIZES | {"num_key_value_heads": 2}))).eval()
+    prompts = [list(range(2, 19)), list(range(2, 19)), [3]]
+    replies = [[8, 9, 4], [8, 3], [6] * 31]  # 20, 19 and two whole pages
+    sessions: list[dict[str, Any]] = [
+        {"prompt": prompt, "drawn": reply} for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    for session in sessions:
+        of_row = branch_log_probs(model, [session["prompt"] + session["drawn"]]).detach()
+        session["log_probs"] = of_row[len(session["prompt"]) - 1 : -1].tolist()
+    train_inference_gap.use_kernels_of_vllm(model)
+    found = train_inference_gap.gaps(model, sessions)
+    assert found["rows_largest"] == pytest.approx(0, abs=1e-5)
+    assert found["trees_largest"] == pytest.approx(0, abs=1e-5)

@@ -81,7 +81,7 @@ def save_model(folder: Path, family: str) -> None:
     rope = {"mrope_section": [8, 4, 4], **({"mrope_interleaved": True} if family == "qwen3_vl" else {})}
     own = {"vocab_size": len(processor.tokenizer), "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     own |= {"rope_parameters": recipe.text_config.rope_parameters | rope, "initializer_range": 0.2}
-    # vLLM 0.29 on a CPU asks the decoder alone for it, and published configs have none there.
+    # vLLM 0.29 on a CPU asks Qwen3-VL's decoder alone for it, and published configs have none there.
     own |= {"architectures": ["Qwen3ForCausalLM"]}
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     ends = ("eos_token_id", "pad_token_id", "bos_token_id")
