@@ -15,10 +15,10 @@ RECIPE = REPOSITORY / "recipes" / "grpo" / "run_qwen3_fsdp2.sh"
 STEPS = 10
 RANKS = 4
 LEARNT = ("actor/", "critic/", "tree/", "response_length/", "training/rollout_probs_diff")
-NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing", "cost_")
-"""Parts of names that measure a machine, not what is learnt."""
+NOT_LEARNT = ("actor/perf", "perf/", "memory", "mfu", "seconds", "_time", "timing", "cost_", "imbalance")
+"""Parts of names that measure a machine, not what is learnt; costs, and so imbalance, are fitted to seconds."""
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
-OF_LAYOUT = ("tree/imbalance", "tree/split_groups", "tree/repeated_tokens", "tree/partitions", "actor/tree/")
+OF_LAYOUT = ("tree/split_groups", "tree/repeated_tokens", "tree/partitions", "actor/tree/")
 """Figures of how rows lie on ranks, and of what those compute."""
 OF_RANKS = ("actor/pg_clipfrac", "actor/ppo_kl")
 """Means over the tokens of a rank, which verl averages over ranks whatever they hold."""

@@ -15,6 +15,7 @@ from hostile_rows import SHAPES, row, tokens
 from local_trainer import build_worker
 from omegaconf import OmegaConf
 from rank_engines import empty_batch
+from rank_processes import run_ranks
 from reused_log_probs import run_after_pass, without_pass
 from verl.utils import tensordict_utils as tu
 from verl_losses import AGG_MODES, POLICY_LOSSES, actor_loss
@@ -23,7 +24,7 @@ from tree_rl.training.run import Runner
 from tree_rl.verl_plugin.engine.verl_loss import REUSE_LOG_PROBS
 from tree_rl.verl_plugin.options import TreeConfig
 from tree_rl.verl_plugin.refusals.refusal import UnsupportedFeatureError
-from tree_rl.verl_plugin.trainer.workers import TreeDetachActorWorker
+from tree_rl.verl_plugin.trainer.workers import OF_UPDATE, TreeDetachActorWorker
 
 ROWS = SHAPES["masks_differ_on_shared_prefix"]
 TREES = {
@@ -84,6 +85,22 @@ def test_a_rank_without_rows_has_no_outputs(engines: dict[str, Any]) -> None:
     got = run(engines["partitioned"], data, LOSS)
     assert not any(gradient.any() for gradient in got["gradients"].values())
     assert engines["partitioned"].take_outputs_of_update() == {}
+
+
+def log_probs_of_an_update(rank: int, model: Path) -> Any:
+    """What a worker returns whose neighbour has the same rows, if it returns anything."""
+    worker = TreeDetachActorWorker.__new__(TreeDetachActorWorker)
+    worker.actor = build_worker(model, ulysses_sequence_parallel_size=2)
+    run(worker.actor.engine, without_pass(ROWS, **FLAGS), LOSS)
+    found = worker.compute_log_prob(ppo_batch(ROWS, **{OF_UPDATE: True}))
+    return None if found is None else found["log_probs"].values()
+
+
+def test_of_ranks_that_share_tokens_one_returns_log_probs(model_path: Path, stock: Any) -> None:
+    first, second = run_ranks(log_probs_of_an_update, 2, model_path)
+    assert second is None, "verl 0.9.1 cannot put aside what a second rank returns"
+    wanted, of_pass = wanted_positions(ppo_batch(ROWS)), infer(stock, ppo_batch(ROWS))["log_probs"].values()
+    torch.testing.assert_close(first[wanted], of_pass[wanted], rtol=2e-5, atol=2e-5)
 
 
 def forwards_per_backward(engine: Any, loss: Any, data: Any = None) -> float:

@@ -107,6 +107,8 @@ class TreeActorRolloutRefWorker(CheckpointFilesWorker, compat.ActorRolloutRefWor
         if not tu.pop(data, key=OF_UPDATE, default=False):
             return super().compute_log_prob(data)
         found = self.actor.engine.take_outputs_of_update()
+        if not self.actor.engine.is_mp_src_rank_with_outputs():
+            return None  # as verl's passes; another rank returns the same rows
         return tu.get_tensordict(tensor_dict=found, non_tensor_dict={"metrics": {}})
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
