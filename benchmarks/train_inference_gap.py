@@ -2,11 +2,13 @@
 
 python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 
-Settings of vLLM 0.29: `compiled` (its default), `graphs` (its own kernels, decoding in CUDA graphs) and `invariant`
-(`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16: `stock` (transformers' layers), `liger`, and
-`invariant` (a Llama on the kernels of vLLM's `invariant`, for rows attention too; forward alone). Every setting runs in
-a process of its own. Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that
-prompts are shared.
+Settings of vLLM 0.29: `compiled` (its default), `float32_head` (the same with logits in float32), `graphs` (its own
+kernels, decoding in CUDA graphs) and `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16:
+`stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's `invariant`, for rows
+attention too; forward alone). Rows alone have the head of their layers, trees ours, whose logits are float32, but for
+`invariant`. `vllm` in a row: vLLM's log-probs of the same tokens, read as a prompt. Every setting runs in a process of
+its own. Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that prompts are
+shared.
 """
 
 import argparse
@@ -24,14 +26,20 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from tree_rl.models import use_tree_attention
+from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import rows_alone
 from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.tree import Forest
 
-UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-SAMPLERS: dict[str, dict[str, Any]] = {"compiled": {}, "graphs": UNCOMPILED, "invariant": UNCOMPILED}
-"""Setting of vLLM -> `compilation_config`."""
+UNCOMPILED = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "compiled": {},
+    "float32_head": FLOAT32_HEAD,
+    "graphs": UNCOMPILED,
+    "invariant": UNCOMPILED,
+}
+"""Setting of vLLM -> its arguments."""
 TRAINERS = ("stock", "liger", "invariant")
 INVARIANT = "VLLM_BATCH_INVARIANT"
 PAGE = 16
@@ -39,7 +47,9 @@ PAGE = 16
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    """Continue every prompt with vLLM twice, the second time timed; leave rows and log-probs in `--samples-file`."""
+    """Continue every prompt with vLLM twice, the second time timed; leave rows, log-probs and those of the same rows as
+    prompts in `--samples-file`.
+    """
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -47,9 +57,9 @@ def draw(arguments: argparse.Namespace) -> None:
     engine = LLM(
         model=str(arguments.model),
         dtype="bfloat16",
-        compilation_config=SAMPLERS[arguments.play],
         gpu_memory_utilization=0.5,
         logprobs_mode="processed_logprobs",
+        **SAMPLERS[arguments.play],
     )
     sampling = SamplingParams(n=arguments.samples, max_tokens=arguments.tokens, logprobs=0, ignore_eos=True, seed=0)
     engine.generate(prompts, sampling)
@@ -61,6 +71,11 @@ def draw(arguments: argparse.Namespace) -> None:
         for one in output.outputs:
             found = [of[token].logprob for of, token in zip(one.logprobs, one.token_ids, strict=True)]
             drawn.append({"prompt": prompt["prompt_token_ids"], "drawn": list(one.token_ids), "log_probs": found})
+    rows = [TokensPrompt(prompt_token_ids=session["prompt"] + session["drawn"]) for session in drawn]
+    outputs = engine.generate(rows, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    for session, read in zip(drawn, outputs, strict=True):
+        of_drawn = read.prompt_logprobs[len(session["prompt"]) :]
+        session["read"] = [of[token].logprob for of, token in zip(of_drawn, session["drawn"], strict=True)]
     arguments.samples_file.write_text(json.dumps({"sessions": drawn, "seconds": seconds}))
 
 
@@ -153,7 +168,8 @@ def use_kernels_of_vllm(model: Any) -> None:
 def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
     """Figures of rows alone and of one tree a prompt, over all drawn tokens; sessions of a prompt follow each other."""
     rows = [session["prompt"] + session["drawn"] for session in sessions]
-    theirs = torch.tensor([value for session in sessions for value in session["log_probs"]])
+    names = "log_probs", "read"
+    theirs, read = (torch.tensor([value for session in sessions for value in session[name]]) for name in names)
     drawn, of_prompt = [], dict[tuple[int, ...], list[list[int]]]()
     for row, session in zip(rows, sessions, strict=True):
         is_drawn = torch.arange(len(row)) >= len(session["prompt"])
@@ -164,9 +180,12 @@ def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
     with torch.no_grad():
         alone = rows_alone.branch_log_probs(model, rows).float().cpu()
         use_tree_attention(model)
+        use_edge_head(model)
         trees = [forest_log_probs(model, Forest.from_rows(group), device=device) for group in of_prompt.values()]
-    for name, ours in (("rows", alone), ("trees", torch.cat(trees).float().cpu())):
-        gap = ours[torch.cat(drawn)] - theirs
+    is_drawn_F = torch.cat(drawn)
+    found = {"rows": alone[is_drawn_F], "trees": torch.cat(trees).float().cpu()[is_drawn_F], "vllm": read}
+    for name, ours in found.items():
+        gap = ours - theirs
         figures[f"{name}_mean"] = gap.abs().mean().item()
         figures[f"{name}_largest"] = gap.abs().max().item()
         figures[f"{name}_k3"] = (gap.exp() - 1 - gap).mean().item()
@@ -217,8 +236,8 @@ def play(arguments: argparse.Namespace, setting: str, part: str, prompts_file: P
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:  # what a process of vLLM's engine died of stands far above the last line
         print(done.stderr, file=sys.stderr, flush=True)
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return lines[-1][-300:] if lines else ""
+    lines = (done.stdout if done.returncode == 0 else done.stderr[-300:]).strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def main() -> None:

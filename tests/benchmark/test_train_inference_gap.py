@@ -25,13 +25,14 @@ def test_the_gap_is_what_the_sampler_says_otherwise() -> None:
     ]
     for session in sessions:
         of_row = branch_log_probs(model, [session["prompt"] + session["drawn"]]).detach()
-        session["log_probs"] = of_row[len(session["prompt"]) - 1 : -1].tolist()
+        for name in ("log_probs", "read"):
+            session[name] = of_row[len(session["prompt"]) - 1 : -1].tolist()
     same = train_inference_gap.gaps(model, sessions)
     assert same["rows_largest"] == 0 and same["rows_equal"] == 1
     assert same["trees_largest"] == pytest.approx(0, abs=1e-5)
     sessions[1]["log_probs"][2] -= 0.5
     other = train_inference_gap.gaps(model, sessions)
-    for name in ("rows", "trees"):
+    for name in ("rows", "trees", "vllm"):
         assert other[f"{name}_largest"] == pytest.approx(0.5, abs=1e-5)
         assert other[f"{name}_mean"] == pytest.approx(0.5 / 7, abs=1e-5)
         assert other[f"{name}_k3"] == pytest.approx((torch.tensor(0.5).exp().item() - 1.5) / 7, abs=1e-5)
@@ -110,7 +111,8 @@ def test_layers_on_vllms_kernels_compute_what_transformers_layers_compute(monkey
     ]
     for session in sessions:
         of_row = branch_log_probs(model, [session["prompt"] + session["drawn"]]).detach()
-        session["log_probs"] = of_row[len(session["prompt"]) - 1 : -1].tolist()
+        for name in ("log_probs", "read"):
+            session[name] = of_row[len(session["prompt"]) - 1 : -1].tolist()
     train_inference_gap.use_kernels_of_vllm(model)
     found = train_inference_gap.gaps(model, sessions)
     assert found["rows_largest"] == pytest.approx(0, abs=1e-5)
