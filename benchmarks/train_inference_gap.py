@@ -32,10 +32,9 @@ from tree_rl.training.loss.edges import forest_log_probs
 from tree_rl.tree import Forest
 
 UNCOMPILED = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
-FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 SAMPLERS: dict[str, dict[str, Any]] = {
     "compiled": {},
-    "float32_head": FLOAT32_HEAD,
+    "float32_head": {"hf_overrides": {"head_dtype": "float32"}},
     "graphs": UNCOMPILED,
     "invariant": UNCOMPILED,
 }

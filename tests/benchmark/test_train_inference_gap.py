@@ -16,17 +16,22 @@ from tree_rl.training.rows_alone import branch_log_probs
 SIZES = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def test_the_gap_is_what_the_sampler_says_otherwise() -> None:
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).eval()
-    sessions = [
-        {"prompt": prompt, "drawn": drawn}
-        for prompt, drawn in (([5, 6, 7], [8, 9]), ([5, 6, 7], [8, 4, 3]), ([2], [6, 6]))
-    ]
+def add_log_probs(model: Any, sessions: list[dict[str, Any]]) -> None:
+    """Let vLLM have said what rows alone say."""
     for session in sessions:
         of_row = branch_log_probs(model, [session["prompt"] + session["drawn"]]).detach()
         for name in ("log_probs", "read"):
             session[name] = of_row[len(session["prompt"]) - 1 : -1].tolist()
+
+
+def test_the_gap_is_what_the_sampler_says_otherwise() -> None:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).eval()
+    sessions: list[dict[str, Any]] = [
+        {"prompt": prompt, "drawn": drawn}
+        for prompt, drawn in (([5, 6, 7], [8, 9]), ([5, 6, 7], [8, 4, 3]), ([2], [6, 6]))
+    ]
+    add_log_probs(model, sessions)
     same = train_inference_gap.gaps(model, sessions)
     assert same["rows_largest"] == 0 and same["rows_equal"] == 1
     assert same["trees_largest"] == pytest.approx(0, abs=1e-5)
@@ -109,10 +114,7 @@ def test_layers_on_vllms_kernels_compute_what_transformers_layers_compute(monkey
     sessions: list[dict[str, Any]] = [
         {"prompt": prompt, "drawn": reply} for prompt, reply in zip(prompts, replies, strict=True)
     ]
-    for session in sessions:
-        of_row = branch_log_probs(model, [session["prompt"] + session["drawn"]]).detach()
-        for name in ("log_probs", "read"):
-            session[name] = of_row[len(session["prompt"]) - 1 : -1].tolist()
+    add_log_probs(model, sessions)
     train_inference_gap.use_kernels_of_vllm(model)
     found = train_inference_gap.gaps(model, sessions)
     assert found["rows_largest"] == pytest.approx(0, abs=1e-5)
