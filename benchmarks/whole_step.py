@@ -131,9 +131,14 @@ def run_folder(arguments: argparse.Namespace, arm: str, por: float) -> Path:
     return arguments.output / f"{arm}_{por:g}{'_apart' if arguments.apart else ''}"
 
 
+def layers_of(arguments: argparse.Namespace) -> int:
+    """Layers of the model, all by default."""
+    return MODEL_SIZES[arguments.model].with_layers(arguments.layers).shape.layers
+
+
 def random_model(arguments: argparse.Namespace) -> Path:
     """The folder of the model, which is written if it is not there."""
-    layers = MODEL_SIZES[arguments.model].with_layers(arguments.layers).shape.layers
+    layers = layers_of(arguments)
     folder: Path = arguments.output / f"model_{arguments.model}_{layers}"
     if not (folder / "tokenizer.json").exists():
         command = [sys.executable, "-m", "scripted_steps.inputs", arguments.model, str(layers), str(folder)]
@@ -239,9 +244,9 @@ def report(arguments: argparse.Namespace, made_by: Mapping[str, str]) -> list[di
         for tool_seconds in dict.fromkeys(arguments.tool_seconds):
             lines += _lines(arguments, por, tool_seconds, script, of_arms)
     about = {
-        name: getattr(arguments, name)
-        for name in ("model", "layers", "gpus", "apart", "prompts", "sessions", "scale", "eager")
+        name: getattr(arguments, name) for name in ("model", "gpus", "apart", "prompts", "sessions", "scale", "eager")
     }
+    about["layers"] = layers_of(arguments)
     about["single_turn"] = " ".join(map(str, arguments.single_turn or ()))
     about |= {"liger": arguments.liger, "stock_attention": made_by["stock_attention"], **made_by}
     lines = [{**line, **about} for line in lines]
