@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tree_rl.cost.cost_fit import LEAST_EQUATIONS, MOST_EQUATIONS, CostFit, Work
@@ -80,7 +80,12 @@ def test_updates_that_are_all_alike_leave_the_shape_of_the_start() -> None:
     assert model.per_pair / model.per_token == pytest.approx(START.per_pair / START.per_token, rel=0.25)
 
 
+SINGULAR = [*[(1, 1.0, 1.0, 1.0, 71.0)] * 2, (1, 1.0, 1.0, 1.0, 125.0), (1, 3.0, 3.0, 2.0, 2.0)]
+SINGULAR += [(1, 1.0, 692319542.0, 6774967.0, 0.25)]
+
+
 @settings(max_examples=25, deadline=None)
+@example(SINGULAR)
 @given(st.lists(st.tuples(st.integers(1, 9), *[st.floats(1, 1e9)] * 3, st.floats(1e-4, 1e3)), max_size=80))
 def test_whatever_was_measured_no_coefficient_is_negative(equations: list[tuple[Any, ...]]) -> None:
     fit = CostFit(START)

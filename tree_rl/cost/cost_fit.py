@@ -100,7 +100,10 @@ def _non_negative(scaled_ET: np.ndarray, weight_E: np.ndarray, prior_T: np.ndarr
     for size in range(1, terms + 1):
         for picked in itertools.combinations(range(terms), size):
             index = list(picked)
-            found = np.linalg.solve(normal_TT[np.ix_(index, index)], right_T[index])
+            try:
+                found = np.linalg.solve(normal_TT[np.ix_(index, index)], right_T[index])
+            except np.linalg.LinAlgError:  # one absurd measurement can hide the prior below rounding
+                continue
             # The objective at the stationary point, up to a constant.
             objective = -float(found @ right_T[index])
             if (found >= 0).all() and objective < least:
