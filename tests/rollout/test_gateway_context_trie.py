@@ -55,6 +55,13 @@ def test_a_turn_whose_template_text_is_shorter_is_not_taken_for_a_longer_one(pla
         assert spoken == ("forest   " if sent == "forest" else sent)
 
 
+@pytest.mark.parametrize("sent", ["done 🐍", "done 🐍!", "done", "done 🐢 and more", "done 名"])
+def test_a_cut_never_falls_within_a_character_of_several_tokens(plain: Scene, sent: str) -> None:
+    plain.answer([user("q")], "done 🐍 and more")
+    prompt = plain.prompt(user("q"), said(sent), user("next"))
+    assert plain.tokenizer.decode(prompt.ids) == prompt.text
+
+
 def test_a_cut_does_not_force_an_odd_spelling_on_what_follows(qwen: Scene) -> None:
     qwen.answer([user("a")], "<think>\nforest\n</think>\n\nsegments")
     prompt = qwen.prompt(user("a"), said("<think>\n\n</think>\n\nother"))

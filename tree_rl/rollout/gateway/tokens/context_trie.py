@@ -206,7 +206,8 @@ class ContextTrie:
         for count in range(len(ids), base, -1):
             start = base_characters + len(self._renderer.decode(ids[base : count - 1]))
             (spelled,) = self._renderer.encode([rest[start : start + LOOK_AHEAD]])
-            if spelled[:1] == ids[count - 1 : count]:
+            # Ids up to here may end within a character, which `rest` then has and their text lacks.
+            if spelled[:1] == ids[count - 1 : count] and rest.startswith(self._renderer.decode(ids[:count])):
                 return count
         return 0
 
