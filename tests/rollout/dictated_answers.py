@@ -88,7 +88,9 @@ class Scene:
         drawn = {"token_ids": ids if stop is not None or end == "" else (*ids, end_id), "log_probs": None}
         drawn |= {"finish_reason": "length" if end == "" else "stop", "min_version": None, "max_version": None}
         answer = Answer(**drawn, stop_text=stop, text=text, text_ids=text_ids)
-        return asyncio.run(self.recorder.record(self.prompt(*messages, agent=agent), answer, seconds=(0.0, 0.0)))
+        prompt = self.prompt(*messages, agent=agent)
+        reading = asyncio.run(self.recorder.reading(prompt, answer))
+        return self.recorder.record(prompt, answer, reading, seconds=(0.0, 0.0))
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

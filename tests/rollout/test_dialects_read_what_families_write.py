@@ -16,7 +16,7 @@ from tree_rl.rollout.gateway.dialects.families import DIALECTS, dialect_named
 from tree_rl.rollout.gateway.dialects.json_arguments import Hermes
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.messages import ChatMessage
-from tree_rl.rollout.gateway.tokens.recorder import Recorder
+from tree_rl.rollout.gateway.tokens.recorder import ReadAnswer, Recorder
 
 ANY_TOOL = [{"type": "function", "function": {"name": "x", "parameters": {}}}]
 EXAMPLES = settings(max_examples=20, deadline=None)
@@ -158,7 +158,7 @@ def read(text: str, *, is_reasoning_open: bool = False, reasoning: Any = "field"
     options = GatewayOptions(max_context_tokens=1, max_turn_tokens=1, reasoning=reasoning)
     opened = THINK_START if is_reasoning_open else ""
     prompt: Any = SimpleNamespace(request=SimpleNamespace(tools=[SHELL]), text=opened, opening="")
-    return Recorder("s", renderer=RENDERER, options=options).read(prompt, text, 0)[0]
+    return Recorder("s", renderer=RENDERER, options=options).read(prompt, text)[0]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,8 @@ def test_text_and_calls_of_a_turn(turn: str, text: str | None, calls: list[Any])
     message = read(turn)
     assert message.content == (turn if text is None else text)
     assert [(call.name, call.arguments) for call in message.tool_calls] == calls
-    assert [call.id for call in message.tool_calls] == [f"call_s_0_{index}" for index in range(len(calls))]
+    named = ReadAnswer(message=message, shown=message, fault=None).with_ids("call_s_0").shown
+    assert [call.id for call in named.tool_calls] == [f"call_s_0_{index}" for index in range(len(calls))]
 
 
 @pytest.mark.parametrize(

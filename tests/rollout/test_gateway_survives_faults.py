@@ -60,6 +60,25 @@ async def test_a_client_that_leaves_takes_its_generation_with_it(
     assert backend.cancelled == 3 and talk.record.cancelled == 3 and talk.record.calls == ()
 
 
+async def test_answers_whose_client_leaves_while_they_are_read_are_dropped_together(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = asyncio.Event()
+
+    async def read_for_ever(*_: Any, **__: Any) -> None:
+        is_read.set()
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(20), talking(tiny.backend()) as talk:
+        monkeypatch.setattr("tree_rl.rollout.gateway.session.off_the_loop", read_for_ever)
+        two = {"messages": [user("a")], "max_tokens": 3, "n": 2, "logprobs": True}
+        call = asyncio.create_task(talk.http.post(CHAT, json=two))
+        await is_read.wait()
+        call.cancel()
+        await asyncio.wait([call])
+    assert talk.record.calls == () and talk.record.cancelled == 1
+
+
 async def test_closing_a_session_cancels_what_runs_and_keeps_what_ended(tiny: SimpleNamespace) -> None:
     backend = HangingModel(tiny.model, tiny.tokenizer)
     async with talking(backend) as talk:

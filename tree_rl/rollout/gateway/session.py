@@ -19,12 +19,11 @@ from tree_rl.rollout.gateway.long_work import SEARCH, off_the_loop
 from tree_rl.rollout.gateway.options import GatewayOptions
 from tree_rl.rollout.gateway.protocols.exchange import ChatRequest, Choice, Completion, StopCause
 from tree_rl.rollout.gateway.protocols.fields import RequestError
-from tree_rl.rollout.gateway.protocols.messages import ChatMessage
 from tree_rl.rollout.gateway.protocols.openai_responses import StoredResponses
 from tree_rl.rollout.gateway.resumption import Resumption
 from tree_rl.rollout.gateway.tokens.drift import DriftReport
 from tree_rl.rollout.gateway.tokens.images import without_images
-from tree_rl.rollout.gateway.tokens.recorder import Prompt, Recorder
+from tree_rl.rollout.gateway.tokens.recorder import Prompt, ReadAnswer, Recorder
 from tree_rl.rollout.gateway.tokens.rendering import Renderer
 from tree_rl.rollout.transcript import ModelCall
 
@@ -174,10 +173,11 @@ class Session:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 prompt, answers = await self._drawn(request)
-                # Recorded when all are there: without one of them the agent gets none.
-                choices = [await self._choice(prompt, answer, seconds) for answer, seconds in answers]
+                read = [await self._read(prompt, answer) for answer, _ in answers]
         except TimeoutError as error:
             raise BackendError(f"the model took longer than {CALL_TIMEOUT_S:g} s", status=504) from error
+        # Recorded when all are there, without a pause in which the client can leave: it gets all of them, or none.
+        choices = [self._choice(prompt, *one, seconds) for one, (_, seconds) in zip(read, answers, strict=True)]
         return Completion(
             id=f"{self.id}-{secrets.token_hex(6)}",
             created=int(time.time()),
@@ -229,15 +229,28 @@ class Session:
             raise BackendError("the model server stopped generating; try again", status=503, retry_after=1.0)
         return answer, (started, ended)
 
-    async def _choice(self, prompt: Prompt, answer: Answer, seconds: tuple[float, float]) -> Choice:
+    async def _read(self, prompt: Prompt, answer: Answer) -> tuple[Answer, ReadAnswer, dict[str, Any]]:
+        """An answer, up to its first call if the request wants one, what it says, and fields of its `Choice`.
+
+        All that takes a while: `_choice` does not wait.
+        """
+        request = prompt.request
+        if request.one_call and request.tools:
+            answer = await self._up_to_one_call(prompt, answer)
+        reading = await self._recorder.reading(prompt, answer)
+        reasoning = await self._reasoning_tokens(answer, reading) if request.with_reasoning_tokens else None
+        tokens = await self._tokens(answer) if request.with_log_probs else None
+        return answer, reading, {"reasoning_tokens": reasoning, "tokens": tokens}
+
+    def _choice(
+        self, prompt: Prompt, answer: Answer, reading: ReadAnswer, fields: dict[str, Any], seconds: tuple[float, float]
+    ) -> Choice:
         request = prompt.request
         if answer.cached_tokens is not None:
             self._prefix_queries += len(prompt.ids)
             self._prefix_hits += answer.cached_tokens
         self._constrained += request.json is not None
-        if request.one_call and request.tools:
-            answer = await self._up_to_one_call(prompt, answer)
-        message = await self._recorder.record(prompt, answer, seconds=seconds)
+        message = self._recorder.record(prompt, answer, reading, seconds=seconds)
         if request.one_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         cause: StopCause = "length" if answer.finish_reason == "length" else "stop"
@@ -250,16 +263,15 @@ class Session:
             stop_cause=cause,
             stop_sequence=answer.stop_text if cause == "stop_sequence" else None,
             num_tokens=len(answer.token_ids),
-            reasoning_tokens=await self._reasoning_tokens(answer, message) if request.with_reasoning_tokens else None,
-            tokens=await self._tokens(answer) if request.with_log_probs else None,
+            **fields,
         )
 
     async def _up_to_one_call(self, prompt: Prompt, answer: Answer) -> Answer:
         def cut() -> Answer:
-            _, fault_of_all = self._recorder.read(prompt, answer.text, 0)
+            _, fault_of_all = self._recorder.read(prompt, answer.text)
 
             def calls_in(text: str) -> int:
-                message, fault = self._recorder.read(prompt, text, 0)
+                message, fault = self._recorder.read(prompt, text)
                 # A prefix whose reasoning is still open may contain a draft of a call.
                 is_draft = fault == "in_reasoning" and fault_of_all != "in_reasoning"
                 return 0 if is_draft else len(message.tool_calls)
@@ -268,10 +280,10 @@ class Session:
 
         return await off_the_loop(cut, SEARCH, tokens=len(answer.token_ids))
 
-    async def _reasoning_tokens(self, answer: Answer, message: ChatMessage) -> int | None:
-        if not message.reasoning:
+    async def _reasoning_tokens(self, answer: Answer, reading: ReadAnswer) -> int | None:
+        if not reading.shown.reasoning:
             return 0
-        before, reasoning, _ = answer.text.partition(message.reasoning)
+        before, reasoning, _ = answer.text.partition(reading.shown.reasoning)
         if not reasoning:
             return None
         count = partial(self._renderer.tokens_within, answer.token_ids, before + reasoning)

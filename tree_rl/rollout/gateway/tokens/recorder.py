@@ -43,6 +43,25 @@ class Prompt:
     """End of `text` that already belongs to the turn, because the client or the gateway started it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadAnswer:
+    """What an answer says; ids of its calls follow when it is recorded."""
+
+    message: ChatMessage
+    shown: ChatMessage
+    """The message without what the client began."""
+    fault: CallFault | None
+
+    def with_ids(self, prefix: str) -> "ReadAnswer":
+        """The reading whose calls have ids that begin with `prefix`."""
+
+        def named(message: ChatMessage) -> ChatMessage:
+            calls = tuple(replace(one, id=f"{prefix}_{n}") for n, one in enumerate(message.tool_calls))
+            return replace(message, tool_calls=calls)
+
+        return replace(self, message=named(self.message), shown=named(self.shown))
+
+
 class Recorder:
     """Makes prompts and records answers."""
 
@@ -148,9 +167,19 @@ class Recorder:
         closings = {closing for _, closing in turn.forms() if closing}
         return end in (closings or self._renderer.turn_ends[1:])
 
-    async def record(self, prompt: Prompt, answer: Answer, *, seconds: tuple[float, float]) -> ChatMessage:
-        """Record an answer, and return the message for the agent."""
+    async def reading(self, prompt: Prompt, answer: Answer) -> ReadAnswer:
+        """Read an answer, which may take a while. Nothing is recorded."""
+        read = partial(self.read, prompt, answer.text)
+        message, fault = await off_the_loop(read, READ, characters=len(answer.text))
+        shown = shown_to_client(prompt.request, message, opening=prompt.opening, dialect=self._renderer.dialect)
+        return ReadAnswer(message=message, shown=shown, fault=fault)
+
+    def record(
+        self, prompt: Prompt, answer: Answer, reading: ReadAnswer, *, seconds: tuple[float, float]
+    ) -> ChatMessage:
+        """Record an answer, whole and at once, and return the message for the agent."""
         index, agent = len(self.calls), prompt.request.agent
+        reading = reading.with_ids(f"call_{self._session}_{index}")
         side = side_call_of(self._options.side_calls, prompt.request)
         self.calls.append(
             ModelCall(
@@ -168,43 +197,36 @@ class Recorder:
                 seconds=seconds,
             )
         )
-        read = partial(self.read, prompt, answer.text, index)
-        message, fault = await off_the_loop(read, READ, characters=len(answer.text))
-        if fault is not None:
-            self._unread[index] = fault
+        if reading.fault is not None:
+            self._unread[index] = reading.fault
         turn = GeneratedTurn(
             call=index,
             raw_text=answer.text,
             response_ids=answer.token_ids,
             is_whole=answer.text_ids is not None,
-            forms=cache(partial(self._forms, prompt, message)),
+            forms=cache(partial(self._forms, prompt, reading.message)),
         )
         self._trie.add_turn(prompt.node, ids=answer.text_ids or (), turn=turn)
-        self._own.add(prompt.restored, message, agent=agent, call=index)
-        return shown_to_client(prompt.request, message, opening=prompt.opening, dialect=self._renderer.dialect)
+        self._own.add(prompt.restored, reading.message, agent=agent, call=index)
+        return reading.shown
 
-    def read(self, prompt: Prompt, text: str, call: int) -> tuple[ChatMessage, CallFault | None]:
+    def read(self, prompt: Prompt, text: str) -> tuple[ChatMessage, CallFault | None]:
         """Read a turn: the message, including the opening, and the fault of a call that stayed text.
 
         If one call is broken, the whole turn is text, as from a stock server; a last call that the turn's end cut off
-        stays text after the calls before it.
-
-        Args:
-            text: text that the model generated, without its end token.
-            call: index of the recorded call; makes the ids of tool calls unique in the session.
+        stays text after the calls before it. `text` is what the model generated, without its end token.
         """
         text, tools = prompt.opening + text, prompt.request.tools
         turn = self._renderer.dialect.read(text, tools=tools, is_reasoning_open=self._opens_reasoning(prompt))
         fault, other_format = turn.fault, self._renderer.other_format
         if other_format and not turn.calls and fault is None and other_format(text, tools):
             fault = "other_format"
-        calls = tuple(replace(one, id=f"call_{self._session}_{call}_{n}") for n, one in enumerate(turn.calls))
         thought, content = turn.reasoning, turn.content
         if self._options.reasoning == "inline":
             thought, content = None, turn.marked_reasoning + content
         elif thought is not None:
             content = content.strip()
-        return ChatMessage(role="assistant", content=content, reasoning=thought, tool_calls=calls), fault
+        return ChatMessage(role="assistant", content=content, reasoning=thought, tool_calls=turn.calls), fault
 
     def _opens_reasoning(self, prompt: Prompt) -> bool:
         return self._renderer.dialect.opens_reasoning(prompt.text.removesuffix(prompt.opening))
