@@ -41,7 +41,8 @@ def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer
     text = '[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "%s"}]'
     as_json = read(chosen=[text % "123"], rejected=[text % "no"])
     as_ultra_feedback = read(prompt=["Count."], chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
-    assert rows_of(apart) == rows_of(together) == rows_of(as_json) == rows_of(as_ultra_feedback)
+    twice = read(prompt=[[ASKED]], chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
+    assert rows_of(apart) == rows_of(together) == rows_of(as_json) == rows_of(as_ultra_feedback) == rows_of(twice)
     start = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=False)
     for answer, (ids, mask) in zip((DIGITS, WORDS), rows_of(apart)[0], strict=True):
         assert ids == tokenizer.apply_chat_template([ASKED, answer], return_dict=False)
@@ -107,6 +108,12 @@ TEXTS: dict[str, list[Any]] = {"prompt": ["a"], "chosen": [" b"], "rejected": ["
         (GOOD | {"chosen_mask": [[1], [2]]}, "row 1, column chosen_mask: expected a list of 0 and 1, received 2"),
         (TEXTS | {"chosen_mask": [[1]]}, "row 0: chosen_mask and rejected_mask mark token ids, and this row has a"),
         (GOOD | {"chosen_mask": [[1], [0]]}, "row 1: chosen: expected a prompt and a trained token behind it"),
+        (
+            {"prompt": [[5]], "chosen": [[5, 7]], "rejected": [[5, 8]]},
+            r"row 0: prompt: expected it once, received \[5\]",
+        ),
+        (TEXTS | {"chosen": ["a b"], "rejected": ["a c"]}, "row 0: prompt: expected it once, received a also at the"),
+        (TEXTS | {"prompt": [""]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         ({"chosen": [[1, 2]], "rejected": [[3, 4]]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         (TEXTS | {"chosen": [[DIGITS]], "rejected": [[WORDS]]}, "row 0: expected a prompt, or that chosen and rej"),
         ({"chosen": [[1, 2]], "rejected": [[1, 2, 3]]}, "row 0: chosen: expected a prompt and a trained token"),

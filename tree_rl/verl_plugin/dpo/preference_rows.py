@@ -265,6 +265,14 @@ def _kind(cell: Any) -> str:
 def _prompt_and_sides(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, list[Any]]:
     """The prompt and what follows it: without a prompt, what both sides begin with (less a last space, as in TRL)."""
     sides = [chosen, rejected]
+    if prompt is not None and len(prompt) and all(list(side[: len(prompt)]) == list(prompt) for side in sides):
+        if not isinstance(prompt, list):
+            raise RowFileError(
+                f"{PROMPT}: expected it once, received {quoted(prompt)} also at the beginning of {CHOSEN} and "
+                f"{REJECTED}; drop the column {PROMPT}, or its copy in both"
+            )
+        # Messages are not read twice, as in TRL.
+        prompt = None
     if prompt is None:
         shorter = min(map(len, sides))
         shared = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)
