@@ -8,7 +8,7 @@ import pytest
 from sft_harness import write
 from transformers import AutoTokenizer
 
-from tree_rl.verl_plugin.dpo.preference_rows import PreferenceRows, read_preferences
+from tree_rl.verl_plugin.dpo.preference_rows import SIDES, PreferenceRows, read_preferences
 
 Read = Callable[..., PreferenceRows]
 ASKED, DIGITS, WORDS = (
@@ -87,6 +87,8 @@ def test_rows_are_cut_on_the_right(read: Read) -> None:
     assert rows_of(read({"max_length": 4, "truncation": "right"}, **columns))[0][0] == ([5, 6, 7, 8], [0, 0, 1, 1])
     with pytest.raises(ValueError, match=r"row 0: chosen: 5 tokens with the prompt exceed data\.max_length=4"):
         read({"max_length": 4}, **columns)
+    with pytest.raises(ValueError, match=r"row 0: chosen and rejected: .* twice within data\.max_length=3; raise it"):
+        read({"max_length": 3, "truncation": "right"}, **columns)
     with pytest.raises(ValueError, match=r"data\.truncation=left: expected error or right"):
         read({"max_length": 4, "truncation": "left"}, **columns)
 
@@ -116,6 +118,15 @@ TEXTS: dict[str, list[Any]] = {"prompt": ["a"], "chosen": [" b"], "rejected": ["
         (TEXTS | {"prompt": [""]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         ({"chosen": [[1, 2]], "rejected": [[3, 4]]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         (TEXTS | {"chosen": [[DIGITS]], "rejected": [[WORDS]]}, "row 0: expected a prompt, or that chosen and rej"),
+        (
+            GOOD | {"chosen": [[7], [7]]},
+            r"row 1: chosen and rejected: expected two answers, received \[7\] twice; drop",
+        ),
+        (TEXTS | {"chosen": [" c"]}, "row 0: chosen and rejected: expected two answers, received  c twice; drop"),
+        (
+            {"prompt": [[ASKED]]} | {side: [[DIGITS]] for side in SIDES},
+            "row 0: chosen and rejected: expected two answers",
+        ),
         ({"chosen": [[1, 2]], "rejected": [[1, 2, 3]]}, "row 0: chosen: expected a prompt and a trained token"),
         ({"chosen": [[ASKED, {"role": "judge", "content": "x"}]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen, mess"),
         ({"chosen": [[ASKED, RESULT]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen: expected a prompt and a trained"),

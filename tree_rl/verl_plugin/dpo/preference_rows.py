@@ -166,6 +166,12 @@ class _Reader:
         build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kind]
         prompt_ids, rows = build(cells)
         chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
+        if np.array_equal(chosen[0], rejected[0]):
+            is_cut = any(len(ids) > len(chosen[0]) for ids, _ in rows)
+            remedy = f" within data.max_length={self._max_length}; raise it or drop" if is_cut else "; drop"
+            raise RowFileError(
+                f"{CHOSEN} and {REJECTED}: expected two answers, received {quoted(cells[CHOSEN])} twice{remedy} the row"
+            )
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
 
     def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> IdsAndMask:
