@@ -49,6 +49,18 @@ def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer
         assert mask == [0] * len(start) + [1] * (len(ids) - len(start))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "start"), (([[ASKED]], []), (None, [ASKED]), (["Count."], [ASKED]), ([[ASKED]], [ASKED]))
+)
+def test_a_column_of_system_texts_is_before_the_prompt(read: Read, prompt: Any, start: list[Any]) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    expected = read(prompt=[[system, ASKED]], chosen=[[DIGITS]], rejected=[[WORDS]])
+    columns = {"chosen": [[*start, DIGITS]], "rejected": [[*start, WORDS]], "system": ["Be brief."]}
+    assert rows_of(read(**columns, **({"prompt": prompt} if prompt else {}))) == rows_of(expected)
+    own = {"prompt": [[system, ASKED]], "chosen": [[DIGITS]], "rejected": [[WORDS]], "system": ["Be long."]}
+    assert rows_of(read(**own)) == rows_of(expected)
+
+
 def test_only_turns_of_the_assistant_are_trained(read: Read, tokenizer: Any) -> None:
     found = read(prompt=[[ASKED]], chosen=[[CALLED, RESULT, DIGITS]], rejected=[[WORDS]])
     ids, mask = rows_of(found)[0][0]

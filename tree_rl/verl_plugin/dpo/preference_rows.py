@@ -1,7 +1,7 @@
 """Preference pairs from parquet files as rows of token ids, in TRL's formats; errors name the file and the row.
 
 A pair has the columns `chosen` and `rejected`, and `prompt` unless both begin with it: lists of messages, texts, or
-lists of token ids.
+lists of token ids. Messages may have the columns `tools` and `system`, which are read as `tree-rl inspect` does.
 """
 
 from collections.abc import Mapping, Sequence, Sized
@@ -15,6 +15,7 @@ import pyarrow
 import torch
 from torch.utils.data import Dataset
 
+from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
 from tree_rl.inspection.files.parquet import read_parquet, values_of
@@ -29,7 +30,7 @@ from tree_rl.verl_plugin.sft.conversations import CONVERSATION, conversations_of
 from tree_rl.verl_plugin.sft.decoded_messages import form_of
 from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, IdsAndMask, row_for_collator
 
-PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 SIDES = (CHOSEN, REJECTED)
 KINDS = MESSAGES, TEXT, IDS = ("messages", "a text", "token ids")
 MASKS = {side: f"{side}_mask" for side in SIDES}
@@ -89,7 +90,7 @@ def read_preferences(
     """
     read = _Reader(tokenizer, config, vocab_size, max_positions)
     pairs, prompts, others = list[Pair](), list[np.ndarray](), []
-    columns_read, group_key = (PROMPT, *SIDES, TOOLS, *MASKS.values()), config.get("group_key", None)
+    columns_read, group_key = (PROMPT, *SIDES, TOOLS, SYSTEM_TEXT, *MASKS.values()), config.get("group_key", None)
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
     for path in paths:
         table, names = read_parquet(path, (*columns_read, group_key))
@@ -225,6 +226,11 @@ class _Reader:
         prompt, sides = _prompt_and_sides(
             *(chats[name].messages if name in chats else None for name in (PROMPT, *SIDES))
         )
+        if system := cells.get(SYSTEM_TEXT):
+            # It stands before the prompt, wherever that is, and not before answers.
+            first = PROMPT if PROMPT in chats else CHOSEN
+            begun = self._chat(first, cells, system=system).messages
+            prompt = [*begun[: -len(chats[first].messages)], *prompt]
 
         def render(messages: Sequence[Any], **options: Any) -> list[int]:
             try:
@@ -253,10 +259,10 @@ class _Reader:
             rows.append((ids, mask))
         return render(prompt, add_generation_prompt=True), rows
 
-    def _chat(self, name: str, cells: Mapping[str, Any]) -> Chat:
+    def _chat(self, name: str, cells: Mapping[str, Any], *, system: Any = None) -> Chat:
         if self._form is None:
             self._form = form_of(self._tokenizer)
-        chat = read_chat(cells[name], cells.get(TOOLS), self._form, name)
+        chat = read_chat(cells[name], cells.get(TOOLS), self._form, name, system=system)
         if chat is None:
             raise RowFileError(f"{name}: expected messages, a text or token ids, received {quoted(cells[name])}")
         return chat
