@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from sft_harness import write
 from transformers import AutoTokenizer
@@ -81,6 +82,9 @@ def test_token_ids_with_masks(read: Read) -> None:
     assert rows_of(apart) == [[([5, 6, 7, 8, 9], [0, 0, 1, 0, 1]), ([5, 6, 7], [0, 0, 1])]]
     together = read(chosen=[[5, 6, 7, 8]], rejected=[[5, 6, 9]], chosen_mask=[[0, 1, 1, 1]])
     assert rows_of(together) == [[([5, 6, 7, 8], [0, 0, 1, 1]), ([5, 6, 9], [0, 0, 1])]]
+    columns = {"prompt": [[5, 6]], "chosen": [[7, 8]], "rejected": [[9, 8]], "chosen_mask": [[0, 1]]}
+    fixed = {name: pyarrow.array(value, pyarrow.list_(pyarrow.int64(), 2)) for name, value in columns.items()}
+    assert rows_of(read(**fixed)) == rows_of(read(**columns))
 
 
 def test_pairs_with_one_prompt_or_one_that_goes_on_are_a_group(read: Read) -> None:

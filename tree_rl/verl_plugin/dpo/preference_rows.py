@@ -128,8 +128,9 @@ def _cells(column: pyarrow.ChunkedArray, name: str, path: Path) -> list[Any]:
     try:
         if name in MASKS.values():
             return list(mark_lists(column, name))
-        is_list = pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)
-        if is_list and pyarrow.types.is_integer(column.type.value_type):
+        types, kind = pyarrow.types, column.type
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if is_list and types.is_integer(kind.value_type):
             return list(token_id_lists(column, name))
     except RowFileError as error:
         raise RowFileError(f"{quoted_path(path)}: {error}") from error
