@@ -93,6 +93,9 @@ def test_pairs_with_one_prompt_or_one_that_goes_on_are_a_group(read: Read) -> No
     assert first == same == longer != other
     by_key = read({"group_key": "task"}, **columns, task=["a", "a", "b", "b"])
     assert by_key.group_of_pair.tolist() == [0, 0, 1, 1]
+    branches = [[5, 6], [5, 6, 7], [4, 5], [5], [5, 6, 8], [6], [5, 6, 7]]
+    groups = read(prompt=branches, chosen=[[1]] * 7, rejected=[[2]] * 7).group_of_pair
+    assert len({groups[pair] for pair in (0, 1, 3, 4, 6)}) == 1 and len({*groups}) == 3
     long = [[3, *[0] * 1000, 3], [3, *[0] * 500, 1, *[0] * 499, 3]]
     by_prompt = read({"group_key": "prompt"}, prompt=[*long, long[0]], chosen=[[1]] * 3, rejected=[[2]] * 3)
     assert by_prompt.group_of_pair.tolist() == [0, 1, 0]

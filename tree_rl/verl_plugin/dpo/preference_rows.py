@@ -26,7 +26,7 @@ from tree_rl.inspection.messages.roles import ASSISTANT
 from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
 from tree_rl.verl_plugin.engine.pair_loss import REFERENCE
 from tree_rl.verl_plugin.sft.checked_data import group_rows
-from tree_rl.verl_plugin.sft.conversations import CONVERSATION, conversations_of_rows
+from tree_rl.verl_plugin.sft.conversations import CONVERSATION, groups_of_prompts
 from tree_rl.verl_plugin.sft.decoded_messages import form_of
 from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, IdsAndMask, row_for_collator
 
@@ -116,7 +116,7 @@ def read_preferences(
         )
     rows = PreferenceRows(
         pairs=pairs,
-        group_of_pair=conversations_of_rows(prompts, shared_part=1.0),
+        group_of_pair=groups_of_prompts(prompts),
         dataframe=pd.concat(others, ignore_index=True),
     )
     by_key = group_rows(rows, group_key)
