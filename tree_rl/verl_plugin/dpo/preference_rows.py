@@ -34,6 +34,8 @@ PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 SIDES = (CHOSEN, REJECTED)
 KINDS = MESSAGES, TEXT, IDS = ("messages", "a text", "token ids")
 MASKS = {side: f"{side}_mask" for side in SIDES}
+SHORTEST_COPY = 4
+"""Token ids or characters of a prompt whose copy in both answers is a mistake; they may begin with a shorter one."""
 """Column with a 1 for each token id of a side that is trained; without it all of them are."""
 
 
@@ -167,13 +169,11 @@ class _Reader:
             )
         build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kind]
         prompt_ids, rows = build(cells)
-        chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
-        if np.array_equal(chosen[0], rejected[0]):
-            is_cut = any(len(ids) > len(chosen[0]) for ids, _ in rows)
-            remedy = f" within data.max_length={self._max_length}; raise it or drop" if is_cut else "; drop"
+        if list(rows[0][0]) == list(rows[1][0]):
             raise RowFileError(
-                f"{CHOSEN} and {REJECTED}: expected two answers, received {quoted(cells[CHOSEN])} twice{remedy} the row"
+                f"{CHOSEN} and {REJECTED}: expected two answers, received {quoted(cells[CHOSEN])} twice; drop the row"
             )
+        chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
 
     def _checked(self, side: str, token_ids: Sequence[int], loss_mask: Sequence[int]) -> IdsAndMask:
@@ -279,13 +279,13 @@ def _prompt_and_sides(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, lis
     """The prompt and what follows it: without a prompt, what both sides begin with (less a last space, as in TRL)."""
     sides = [chosen, rejected]
     if prompt is not None and len(prompt) and all(list(side[: len(prompt)]) == list(prompt) for side in sides):
-        if not isinstance(prompt, list):
+        if not isinstance(prompt, list) and len(prompt) >= SHORTEST_COPY:
             raise RowFileError(
                 f"{PROMPT}: expected it once, received {quoted(prompt)} also at the beginning of {CHOSEN} and "
                 f"{REJECTED}; drop the column {PROMPT}, or its copy in both"
             )
-        # Messages are not read twice, as in TRL.
-        prompt = None
+        if isinstance(prompt, list):  # messages, as in TRL
+            prompt = None
     if prompt is None:
         shorter = min(map(len, sides))
         shared = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)
