@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from sft_harness import write
 from transformers import AutoTokenizer
 
-from tree_rl.verl_plugin.dpo.preference_rows import PreferenceRows, read_preferences
+from tree_rl.verl_plugin.dpo.preference_rows import SIDES, PreferenceRows, read_preferences
 
 Read = Callable[..., PreferenceRows]
 ASKED, DIGITS, WORDS = (
@@ -41,11 +42,28 @@ def test_messages_with_the_prompt_apart_or_not_and_as_json(read: Read, tokenizer
     text = '[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "%s"}]'
     as_json = read(chosen=[text % "123"], rejected=[text % "no"])
     as_ultra_feedback = read(prompt=["Count."], chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
-    assert rows_of(apart) == rows_of(together) == rows_of(as_json) == rows_of(as_ultra_feedback)
+    twice = read(prompt=[[ASKED]], chosen=[[ASKED, DIGITS]], rejected=[[ASKED, WORDS]])
+    assert rows_of(apart) == rows_of(together) == rows_of(as_json) == rows_of(as_ultra_feedback) == rows_of(twice)
     start = tokenizer.apply_chat_template([ASKED], add_generation_prompt=True, return_dict=False)
     for answer, (ids, mask) in zip((DIGITS, WORDS), rows_of(apart)[0], strict=True):
         assert ids == tokenizer.apply_chat_template([ASKED, answer], return_dict=False)
         assert mask == [0] * len(start) + [1] * (len(ids) - len(start))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"), (([[ASKED]], []), (None, [ASKED]), (["Count."], [ASKED]), ([[ASKED]], [ASKED]))
+)
+def test_a_column_of_system_texts_is_before_the_prompt(read: Read, prompt: Any, start: list[Any]) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    expected = read(prompt=[[system, ASKED]], chosen=[[DIGITS]], rejected=[[WORDS]])
+    columns = {"chosen": [[*start, DIGITS]], "rejected": [[*start, WORDS]], "system": ["Be brief."]}
+    assert rows_of(read(**columns, **({"prompt": prompt} if prompt else {}))) == rows_of(expected)
+    own = {"prompt": [[system, ASKED]], "chosen": [[DIGITS]], "rejected": [[WORDS]], "system": ["Be long."]}
+    assert rows_of(read(**own)) == rows_of(expected)
+
+
+def test_answers_may_begin_with_a_short_prompt(read: Read) -> None:
+    assert rows_of(read(prompt=[[5, 6]], chosen=[[5, 6, 7]], rejected=[[5, 6]]))[0][0][0] == [5, 6, 5, 6, 7]
 
 
 def test_only_turns_of_the_assistant_are_trained(read: Read, tokenizer: Any) -> None:
@@ -68,6 +86,9 @@ def test_token_ids_with_masks(read: Read) -> None:
     assert rows_of(apart) == [[([5, 6, 7, 8, 9], [0, 0, 1, 0, 1]), ([5, 6, 7], [0, 0, 1])]]
     together = read(chosen=[[5, 6, 7, 8]], rejected=[[5, 6, 9]], chosen_mask=[[0, 1, 1, 1]])
     assert rows_of(together) == [[([5, 6, 7, 8], [0, 0, 1, 1]), ([5, 6, 9], [0, 0, 1])]]
+    columns = {"prompt": [[5, 6]], "chosen": [[7, 8]], "rejected": [[9, 8]], "chosen_mask": [[0, 1]]}
+    fixed = {name: pyarrow.array(value, pyarrow.list_(pyarrow.int64(), 2)) for name, value in columns.items()}
+    assert rows_of(read(**fixed)) == rows_of(read(**columns))
 
 
 def test_pairs_with_one_prompt_or_one_that_goes_on_are_a_group(read: Read) -> None:
@@ -76,6 +97,9 @@ def test_pairs_with_one_prompt_or_one_that_goes_on_are_a_group(read: Read) -> No
     assert first == same == longer != other
     by_key = read({"group_key": "task"}, **columns, task=["a", "a", "b", "b"])
     assert by_key.group_of_pair.tolist() == [0, 0, 1, 1]
+    branches = [[5, 6], [5, 6, 7], [4, 5], [5], [5, 6, 8], [6], [5, 6, 7]]
+    groups = read(prompt=branches, chosen=[[1]] * 7, rejected=[[2]] * 7).group_of_pair
+    assert len({groups[pair] for pair in (0, 1, 3, 4, 6)}) == 1 and len({*groups}) == 3
     long = [[3, *[0] * 1000, 3], [3, *[0] * 500, 1, *[0] * 499, 3]]
     by_prompt = read({"group_key": "prompt"}, prompt=[*long, long[0]], chosen=[[1]] * 3, rejected=[[2]] * 3)
     assert by_prompt.group_of_pair.tolist() == [0, 1, 0]
@@ -107,8 +131,26 @@ TEXTS: dict[str, list[Any]] = {"prompt": ["a"], "chosen": [" b"], "rejected": ["
         (GOOD | {"chosen_mask": [[1], [2]]}, "row 1, column chosen_mask: expected a list of 0 and 1, received 2"),
         (TEXTS | {"chosen_mask": [[1]]}, "row 0: chosen_mask and rejected_mask mark token ids, and this row has a"),
         (GOOD | {"chosen_mask": [[1], [0]]}, "row 1: chosen: expected a prompt and a trained token behind it"),
+        (
+            {"prompt": [[5, 6, 5, 6]], "chosen": [[5, 6, 5, 6, 7]], "rejected": [[5, 6, 5, 6, 8]]},
+            r"row 0: prompt: expected it once, received \[5, 6, 5, 6\]",
+        ),
+        (
+            {"prompt": ["Say:"], "chosen": ["Say: b"], "rejected": ["Say: c"]},
+            "row 0: prompt: expected it once, received Say: also at the",
+        ),
+        (TEXTS | {"prompt": [""]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         ({"chosen": [[1, 2]], "rejected": [[3, 4]]}, "row 0: expected a prompt, or that chosen and rejected begin"),
         (TEXTS | {"chosen": [[DIGITS]], "rejected": [[WORDS]]}, "row 0: expected a prompt, or that chosen and rej"),
+        (
+            GOOD | {"chosen": [[7], [7]]},
+            r"row 1: chosen and rejected: expected two answers, received \[7\] twice; drop",
+        ),
+        (TEXTS | {"chosen": [" c"]}, "row 0: chosen and rejected: expected two answers, received  c twice; drop"),
+        (
+            {"prompt": [[ASKED]]} | {side: [[DIGITS]] for side in SIDES},
+            "row 0: chosen and rejected: expected two answers",
+        ),
         ({"chosen": [[1, 2]], "rejected": [[1, 2, 3]]}, "row 0: chosen: expected a prompt and a trained token"),
         ({"chosen": [[ASKED, {"role": "judge", "content": "x"}]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen, mess"),
         ({"chosen": [[ASKED, RESULT]], "rejected": [[ASKED, WORDS]]}, "row 0: chosen: expected a prompt and a trained"),

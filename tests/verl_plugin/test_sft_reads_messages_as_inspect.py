@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
+from tree_rl.inspection.row_file import read_row_file
 from tree_rl.verl_plugin.sft.checked_data import check_rows
 
 CALLS = [{"name": "look", "arguments": {"path": "a.py"}}, {"name": "run", "arguments": {"file": "b.py"}}]
@@ -38,8 +39,11 @@ def tokenizer(toy: Path) -> Any:
     return made
 
 
-def rows(path: Path, tokenizer: Any, cells: list[Any]) -> list[tuple[list[int], list[int]]]:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": cell} for cell in cells]), path)
+def rows(path: Path, tokenizer: Any, cells: list[Any], **more: list[Any]) -> list[tuple[list[int], list[int]]]:
+    columns = pyarrow.Table.from_pylist([{"messages": cell} for cell in cells])
+    for name, values in more.items():
+        columns = columns.append_column(name, pyarrow.array(values))
+    pyarrow.parquet.write_table(columns, path)
     given = {"messages_key": "messages", "train_batch_size": 1, "pad_mode": "no_padding", "custom_cls": {"path": None}}
     data = OmegaConf.create(given)
     dataset = MultiTurnSFTDataset(str(path), tokenizer, data)
@@ -64,3 +68,15 @@ def test_spellings_train_what_the_plain_form_trains(spell: Any, tmp_path: Path, 
     expected = [rows(tmp_path / f"{n}.parquet", tokenizer, [chat])[0] for n, chat in enumerate(CHATS)]
     assert found == expected and all(any(mask) for _, mask in found)
     assert "file" not in tokenizer.decode(found[0][0])
+
+
+@pytest.mark.parametrize(
+    "system", [["Be brief.", None], [[{"type": "text", "text": "Be brief."}], None]], ids=["text", "parts"]
+)
+def test_a_column_of_system_texts_is_read_as_inspect_reads_it(system: Any, tmp_path: Path, tokenizer: Any) -> None:
+    path, folder = tmp_path / "f.parquet", tmp_path / "tokenizer"
+    found = rows(path, tokenizer, [chat[::3] for chat in CHATS], system=system)
+    tokenizer.save_pretrained(folder)
+    inspected = read_row_file(path, tokenizer=folder)
+    assert found == [(row.token_ids.tolist(), row.trained.astype(int).tolist()) for row in inspected]
+    assert ["Be brief." in tokenizer.decode(ids) for ids, _ in found] == [True, False]

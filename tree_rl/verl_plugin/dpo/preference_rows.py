@@ -1,7 +1,7 @@
 """Preference pairs from parquet files as rows of token ids, in TRL's formats; errors name the file and the row.
 
 A pair has the columns `chosen` and `rejected`, and `prompt` unless both begin with it: lists of messages, texts, or
-lists of token ids.
+lists of token ids. Messages may have the columns `tools` and `system`, which are read as `tree-rl inspect` does.
 """
 
 from collections.abc import Mapping, Sequence, Sized
@@ -15,6 +15,7 @@ import pyarrow
 import torch
 from torch.utils.data import Dataset
 
+from tree_rl.inspection.chat_rows import SYSTEM_TEXT, TOOLS
 from tree_rl.inspection.files import RowFileError
 from tree_rl.inspection.files.integer_lists import mark_lists, token_id_lists
 from tree_rl.inspection.files.parquet import read_parquet, values_of
@@ -25,14 +26,16 @@ from tree_rl.inspection.messages.roles import ASSISTANT
 from tree_rl.inspection.messages.template_form import REFUSALS, TemplateForm
 from tree_rl.verl_plugin.engine.pair_loss import REFERENCE
 from tree_rl.verl_plugin.sft.checked_data import group_rows
-from tree_rl.verl_plugin.sft.conversations import CONVERSATION, conversations_of_rows
+from tree_rl.verl_plugin.sft.conversations import CONVERSATION, groups_of_prompts
 from tree_rl.verl_plugin.sft.decoded_messages import form_of
 from tree_rl.verl_plugin.sft.token_rows_dataset import SHORTER, IdsAndMask, row_for_collator
 
-PROMPT, CHOSEN, REJECTED, TOOLS = "prompt", "chosen", "rejected", "tools"
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 SIDES = (CHOSEN, REJECTED)
 KINDS = MESSAGES, TEXT, IDS = ("messages", "a text", "token ids")
 MASKS = {side: f"{side}_mask" for side in SIDES}
+SHORTEST_COPY = 4
+"""Token ids or characters of a prompt whose copy in both answers is a mistake; they may begin with a shorter one."""
 """Column with a 1 for each token id of a side that is trained; without it all of them are."""
 
 
@@ -89,7 +92,7 @@ def read_preferences(
     """
     read = _Reader(tokenizer, config, vocab_size, max_positions)
     pairs, prompts, others = list[Pair](), list[np.ndarray](), []
-    columns_read, group_key = (PROMPT, *SIDES, TOOLS, *MASKS.values()), config.get("group_key", None)
+    columns_read, group_key = (PROMPT, *SIDES, TOOLS, SYSTEM_TEXT, *MASKS.values()), config.get("group_key", None)
     paths = [Path(files)] if isinstance(files, str) else list(map(Path, files))
     for path in paths:
         table, names = read_parquet(path, (*columns_read, group_key))
@@ -115,7 +118,7 @@ def read_preferences(
         )
     rows = PreferenceRows(
         pairs=pairs,
-        group_of_pair=conversations_of_rows(prompts, shared_part=1.0),
+        group_of_pair=groups_of_prompts(prompts),
         dataframe=pd.concat(others, ignore_index=True),
     )
     by_key = group_rows(rows, group_key)
@@ -127,8 +130,9 @@ def _cells(column: pyarrow.ChunkedArray, name: str, path: Path) -> list[Any]:
     try:
         if name in MASKS.values():
             return list(mark_lists(column, name))
-        is_list = pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)
-        if is_list and pyarrow.types.is_integer(column.type.value_type):
+        types, kind = pyarrow.types, column.type
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if is_list and types.is_integer(kind.value_type):
             return list(token_id_lists(column, name))
     except RowFileError as error:
         raise RowFileError(f"{quoted_path(path)}: {error}") from error
@@ -165,6 +169,10 @@ class _Reader:
             )
         build = {IDS: self._from_token_ids, TEXT: self._from_texts, MESSAGES: self._from_messages}[kind]
         prompt_ids, rows = build(cells)
+        if list(rows[0][0]) == list(rows[1][0]):
+            raise RowFileError(
+                f"{CHOSEN} and {REJECTED}: expected two answers, received {quoted(cells[CHOSEN])} twice; drop the row"
+            )
         chosen, rejected = (self._checked(side, *row) for side, row in zip(SIDES, rows, strict=True))
         return (chosen, rejected), np.asarray(prompt_ids, dtype=np.int64)
 
@@ -219,6 +227,11 @@ class _Reader:
         prompt, sides = _prompt_and_sides(
             *(chats[name].messages if name in chats else None for name in (PROMPT, *SIDES))
         )
+        if system := cells.get(SYSTEM_TEXT):
+            # It stands before the prompt, wherever that is, and not before answers.
+            first = PROMPT if PROMPT in chats else CHOSEN
+            begun = self._chat(first, cells, system=system).messages
+            prompt = [*begun[: -len(chats[first].messages)], *prompt]
 
         def render(messages: Sequence[Any], **options: Any) -> list[int]:
             try:
@@ -247,10 +260,10 @@ class _Reader:
             rows.append((ids, mask))
         return render(prompt, add_generation_prompt=True), rows
 
-    def _chat(self, name: str, cells: Mapping[str, Any]) -> Chat:
+    def _chat(self, name: str, cells: Mapping[str, Any], *, system: Any = None) -> Chat:
         if self._form is None:
             self._form = form_of(self._tokenizer)
-        chat = read_chat(cells[name], cells.get(TOOLS), self._form, name)
+        chat = read_chat(cells[name], cells.get(TOOLS), self._form, name, system=system)
         if chat is None:
             raise RowFileError(f"{name}: expected messages, a text or token ids, received {quoted(cells[name])}")
         return chat
@@ -265,6 +278,14 @@ def _kind(cell: Any) -> str:
 def _prompt_and_sides(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, list[Any]]:
     """The prompt and what follows it: without a prompt, what both sides begin with (less a last space, as in TRL)."""
     sides = [chosen, rejected]
+    if prompt is not None and len(prompt) and all(list(side[: len(prompt)]) == list(prompt) for side in sides):
+        if not isinstance(prompt, list) and len(prompt) >= SHORTEST_COPY:
+            raise RowFileError(
+                f"{PROMPT}: expected it once, received {quoted(prompt)} also at the beginning of {CHOSEN} and "
+                f"{REJECTED}; drop the column {PROMPT}, or its copy in both"
+            )
+        if isinstance(prompt, list):  # messages, as in TRL
+            prompt = None
     if prompt is None:
         shorter = min(map(len, sides))
         shared = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)

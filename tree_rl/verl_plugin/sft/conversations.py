@@ -13,17 +13,31 @@ SHARED_PART = 0.5
 """Share of the shorter row from which two rows belong to one conversation; system prompts are shorter."""
 
 
-def conversations_of_rows(row_tokens: Sequence[np.ndarray], *, shared_part: float = SHARED_PART) -> np.ndarray:
+def conversations_of_rows(row_tokens: Sequence[np.ndarray]) -> np.ndarray:
     """Number the conversations of B rows of token ids: int64 [B], equal for rows of one conversation.
 
-    Neighbours in token order that share at least `shared_part` of the shorter one belong to one conversation.
+    Neighbours in token order that share at least `SHARED_PART` of the shorter one belong to one conversation.
     """
     order = Forest.from_rows(row_tokens).row_order
     shorter = np.minimum(order.lengths[1:], order.lengths[:-1])
-    starts_new = order.shared[1:] < shared_part * shorter
+    starts_new = order.shared[1:] < SHARED_PART * shorter
     conversation = np.zeros(len(order.rows), dtype=np.int64)
     conversation[order.rows[1:]] = np.cumsum(starts_new)
     return conversation
+
+
+def groups_of_prompts(prompts: Sequence[np.ndarray]) -> np.ndarray:
+    """Number the groups of B prompts of token ids: int64 [B], equal for prompts that begin with the same prompt."""
+    order = Forest.from_rows(prompts).row_order
+    group_of_prompt = np.zeros(len(prompts), dtype=np.int64)
+    # A prompt is behind the one it begins with, but others that begin with it may be between them.
+    group, first_length, shared_with_first = -1, 1, 0
+    for prompt, shared, length in zip(order.rows, order.shared, order.lengths, strict=True):
+        shared_with_first = min(shared_with_first, shared)
+        if shared_with_first < first_length:
+            group, first_length, shared_with_first = group + 1, length, length
+        group_of_prompt[prompt] = group
+    return group_of_prompt
 
 
 class ConversationSampler(Sampler[int]):
