@@ -20,6 +20,11 @@ MEDIA = (
 )
 SOURCES = ("source", "url", "path", "data", "file_id", "image_url", "file_url", "file_data")
 """Fields of a medium that hold or name it, besides one named after its kind."""
+BESIDE = (
+    *("type", "id", "index", "status", "cache_control", "citations", "annotations", "logprobs"),
+    *("signature", "encrypted_content", "thought", "thoughtSignature", "thought_signature"),
+)
+"""Fields of a text or thought that are not its text."""
 KNOWN = {*TEXT, *THOUGHT, *CALL, *RESULT, *MEDIA, "redacted_thinking"}
 """Kinds of parts: the value of the field `type`, or in Gemini's parts the name of the only field."""
 
@@ -83,19 +88,14 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
         part = inner
     kind = _kind(part)
     if kind is None:
-        raise RowFileError(
-            f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
-            "; correct it or write it as text"
-        )
+        raise _unread(part, where)
     # Gemini's parts, and OpenAI's calls too, nest the content under a field named after the kind.
     held = part.get(kind)
     body = held if isinstance(held, dict) and kind in (*CALL, *RESULT) else part
     if kind in THOUGHT or (kind in TEXT and part.get("thought") is True):
-        said = part.get(kind) if isinstance(part.get(kind), str) else part.get("text")
-        blocks.thoughts.append(said if isinstance(said, str) else "")
+        blocks.thoughts.append(_text_in(part, (kind, "text"), where))
     elif kind in TEXT:
-        said = part.get("text") if kind != "refusal" else part.get("refusal")
-        blocks.parts.append(said if isinstance(said, str) else "")
+        blocks.parts.append(_text_in(part, (kind, "text"), where))
     elif kind in CALL:
         blocks.calls.append(body)
     elif kind in RESULT:
@@ -104,6 +104,30 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
         blocks.results.append((named, text_of(read_blocks(given, TOOL, where).content)))
     elif kind in MEDIA:
         blocks.parts.append(_document_text(part) or part)
+
+
+def _text_in(part: dict[str, Any], names: tuple[str, ...], where: str) -> str:
+    """Text of a part, in the first of these fields that is not null; empty if the part says nothing."""
+    given = next((part[name] for name in names if part.get(name) is not None), None)
+    said = _plain(given)
+    if said is not None:
+        return said
+    if given is None and not any(value for name, value in part.items() if name not in BESIDE):
+        return ""
+    raise _unread(part, where)
+
+
+def _plain(said: Any) -> str | None:
+    """A text, or the one in the object that OpenAI's threads have in its place; None for anything else."""
+    inner = said.get("value") if isinstance(said, dict) else said
+    return inner if isinstance(inner, str) else None
+
+
+def _unread(part: Any, where: str) -> RowFileError:
+    return RowFileError(
+        f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
+        "; correct it or write it as text"
+    )
 
 
 def text_of(content: Any) -> str:
@@ -128,7 +152,7 @@ def _is_written_part(part: Any) -> bool:
     if not isinstance(kind, str) or kind not in KNOWN:
         return False
     if kind in TEXT:
-        return isinstance(part.get("refusal" if kind == "refusal" else "text"), str)
+        return _plain(part.get("refusal" if kind == "refusal" else "text")) is not None
     # Chat templates put a medium where a part has its type alone.
     return kind not in MEDIA or len(part) == 1 or any(part.get(name) for name in (kind, *SOURCES))
 
@@ -141,7 +165,9 @@ def _kind(part: Any) -> str | None:
     if isinstance(kind, str) and kind in KNOWN:
         return kind
     fields = (*TEXT, *CALL, *RESULT, *MEDIA) if kind is None else ()
-    return next((name for name in fields if part.get(name) is not None), None)
+    # Without a type, a field `text` that is not a text is one of a tool's own object.
+    named = (name for name in fields if part.get(name) is not None)
+    return next((name for name in named if name not in TEXT or isinstance(part[name], str)), None)
 
 
 def _as_json(value: Any) -> str:
