@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.messages.template_form import REASONING_FIELDS
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 
@@ -143,6 +144,21 @@ def test_an_answer_in_json_stays_text(answer: Any, tmp_path: Path, chatml: Path)
     record = {"request": {"messages": PLAIN[:2]}, "response": TEXT(answer)}
     (row,) = read_row_file(write(tmp_path / "f.jsonl", [record]), tokenizer=chatml)
     assert trained_text(row, chatml).strip() == record["response"] + "<|im_end|>"
+
+
+THINKS = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.NAME and message.role == 'assistant' %}{{ '<think>' + message.NAME + '</think>' }}{% endif %}
+{{- message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("name", REASONING_FIELDS)
+@pytest.mark.parametrize("own", REASONING_FIELDS)
+def test_a_thought_is_read_under_any_name(own: str, name: str, tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path / "tokenizer", THINKS.replace("NAME", own))
+    chat = [SYSTEM, {**ASKED, name: "of a user"}, {**DONE, own: "", name: "Hm."}]
+    (row,) = read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=folder)
+    assert trained_text(row, folder) == "<think>Hm.</think>Done.<|im_end|>\n"
 
 
 CITED = [{"type": "text", "text": "Done.", "citations": [{"url": "x"}], "cache_control": {"type": "ephemeral"}}]
