@@ -81,8 +81,10 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
-    (tmp_path / "dumps" / "more").mkdir(parents=True)
-    for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT)):
+    for name in ("more", ".ipynb_checkpoints"):
+        (tmp_path / "dumps" / name).mkdir(parents=True)
+    hidden = ((".ipynb_checkpoints/2-checkpoint.jsonl", WHOLE), ("more/._1.json", WHOLE))
+    for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT), *hidden):
         write_columns(column, tmp_path / "dumps" / name)
     (tmp_path / "dumps" / "state.json").write_text("{}")
     (tmp_path / "dumps" / "notes.txt").write_text("none of these")

@@ -159,7 +159,9 @@ def _read_rows(
 def data_files(path: Path) -> list[Path]:
     """The files that a path names: the file itself, those in a folder, or those that match a pattern."""
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file))
+        files = [file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file)]
+        # Hidden files are copies that Jupyter and macOS make.
+        found = sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(path).parts))
         if not found:
             raise RowFileError(
                 f"{quoted_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
