@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixture_types import Printed
+from fixture_types import Printed, Refused
 from record_files import read_of, write
 
 from tree_rl.inspection.row import Row
@@ -91,6 +91,27 @@ def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
     for path in (tmp_path / "dumps", tmp_path / "dumps" / "**" / "*.*[lq]*"):
         rows = read_row_file(path)
         assert [row.token_ids.tolist() for row in rows] == 2 * WHOLE["input_ids"]
+
+
+def test_a_folder_gives_linked_folders_once_and_endings_in_capitals(tmp_path: Path) -> None:
+    for name in ("dumps/more/back", "dumps/step_1", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for at, name in enumerate(("dumps/more/A.JSONL", "dumps/step_1/B.PARQUET", "other/c.json")):
+        write_columns(WHOLE, tmp_path / f"{at}{Path(name).suffix.lower()}").rename(tmp_path / name)
+    links = {"latest": "step_1", "more/back/again": "../..", "other": "../other", "lost": "nowhere"}
+    for name, target in links.items():
+        (tmp_path / "dumps" / name).symlink_to(target)
+    files = [row.file for row in read_row_file(tmp_path / "dumps")][::3]
+    expected = ("more/A.JSONL", "other/c.json", "step_1/B.PARQUET")
+    assert files == [tmp_path / "dumps" / name for name in expected]
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".json.zst", ".JSONL.BZ2", ".parquet.xz"])
+def test_a_folder_with_packed_data_is_refused(ending: str, tmp_path: Path, refused: Refused) -> None:
+    write_columns(WHOLE, tmp_path / "a.jsonl")
+    (tmp_path / f"b{ending}").write_bytes(b"")
+    for path in (tmp_path, tmp_path / f"b{ending}"):
+        refused(f"b{ending}: expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .", "inspect", path)
 
 
 def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ SESSIONS = ".npz"
 IDS, TEXTS, CALLS, CHATS = "token ids", "texts", "calls", "chats"
 """What the rows of a file can be."""
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
+PACKED = {".gz", ".zst", ".bz2", ".xz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """Files that Hugging Face writes next to the data."""
 
@@ -57,8 +58,8 @@ def read_recording(path: Path, *, group_by: str | None = None, **options: Any) -
 def _names_of_groups(files: list[Path]) -> list[str]:
     """Group of each file whose rows name none: its stem if no other file has it, or its path in their common folder."""
     # uni-agent writes one file per session, into a folder whose name identifies the prompt.
-    keys = [group_of_session(file) if file.suffix == SESSIONS else file.absolute() for file in files]
-    short = [key.name if file.suffix == SESSIONS else file.stem for file, key in zip(files, keys, strict=True)]
+    keys = [group_of_session(file) if file.suffix.lower() == SESSIONS else file.absolute() for file in files]
+    short = [key.name if file.suffix.lower() == SESSIONS else file.stem for file, key in zip(files, keys, strict=True)]
     if len(set(short)) == len(set(keys)):
         return short
     folder = os.path.commonpath([key.parent for key in keys])
@@ -84,7 +85,7 @@ def _read_file(
     groups = [own_group] * file.num_rows if values is None else [str(value) for value in values]
     try:
         content, columns = _content_of(file)
-        if values is None and path.suffix == SESSIONS:
+        if values is None and path.suffix.lower() == SESSIONS:
             named = "folder"
         if values is None and content == TEXTS:
             groups, named = [str(value) for value in file.values(columns[0])], f"equal {columns[0]}"
@@ -159,9 +160,7 @@ def _read_rows(
 def data_files(path: Path) -> list[Path]:
     """The files that a path names: the file itself, those in a folder, or those that match a pattern."""
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file)]
-        # Hidden files are copies that Jupyter and macOS make.
-        found = sorted(file for file in files if not any(part[0] == "." for part in file.relative_to(path).parts))
+        found = [file for file in _shown_files(path) if _is_data(file)]
         if not found:
             raise RowFileError(
                 f"{quoted_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
@@ -173,6 +172,28 @@ def data_files(path: Path) -> list[Path]:
             raise RowFileError(f"{quoted_path(path)}: expected files that match, found none")
         return found
     return [path]
+
+
+def _shown_files(folder: Path) -> list[Path]:
+    """Files in a folder and its sub-folders, linked ones too, sorted. Hidden ones are copies of Jupyter or macOS."""
+    files, seen = [], set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        # Links come last: one to a folder beside or around it gives no file a second time.
+        links = {name for name in folders if os.path.islink(os.path.join(place, name))}
+        folders[:] = sorted((name for name in folders if name[0] != "."), key=links.__contains__)
+        files += [Path(place, name) for name in names if name[0] != "."]
+    return sorted(files)
+
+
+def _is_data(file: Path) -> bool:
+    """True for data, packed data too: reading refuses it by name, so that no row is missing silently."""
+    plain = file.with_suffix("") if file.suffix.lower() in PACKED else file
+    return plain.suffix.lower() in DATA and not _is_about_data(plain)
 
 
 def _is_about_data(file: Path) -> bool:

@@ -50,7 +50,7 @@ def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[
 
 def read_labels(path: Path) -> dict[str, list[Any]]:
     """Columns of a parquet or Arrow file with a text or an integer in every row."""
-    is_arrow = path.suffix == ".arrow"
+    is_arrow = path.suffix.lower() == ".arrow"
     with open_regular(path) as stream, damage(path):
         schema = pyarrow.ipc.open_stream(stream).schema if is_arrow else pyarrow.parquet.read_schema(stream)
     names = [field.name for field in schema if _is_label(field.type)]
