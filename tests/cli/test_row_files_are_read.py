@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.ipc
 import pytest
 from fixture_types import Printed, Refused
 from record_files import read_of, write
 
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.row_file import read_recording, read_row_file
 from tree_rl.inspection.run_plan import plan_run
 
 PROMPT = [5, 6, 7, 8]
@@ -118,6 +120,17 @@ def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict(WHOLE).save_to_disk(str(tmp_path / "saved"))
     assert [row.token_ids.tolist() for row in read_row_file(tmp_path / "saved")] == WHOLE["input_ids"]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_both_formats_of_arrow_hold_rows_and_labels(is_file: bool, tmp_path: Path) -> None:
+    table = pyarrow.table({"input_ids": WHOLE["input_ids"], "topic": ["x", "y", "z"]})
+    open_writer = pyarrow.ipc.new_file if is_file else pyarrow.ipc.new_stream
+    with open_writer(tmp_path / "rows.arrow", table.schema) as writer:
+        writer.write_table(table)
+    found = read_recording(tmp_path / "rows.arrow")
+    assert [row.token_ids.tolist() for row in found.rows] == WHOLE["input_ids"]
+    assert found.labels == {"topic": ["x", "y", "z"]}
 
 
 MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]

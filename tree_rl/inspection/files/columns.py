@@ -47,7 +47,7 @@ class ColumnFile:
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     """The columns of `wanted` that a file has.
 
-    It reads *.parquet, *.arrow of Hugging Face datasets, *.jsonl with one object per line, *.json with a list of
+    It reads *.parquet, *.arrow of Hugging Face datasets or Feather, *.jsonl with one object per line, *.json with a list of
     objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
 
     Raises:
