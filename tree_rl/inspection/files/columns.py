@@ -47,8 +47,8 @@ class ColumnFile:
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     """The columns of `wanted` that a file has.
 
-    It reads *.parquet, *.arrow of Hugging Face datasets or Feather, *.jsonl with one object per line, *.json with a list of
-    objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
+    It reads *.parquet, *.arrow of Hugging Face datasets or Feather, *.jsonl with one object per line, *.json with a
+    list of objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
 
     Raises:
         InputError: no such file, unknown suffix, no rows, damage, wrong encoding, or a line that is not an object.
@@ -92,7 +92,8 @@ def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
     lines = enumerate(read_bytes(path).split(b"\n"), start=1)
-    records = [parse_json(line, f"{quoted_path(path)}, line {number}") for number, line in lines if line.strip()]
+    named = ((f"{quoted_path(path)}, line {number}", line) for number, line in lines if line.strip())
+    records = [parse_json(line, where, is_line=True) for where, line in named]
     return _columns_of(records, path, wanted)
 
 
