@@ -95,6 +95,17 @@ def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
         assert [row.token_ids.tolist() for row in rows] == 2 * WHOLE["input_ids"]
 
 
+@pytest.mark.parametrize("pattern", ["run[1]", "run[1]/a.jsonl", "run[1]/*.jsonl", "run[1]/[a-z].jsonl", "r*/?.jsonl"])
+def test_brackets_are_signs_of_a_pattern_where_no_such_folder_exists(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run[1]").mkdir()
+    write_columns(WHOLE, tmp_path / "run[1]" / "a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / pattern, Path(pattern)):
+        assert [row.token_ids.tolist() for row in read_row_file(path)] == WHOLE["input_ids"]
+
+
 def test_a_folder_gives_linked_folders_once_and_endings_in_capitals(tmp_path: Path) -> None:
     for name in ("dumps/more/back", "dumps/step_1", "other"):
         (tmp_path / name).mkdir(parents=True)

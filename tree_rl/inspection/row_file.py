@@ -1,8 +1,9 @@
 """Rows of a file of token ids, texts, chat messages or model calls."""
 
 import os
+import re
 from dataclasses import replace
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ SESSIONS = ".npz"
 IDS, TEXTS, CALLS, CHATS = "token ids", "texts", "calls", "chats"
 """What the rows of a file can be."""
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
+SIGNS = re.compile(r"[*?]|\[.+\]")
+"""What makes a path a pattern."""
 PACKED = {".gz", ".zst", ".bz2", ".xz"}
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """Files that Hugging Face writes next to the data."""
@@ -166,8 +169,11 @@ def data_files(path: Path) -> list[Path]:
                 f"{quoted_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
             )
         return found
-    if not path.exists() and any(sign in str(path) for sign in "*?"):
-        found = sorted(Path(file) for file in glob(str(path), recursive=True))
+    # Signs in the name of a folder that exists stand for themselves.
+    folder = next((one for one in (path, *path.parents) if one.exists()), path)
+    pattern = str(path.relative_to(folder))
+    if SIGNS.search(pattern):
+        found = sorted(Path(file) for file in glob(os.path.join(escape(str(folder)), pattern), recursive=True))
         if not found:
             raise RowFileError(f"{quoted_path(path)}: expected files that match, found none")
         return found
