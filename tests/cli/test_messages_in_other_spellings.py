@@ -163,6 +163,7 @@ def test_a_thought_is_read_under_any_name(own: str, name: str, tmp_path: Path) -
 
 CITED = [{"type": "text", "text": "Done.", "citations": [{"url": "x"}], "cache_control": {"type": "ephemeral"}}]
 SILENT = [{"type": "text", "text": None, "annotations": []}, {"type": "text"}, {"type": "thinking", "signature": "x"}]
+SILENT += [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}]
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -175,7 +176,7 @@ def test_parts_without_text_say_nothing(ending: str, tmp_path: Path, chatml: Pat
 
 NO_TEXT: list[dict[str, Any]] = [
     {"type": "text", "content": "x"}, {"type": "text", "value": "x"}, {"type": "text", "text": ["a", "b"]},
-    {"type": "text", "text": 5}, {"type": "thinking", "thinking": 5}, {"type": "thinking", "content": "x"},
+    {"type": "text", "text": 5},
 ]  # fmt: skip
 ANSWERED = [[part] for part in (*NO_TEXT, {"text": 5})]
 RESULTS = [[{"type": "tool_result", "tool_use_id": "t", "content": [part]}] for part in NO_TEXT]

@@ -28,7 +28,8 @@ IDS, TEXTS, CALLS, CHATS = "token ids", "texts", "calls", "chats"
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
 SIGNS = re.compile(r"[*?]|\[.+\]")
 """What makes a path a pattern."""
-PACKED = {".gz", ".zst", ".bz2", ".xz"}
+PACKED, PACKED_DATA = {".gz", ".zst", ".bz2", ".xz"}, {".jsonl", ".parquet"}
+"""Endings of packed files, and of those that hold rows; packed *.json are also profiles."""
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """Files that Hugging Face writes next to the data."""
 
@@ -197,9 +198,10 @@ def _shown_files(folder: Path) -> list[Path]:
 
 
 def _is_data(file: Path) -> bool:
-    """True for data, packed data too: reading refuses it by name, so that no row is missing silently."""
-    plain = file.with_suffix("") if file.suffix.lower() in PACKED else file
-    return plain.suffix.lower() in DATA and not _is_about_data(plain)
+    """True for data, packed rows too: reading refuses them by name, so that none is missing silently."""
+    if file.suffix.lower() in PACKED:
+        return file.with_suffix("").suffix.lower() in PACKED_DATA
+    return file.suffix.lower() in DATA and not _is_about_data(file)
 
 
 def _is_about_data(file: Path) -> bool:

@@ -20,11 +20,6 @@ MEDIA = (
 )
 SOURCES = ("source", "url", "path", "data", "file_id", "image_url", "file_url", "file_data")
 """Fields of a medium that hold or name it, besides one named after its kind."""
-BESIDE = (
-    *("type", "id", "index", "status", "cache_control", "citations", "annotations", "logprobs"),
-    *("signature", "encrypted_content", "thought", "thoughtSignature", "thought_signature"),
-)
-"""Fields of a text or thought that are not its text."""
 KNOWN = {*TEXT, *THOUGHT, *CALL, *RESULT, *MEDIA, "redacted_thinking"}
 """Kinds of parts: the value of the field `type`, or in Gemini's parts the name of the only field."""
 
@@ -93,9 +88,13 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
     held = part.get(kind)
     body = held if isinstance(held, dict) and kind in (*CALL, *RESULT) else part
     if kind in THOUGHT or (kind in TEXT and part.get("thought") is True):
-        blocks.thoughts.append(_text_in(part, (kind, "text"), where))
+        if said := _plain(part.get(kind)) or _plain(part.get("text")):
+            blocks.thoughts.append(said)
     elif kind in TEXT:
-        blocks.parts.append(_text_in(part, (kind, "text"), where))
+        said = _plain(part.get("refusal" if kind == "refusal" else "text"))
+        if said is None and any(part.get(name) for name in (kind, "text", "content", "value")):
+            raise _unread(part, where)
+        blocks.parts.append(said or "")
     elif kind in CALL:
         blocks.calls.append(body)
     elif kind in RESULT:
@@ -106,19 +105,11 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
         blocks.parts.append(_document_text(part) or part)
 
 
-def _text_in(part: dict[str, Any], names: tuple[str, ...], where: str) -> str:
-    """Text of a part, in the first of these fields that is not null; empty if the part says nothing."""
-    given = next((part[name] for name in names if part.get(name) is not None), None)
-    said = _plain(given)
-    if said is not None:
-        return said
-    if given is None and not any(value for name, value in part.items() if name not in BESIDE):
-        return ""
-    raise _unread(part, where)
-
-
 def _plain(said: Any) -> str | None:
-    """A text, or the one in the object that OpenAI's threads have in its place; None for anything else."""
+    """A text, the one in the object that OpenAI's threads have in its place, or Mistral's texts; None otherwise."""
+    if isinstance(said, list):
+        texts = [_plain(piece.get("text")) if isinstance(piece, dict) else None for piece in said]
+        return None if None in texts else "".join(map(str, texts))
     inner = said.get("value") if isinstance(said, dict) else said
     return inner if isinstance(inner, str) else None
 
