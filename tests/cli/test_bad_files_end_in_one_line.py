@@ -58,6 +58,7 @@ FILES: dict[str, tuple[str, bytes | str, str]] = {
     "a line cut off": ("r.jsonl", GOOD[1:-1] + '\n{"input_ids": [1\n', "line 2: not JSON"),
     "an object named json": ("r.json", "{}", "expected a list of objects"),
     "lines named json": ("r.json", '{"a": 1}\n{"a": 2}', "one object a line is named *.jsonl"),
+    "carriage returns alone": ("r.jsonl", '{"a": 1}\r{"a": 2}\r', "give each object a line, ended by a line feed"),
     "cut gzip": ("r.json", gzip.compress(GOOD.encode())[:20], "received a gzip file; unpack it"),
     "gzip named parquet": ("r.parquet", gzip.compress(PARQUET), "it is a gzip file"),
     "cut zip": ("r.json", b"PK\x03\x04" + bytes(36), "received a zip archive"),

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tree_rl.cost.model_sizes import MODEL_SIZES
 from tree_rl.inspection.chat_rows import RowsPer
 from tree_rl.inspection.files import InputError
+from tree_rl.inspection.messages.template_form import REASONING_FIELDS
 from tree_rl.inspection.row import Row
 from tree_rl.inspection.row_file import read_row_file
 
@@ -66,6 +67,7 @@ BLOCKS = [
 ]
 BLOCKS_AS_TEXT = [SYSTEM, *({**one, "content": TEXT(one["content"])} for one in BLOCKS[1:])]
 TOOLS_OF_ANTHROPIC = [{"name": "look", "input_schema": SCHEMA}]
+THREAD = [say(one["role"], [{"type": "text", "text": {"value": one["content"], "annotations": []}}]) for one in PLAIN]
 GEMINI = [
     SYSTEM,
     {"role": "user", "parts": [{"text": "Fix it."}]},
@@ -84,6 +86,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "blocks": {"messages": BLOCKS, "tools": TOOLS},
     "blocks as text": {"messages": BLOCKS_AS_TEXT, "tools": TOOLS},
     "tools of Anthropic": {"messages": BLOCKS[1:], "system": SYSTEM["content"], "tools": TOOLS_OF_ANTHROPIC},
+    "threads of OpenAI": {"messages": [*THREAD[:2], LOOKS, *THREAD[3:]], "tools": TOOLS},
     "Gemini": {"messages": GEMINI, "tools": TOOLS},
     "nulls": {"messages": [{"tool_calls": None, "name": None, **one} for one in PLAIN], "tools": TOOLS},
 }
@@ -141,6 +144,49 @@ def test_an_answer_in_json_stays_text(answer: Any, tmp_path: Path, chatml: Path)
     record = {"request": {"messages": PLAIN[:2]}, "response": TEXT(answer)}
     (row,) = read_row_file(write(tmp_path / "f.jsonl", [record]), tokenizer=chatml)
     assert trained_text(row, chatml).strip() == record["response"] + "<|im_end|>"
+
+
+THINKS = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.NAME and message.role == 'assistant' %}{{ '<think>' + message.NAME + '</think>' }}{% endif %}
+{{- message.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("name", REASONING_FIELDS)
+@pytest.mark.parametrize("own", REASONING_FIELDS)
+def test_a_thought_is_read_under_any_name(own: str, name: str, tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path / "tokenizer", THINKS.replace("NAME", own))
+    chat = [SYSTEM, {**ASKED, name: "of a user"}, {**DONE, own: "", name: "Hm."}]
+    (row,) = read_row_file(write(tmp_path / "f.json", [{"messages": chat}]), tokenizer=folder)
+    assert trained_text(row, folder) == "<think>Hm.</think>Done.<|im_end|>\n"
+
+
+CITED = [{"type": "text", "text": "Done.", "citations": [{"url": "x"}], "cache_control": {"type": "ephemeral"}}]
+SILENT = [{"type": "text", "text": None, "annotations": []}, {"type": "text"}, {"type": "thinking", "signature": "x"}]
+SILENT += [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_parts_without_text_say_nothing(ending: str, tmp_path: Path, chatml: Path) -> None:
+    chats = [[say("user", blocks("Fix it.")), say("assistant", one)] for one in (blocks("Done."), [*SILENT, *CITED])]
+    file = write(tmp_path / f"f.{ending}", [{"messages": chat} for chat in chats])
+    plain, found = read_row_file(file, tokenizer=chatml)
+    assert read_of([found]) == read_of([plain])
+
+
+NO_TEXT: list[dict[str, Any]] = [
+    {"type": "text", "content": "x"}, {"type": "text", "value": "x"}, {"type": "text", "text": ["a", "b"]},
+    {"type": "text", "text": 5},
+]  # fmt: skip
+ANSWERED = [[part] for part in (*NO_TEXT, {"text": 5})]
+RESULTS = [[{"type": "tool_result", "tool_use_id": "t", "content": [part]}] for part in NO_TEXT]
+
+
+@pytest.mark.parametrize("parts", [*ANSWERED, *RESULTS])
+def test_parts_whose_text_is_no_text_are_named(parts: Any, tmp_path: Path, chatml: Path) -> None:
+    file = write(tmp_path / "f.json", [{"messages": [*PLAIN[:3], say("user", parts)]}])
+    with pytest.raises(InputError, match="row 0, column messages, message 3: expected content in parts"):
+        read_row_file(file, tokenizer=chatml)
 
 
 NO_TOOLS = r"row 0, column messages, tools: expected function schemas"

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.ipc
 import pytest
-from fixture_types import Printed
+from fixture_types import Printed, Refused
 from record_files import read_of, write
 
 from tree_rl.inspection.row import Row
-from tree_rl.inspection.row_file import read_row_file
+from tree_rl.inspection.row_file import read_recording, read_row_file
 from tree_rl.inspection.run_plan import plan_run
 
 PROMPT = [5, 6, 7, 8]
@@ -81,8 +83,10 @@ def test_padding_of_verl_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
-    (tmp_path / "dumps" / "more").mkdir(parents=True)
-    for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT)):
+    for name in ("more", ".ipynb_checkpoints"):
+        (tmp_path / "dumps" / name).mkdir(parents=True)
+    hidden = ((".ipynb_checkpoints/2-checkpoint.jsonl", WHOLE), ("more/._1.json", WHOLE))
+    for name, column in (("2.jsonl", WHOLE), ("more/1.parquet", SPLIT), *hidden):
         write_columns(column, tmp_path / "dumps" / name)
     (tmp_path / "dumps" / "state.json").write_text("{}")
     (tmp_path / "dumps" / "notes.txt").write_text("none of these")
@@ -91,10 +95,55 @@ def test_a_folder_and_a_pattern_are_all_their_files(tmp_path: Path) -> None:
         assert [row.token_ids.tolist() for row in rows] == 2 * WHOLE["input_ids"]
 
 
+@pytest.mark.parametrize("pattern", ["run[1]", "run[1]/a.jsonl", "run[1]/*.jsonl", "run[1]/[a-z].jsonl", "r*/?.jsonl"])
+def test_brackets_are_signs_of_a_pattern_where_no_such_folder_exists(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run[1]").mkdir()
+    write_columns(WHOLE, tmp_path / "run[1]" / "a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / pattern, Path(pattern)):
+        assert [row.token_ids.tolist() for row in read_row_file(path)] == WHOLE["input_ids"]
+
+
+def test_a_folder_gives_linked_folders_once_and_endings_in_capitals(tmp_path: Path) -> None:
+    for name in ("dumps/more/back", "dumps/step_1", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for at, name in enumerate(("dumps/more/A.JSONL", "dumps/step_1/B.PARQUET", "other/c.json")):
+        write_columns(WHOLE, tmp_path / f"{at}{Path(name).suffix.lower()}").rename(tmp_path / name)
+    links = {"latest": "step_1", "more/back/again": "../..", "other": "../other", "lost": "nowhere"}
+    for name, target in links.items():
+        (tmp_path / "dumps" / name).symlink_to(target)
+    files = [row.file for row in read_row_file(tmp_path / "dumps")][::3]
+    expected = ("more/A.JSONL", "other/c.json", "step_1/B.PARQUET")
+    assert files == [tmp_path / "dumps" / name for name in expected]
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".JSONL.BZ2", ".parquet.xz"])
+def test_a_folder_with_packed_data_is_refused(ending: str, tmp_path: Path, refused: Refused) -> None:
+    write_columns(WHOLE, tmp_path / "a.jsonl")
+    (tmp_path / "trace.json.gz").write_bytes(b"")  # a profiler's
+    assert len(read_row_file(tmp_path)) == 3
+    (tmp_path / f"b{ending}").write_bytes(b"")
+    for path in (tmp_path, tmp_path / f"b{ending}"):
+        refused(f"b{ending}: expected .parquet, .jsonl, .json, .arrow, .traj, .npz, received .", "inspect", path)
+
+
 def test_a_folder_of_hugging_face_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict(WHOLE).save_to_disk(str(tmp_path / "saved"))
     assert [row.token_ids.tolist() for row in read_row_file(tmp_path / "saved")] == WHOLE["input_ids"]
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_both_formats_of_arrow_hold_rows_and_labels(is_file: bool, tmp_path: Path) -> None:
+    table = pyarrow.table({"input_ids": WHOLE["input_ids"], "topic": ["x", "y", "z"]})
+    open_writer = pyarrow.ipc.new_file if is_file else pyarrow.ipc.new_stream
+    with open_writer(tmp_path / "rows.arrow", table.schema) as writer:
+        writer.write_table(table)
+    found = read_recording(tmp_path / "rows.arrow")
+    assert [row.token_ids.tolist() for row in found.rows] == WHOLE["input_ids"]
+    assert found.labels == {"topic": ["x", "y", "z"]}
 
 
 MESSAGES = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]

@@ -119,6 +119,8 @@ def test_damaged_logs_give_what_they_hold(tmp_path: Path) -> None:
     cut = tmp_path / "cut.log"
     cut.write_text("step:1 - timing_s/step:10.5 - tree/por:0.25\nstep:2 - timing_s/step:10.5 - tree/por:0.2")
     assert read_run(cut).column("tree/por") == [0.25, None]
+    marked = log_file(tmp_path / "marked", ["\ufeff" + step(1), step(2)])
+    assert read_run(marked).steps == (1, 2)
     folder = log_file(tmp_path / "other", [step(1)], "sft.jsonl")
     (folder / "grpo.jsonl").write_text(step(7) + "\n")
     assert read_run(folder).steps in ((1,), (7,))

@@ -90,7 +90,7 @@ def require_page(path: Path, option: str, *read: Path | None) -> None:
     """Raise an InputError if a page has no folder, or would replace one of the files `read` or a file of rows."""
     require_folder_of(path, option)
     same = any(one is not None and one.exists() and os.path.samefile(one, path) for one in read if path.is_file())
-    if same or (path.is_file() and path.suffix in DATA):
+    if same or (path.is_file() and path.suffix.lower() in DATA):
         raise InputError(
             f"{option} {quoted_path(path)}: expected a place for the page, found data, which it would replace; name "
             "another place"

@@ -1,8 +1,9 @@
 """Rows of a file of token ids, texts, chat messages or model calls."""
 
 import os
+import re
 from dataclasses import replace
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ SESSIONS = ".npz"
 IDS, TEXTS, CALLS, CHATS = "token ids", "texts", "calls", "chats"
 """What the rows of a file can be."""
 DATA = {".parquet", ".jsonl", ".json", ".arrow", ".traj", ".npz"}
+SIGNS = re.compile(r"[*?]|\[.+\]")
+"""What makes a path a pattern."""
+PACKED, PACKED_DATA = {".gz", ".zst", ".bz2", ".xz"}, {".jsonl", ".parquet"}
+"""Endings of packed files, and of those that hold rows; packed *.json are also profiles."""
 NO_DATA = {"dataset_info.json", "state.json", "dataset_dict.json", "config.json"}
 """Files that Hugging Face writes next to the data."""
 
@@ -57,8 +62,8 @@ def read_recording(path: Path, *, group_by: str | None = None, **options: Any) -
 def _names_of_groups(files: list[Path]) -> list[str]:
     """Group of each file whose rows name none: its stem if no other file has it, or its path in their common folder."""
     # uni-agent writes one file per session, into a folder whose name identifies the prompt.
-    keys = [group_of_session(file) if file.suffix == SESSIONS else file.absolute() for file in files]
-    short = [key.name if file.suffix == SESSIONS else file.stem for file, key in zip(files, keys, strict=True)]
+    keys = [group_of_session(file) if file.suffix.lower() == SESSIONS else file.absolute() for file in files]
+    short = [key.name if file.suffix.lower() == SESSIONS else file.stem for file, key in zip(files, keys, strict=True)]
     if len(set(short)) == len(set(keys)):
         return short
     folder = os.path.commonpath([key.parent for key in keys])
@@ -84,7 +89,7 @@ def _read_file(
     groups = [own_group] * file.num_rows if values is None else [str(value) for value in values]
     try:
         content, columns = _content_of(file)
-        if values is None and path.suffix == SESSIONS:
+        if values is None and path.suffix.lower() == SESSIONS:
             named = "folder"
         if values is None and content == TEXTS:
             groups, named = [str(value) for value in file.values(columns[0])], f"equal {columns[0]}"
@@ -159,18 +164,44 @@ def _read_rows(
 def data_files(path: Path) -> list[Path]:
     """The files that a path names: the file itself, those in a folder, or those that match a pattern."""
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in DATA and not _is_about_data(file))
+        found = [file for file in _shown_files(path) if _is_data(file)]
         if not found:
             raise RowFileError(
                 f"{quoted_path(path)}: expected files {', '.join(sorted(DATA))} in this folder, found none"
             )
         return found
-    if not path.exists() and any(sign in str(path) for sign in "*?"):
-        found = sorted(Path(file) for file in glob(str(path), recursive=True))
+    # Signs in the name of a folder that exists stand for themselves.
+    folder = next((one for one in (path, *path.parents) if one.exists()), path)
+    pattern = str(path.relative_to(folder))
+    if SIGNS.search(pattern):
+        found = sorted(Path(file) for file in glob(os.path.join(escape(str(folder)), pattern), recursive=True))
         if not found:
             raise RowFileError(f"{quoted_path(path)}: expected files that match, found none")
         return found
     return [path]
+
+
+def _shown_files(folder: Path) -> list[Path]:
+    """Files in a folder and its sub-folders, linked ones too, sorted. Hidden ones are copies of Jupyter or macOS."""
+    files, seen = [], set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        # Links come last: one to a folder beside or around it gives no file a second time.
+        links = {name for name in folders if os.path.islink(os.path.join(place, name))}
+        folders[:] = sorted((name for name in folders if name[0] != "."), key=links.__contains__)
+        files += [Path(place, name) for name in names if name[0] != "."]
+    return sorted(files)
+
+
+def _is_data(file: Path) -> bool:
+    """True for data, packed rows too: reading refuses them by name, so that none is missing silently."""
+    if file.suffix.lower() in PACKED:
+        return file.with_suffix("").suffix.lower() in PACKED_DATA
+    return file.suffix.lower() in DATA and not _is_about_data(file)
 
 
 def _is_about_data(file: Path) -> bool:

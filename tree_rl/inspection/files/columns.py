@@ -47,8 +47,8 @@ class ColumnFile:
 def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
     """The columns of `wanted` that a file has.
 
-    It reads *.parquet, *.arrow of Hugging Face datasets, *.jsonl with one object per line, *.json with a list of
-    objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
+    It reads *.parquet, *.arrow of Hugging Face datasets or Feather, *.jsonl with one object per line, *.json with a
+    list of objects, *.json or *.traj with one object that holds the records, and *.npz of uni-agent.
 
     Raises:
         InputError: no such file, unknown suffix, no rows, damage, wrong encoding, or a line that is not an object.
@@ -61,14 +61,14 @@ def read_columns(path: Path, wanted: Collection[str]) -> ColumnFile:
         ".traj": _read_json,
         ".npz": _read_npz,
     }
-    if path.suffix not in readers:
+    if path.suffix.lower() not in readers:
         # If the file is missing, say that instead.
         open_regular(path).close()
         ending = escaped(path.suffix, 20) or "no ending"
         raise RowFileError(
             f"{quoted_path(path)}: expected {', '.join(readers)}, received {ending}; rename or convert it"
         )
-    found = readers[path.suffix](path, wanted)
+    found = readers[path.suffix.lower()](path, wanted)
     if not found.num_rows or not found.names:
         raise RowFileError(f"{quoted_path(path)}: expected at least one row, received none")
     return found
@@ -78,7 +78,7 @@ def _read_table(path: Path, wanted: Collection[str]) -> ColumnFile:
     # pyarrow takes half a second to import; readers of JSON do not need it.
     from tree_rl.inspection.files.parquet import read_arrow, read_labels, read_parquet
 
-    table, names = (read_arrow if path.suffix == ".arrow" else read_parquet)(path, wanted)
+    table, names = (read_arrow if path.suffix.lower() == ".arrow" else read_parquet)(path, wanted)
     columns = {name: table.column(name) for name in table.column_names}
     labels = partial(read_labels, path)
     return ColumnFile(path=path, num_rows=table.num_rows, names=tuple(names), columns=columns, labels=labels)
@@ -92,7 +92,8 @@ def _read_npz(path: Path, wanted: Collection[str]) -> ColumnFile:
 
 def _read_jsonl(path: Path, wanted: Collection[str]) -> ColumnFile:
     lines = enumerate(read_bytes(path).split(b"\n"), start=1)
-    records = [parse_json(line, f"{quoted_path(path)}, line {number}") for number, line in lines if line.strip()]
+    named = ((f"{quoted_path(path)}, line {number}", line) for number, line in lines if line.strip())
+    records = [parse_json(line, where, is_line=True) for where, line in named]
     return _columns_of(records, path, wanted)
 
 

@@ -11,8 +11,14 @@ from tree_rl.inspection.files.quoting import quoted
 from tree_rl.rollout.gateway.protocols.plain_json import MAX_DEPTH, JsonError, check_depth
 
 
-def parse_json(data: bytes, where: str) -> Any:
-    """One JSON value; raises an InputError, which begins with `where`, for others, deep nesting or a duplicate key."""
+def parse_json(data: bytes, where: str, *, is_line: bool = False) -> Any:
+    """One JSON value; raises an InputError, which begins with `where`, for others, deep nesting or a duplicate key.
+
+    Args:
+        data: text of a file, or of a line.
+        where: beginning of error messages.
+        is_line: `data` is a line of a *.jsonl file.
+    """
     text = decode_utf8(data, where)
     try:
         value = json.loads(text, object_pairs_hook=_every_key_once)
@@ -23,7 +29,7 @@ def parse_json(data: bytes, where: str) -> Any:
             f"{where}: expected lists and objects at most {MAX_DEPTH} deep; flatten the deeper ones"
         ) from error
     except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON: {error}; {_remedy(text, error)}") from error
+        raise InputError(f"{where}: not JSON: {error}; {_remedy(text, error, is_line)}") from error
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     except ValueError as error:
@@ -40,7 +46,8 @@ def _every_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _remedy(text: str, error: json.JSONDecodeError) -> str:
+def _remedy(text: str, error: json.JSONDecodeError, is_line: bool) -> str:
     if error.msg == "Extra data" and text[error.pos] in "{[":
-        return "a file with one object a line is named *.jsonl"
+        named = "a file with one object a line is named *.jsonl"
+        return "give each object a line, ended by a line feed (a carriage return ends none)" if is_line else named
     return "correct that place, or write the file again"

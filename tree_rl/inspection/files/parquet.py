@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # pyarrow takes half a second to import, so readers of JSON do not import this module.
 import pyarrow
@@ -14,7 +14,7 @@ from tree_rl.inspection.files import InputError
 from tree_rl.inspection.files.open_file import kind_of_bytes, open_regular
 from tree_rl.inspection.files.quoting import escaped, quoted, quoted_path
 
-MAGIC = b"PAR1"
+MAGIC, ARROW_MAGIC = b"PAR1", b"ARROW1"
 
 
 def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyarrow.Table, list[str]]:
@@ -40,9 +40,9 @@ def read_parquet(path: Path, names: Collection[str] | None = None) -> tuple[pyar
 
 
 def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[str]]:
-    """Like `read_parquet`, for a file that Hugging Face datasets wrote (`save_to_disk`, its cache)."""
+    """Like `read_parquet`, for a stream (`save_to_disk` of Hugging Face datasets, its cache) or a file of Feather."""
     with open_regular(path) as stream, damage(path):
-        table = pyarrow.ipc.open_stream(stream).read_all()
+        table = _open_arrow(stream).read_all()
         table.validate(full=True)
         known = list(table.column_names)
         return table.select([name for name in known if name in names]), known
@@ -50,12 +50,19 @@ def read_arrow(path: Path, names: Collection[str]) -> tuple[pyarrow.Table, list[
 
 def read_labels(path: Path) -> dict[str, list[Any]]:
     """Columns of a parquet or Arrow file with a text or an integer in every row."""
-    is_arrow = path.suffix == ".arrow"
+    is_arrow = path.suffix.lower() == ".arrow"
     with open_regular(path) as stream, damage(path):
-        schema = pyarrow.ipc.open_stream(stream).schema if is_arrow else pyarrow.parquet.read_schema(stream)
+        schema = _open_arrow(stream).schema if is_arrow else pyarrow.parquet.read_schema(stream)
     names = [field.name for field in schema if _is_label(field.type)]
     table, _ = (read_arrow if is_arrow else read_parquet)(path, names)
     return {name: values_of(table.column(name), path) for name in names if not table.column(name).null_count}
+
+
+def _open_arrow(stream: BinaryIO) -> Any:
+    """A reader of Arrow's stream format, or of its file format, which begins with a signature."""
+    is_file = stream.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    stream.seek(0)
+    return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(stream)
 
 
 def _is_label(kind: pyarrow.DataType) -> bool:

@@ -75,7 +75,8 @@ def read_log(path: Path) -> RunLog | None:
     """The steps of one file, None if it has none; raises InputError if it cannot be read."""
     found: dict[int, Mapping[str, float]] = {}
     last, restarts = -1, 0
-    text = read_bytes(path).decode("utf-8", "replace")
+    # Editors on Windows write a byte order mark, which would hide the first step.
+    text = read_bytes(path).decode("utf-8-sig", "replace")
     # By content, because the file logger's path can be anything.
     for step, metrics in list(_json_steps(text)) or _console_steps(text):
         if is_step(metrics):

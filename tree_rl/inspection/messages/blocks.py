@@ -83,19 +83,18 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
         part = inner
     kind = _kind(part)
     if kind is None:
-        raise RowFileError(
-            f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
-            "; correct it or write it as text"
-        )
+        raise _unread(part, where)
     # Gemini's parts, and OpenAI's calls too, nest the content under a field named after the kind.
     held = part.get(kind)
     body = held if isinstance(held, dict) and kind in (*CALL, *RESULT) else part
     if kind in THOUGHT or (kind in TEXT and part.get("thought") is True):
-        said = part.get(kind) if isinstance(part.get(kind), str) else part.get("text")
-        blocks.thoughts.append(said if isinstance(said, str) else "")
+        if said := _plain(part.get(kind)) or _plain(part.get("text")):
+            blocks.thoughts.append(said)
     elif kind in TEXT:
-        said = part.get("text") if kind != "refusal" else part.get("refusal")
-        blocks.parts.append(said if isinstance(said, str) else "")
+        said = _plain(part.get("refusal" if kind == "refusal" else "text"))
+        if said is None and any(part.get(name) for name in (kind, "text", "content", "value")):
+            raise _unread(part, where)
+        blocks.parts.append(said or "")
     elif kind in CALL:
         blocks.calls.append(body)
     elif kind in RESULT:
@@ -104,6 +103,22 @@ def _sort(part: Any, blocks: Blocks, where: str) -> None:
         blocks.results.append((named, text_of(read_blocks(given, TOOL, where).content)))
     elif kind in MEDIA:
         blocks.parts.append(_document_text(part) or part)
+
+
+def _plain(said: Any) -> str | None:
+    """A text, the one in the object that OpenAI's threads have in its place, or Mistral's texts; None otherwise."""
+    if isinstance(said, list):
+        texts = [_plain(piece.get("text")) if isinstance(piece, dict) else None for piece in said]
+        return None if None in texts else "".join(map(str, texts))
+    inner = said.get("value") if isinstance(said, dict) else said
+    return inner if isinstance(inner, str) else None
+
+
+def _unread(part: Any, where: str) -> RowFileError:
+    return RowFileError(
+        f"{where}: expected content in parts like text, thinking, tool_use or tool_result, received {quoted(part)}"
+        "; correct it or write it as text"
+    )
 
 
 def text_of(content: Any) -> str:
@@ -128,7 +143,7 @@ def _is_written_part(part: Any) -> bool:
     if not isinstance(kind, str) or kind not in KNOWN:
         return False
     if kind in TEXT:
-        return isinstance(part.get("refusal" if kind == "refusal" else "text"), str)
+        return _plain(part.get("refusal" if kind == "refusal" else "text")) is not None
     # Chat templates put a medium where a part has its type alone.
     return kind not in MEDIA or len(part) == 1 or any(part.get(name) for name in (kind, *SOURCES))
 
@@ -141,7 +156,9 @@ def _kind(part: Any) -> str | None:
     if isinstance(kind, str) and kind in KNOWN:
         return kind
     fields = (*TEXT, *CALL, *RESULT, *MEDIA) if kind is None else ()
-    return next((name for name in fields if part.get(name) is not None), None)
+    # Without a type, a field `text` that is not a text is one of a tool's own object.
+    named = (name for name in fields if part.get(name) is not None)
+    return next((name for name in named if name not in TEXT or isinstance(part[name], str)), None)
 
 
 def _as_json(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from tree_rl.inspection.messages.json_cells import decoded
+from tree_rl.inspection.messages.roles import ASSISTANT
 
 REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Errors of a template for messages that it does not expect; jinja does not wrap errors in expressions."""
@@ -65,6 +66,11 @@ class TemplateForm:
                 whole[self.reasoning_field] = reasoning
             elif isinstance(whole["content"], str):
                 whole["content"] = f"<think>\n{reasoning}\n</think>\n\n{whole['content']}"
+        elif self.reasoning_field is not None and whole["role"] == ASSISTANT and not whole.get(self.reasoning_field):
+            # Servers and data sets differ in the name; the template drops all but its own.
+            others = [name for name in REASONING_FIELDS if whole.get(name) and isinstance(whole[name], str)]
+            if others:
+                whole[self.reasoning_field] = whole.pop(others[0])
         return whole
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
