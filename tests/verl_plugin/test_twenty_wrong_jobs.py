@@ -127,6 +127,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.parquet").write_bytes(whole[: len(whole) // 2])
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "none.parquet")
     pq.write_table(pa.table({"prompt": ["a"] * 1024, "agent_name": ["mine"] * 1024}), folder / "loops.parquet")
+    named = pa.table({"prompt": ["a"] * 1024, "agent_name": ["tree_tool_agent"] * 1024})
+    pq.write_table(named, folder / "own_loops.parquet")
     (folder / "run/global_step_4/actor").mkdir(parents=True)
     (folder / "run/global_step_4/actor/model_world_size_4_rank_0.pt").touch()
     (folder / "run/latest_checkpointed_iteration.txt").write_text("4")
@@ -214,6 +216,8 @@ def test_a_cpu_job_is_refused_if_verl_sees_gpus(good: list[str], monkeypatch: py
         f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2",
         f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score reward.reward_manager.name=mine",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
+        # Its prompts name another loop.
+        f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent data.train_files={{folder}}/own_loops.parquet",
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
         "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",

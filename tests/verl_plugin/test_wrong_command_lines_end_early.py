@@ -27,6 +27,7 @@ ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{role}" for role in ("actor", "mode
 ENGINE = f"{ACTOR}.fsdp_config"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
+GATEWAY_LOOP = f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent"
 CORRECTION, LOG_PROBS = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
 WRONG: list[tuple[str, ...]] = [
     # What trees do not run on.
@@ -113,6 +114,9 @@ WRONG: list[tuple[str, ...]] = [
     (f"+{AGENT}.agent=tree_rl.rollout.agents.in_environment.Agent", "in_environment.Agent: module", "has no attribute"),
     (f"+{AGENT}.branching.policy=entropy {LOG_PROBS}=false", "=entropy reads log-probs", "to True"),
     (f"+{AGENT}.agent=ast.AST +{AGENT}.branching.policy=tail", "branching: ast.AST has no `record`", "AgentInEnvir"),
+    (GATEWAY_LOOP, f"tree_gateway_agent needs {AGENT}.agent; set it to"),
+    (f"{GATEWAY_LOOP} +{AGENT}.agent_options.agent=react", f"tree_gateway_agent needs {AGENT}.agent; set it to"),
+    (f"{GATEWAY_LOOP} +{ROLLOUT}.custom.gateway_agnt.agent=a.B", "rename", "custom.gateway_agnt, which"),
     (f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt", "no such agent", "did you mean tree_gateway_agent?"),
     (f"tree.reuse_log_probs=true {AS_STOCK}", "tree.reuse_log_probs=True:", "trainer_mode=tree_sync"),
     # Keys in another section: the hint names one that exists.

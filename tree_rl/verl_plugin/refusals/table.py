@@ -252,6 +252,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
                                      and option(config, f"{CORRECTION}.bypass_mode"))),
+        Refusal(f"{ROLLOUT}.agent.default_agent_loop",
+                f"{{key}}={{value}} needs {ROLLOUT}.custom.gateway_agent.agent", "{remedy}", here.lacks_agent),
         Refusal(f"{ROLLOUT}.custom.gateway_agent.branching.policy",
                 f"{{key}}={{value}} reads log-probs, which {ROLLOUT}.calculate_log_probs=False leaves out",
                 "set it to True",

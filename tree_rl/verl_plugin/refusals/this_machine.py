@@ -388,12 +388,28 @@ def larger_than_data(batch: Any, config: Any) -> Words | None:
 
 def unknown_loop(name: Any, config: Any) -> Words | None:
     """A default agent loop that does not exist, unless prompts name theirs."""
-    known, prompts = known_loops(config), _prompts(config)
+    known = known_loops(config)
     if name is None or not known or name in known:
         return None
     hint = did_you_mean(str(name), sorted(known), cutoff=0.6)
-    is_asked = bool(prompts) and not any(LOOP in file.schema_arrow.names for file in prompts)
+    is_asked = bool(_prompts(config)) and not name_their_loops(config)
     return {"hint": hint or f"; expected one of {', '.join(sorted(known))}"} if hint or is_asked else None
+
+
+def lacks_agent(loop: Any, config: Any) -> Words | None:
+    """The gateway's agent loop as the default, without an agent."""
+    custom, name = option(config, f"{ROLLOUT}.custom") or {}, "gateway_agent"
+    if loop != f"tree_{name}" or option(custom, f"{name}.agent") or name_their_loops(config):
+        return None
+    near = None if name in custom else next((other for other in custom if did_you_mean(str(other), [name])), None)
+    as_meant = f"rename {ROLLOUT}.custom.{near}, which it does not read"
+    return {"remedy": as_meant if near else "set it to the class of an agent as package.module.Class"}
+
+
+def name_their_loops(config: Any) -> bool:
+    """True if prompts may name their agent loops: files to train on with such a column, or a data set of the user's."""
+    is_own = option(config, OWN_DATA_SET) is not None
+    return is_own or any(LOOP in file.schema_arrow.names for file in _prompts(config))
 
 
 def known_loops(config: Any) -> set[str]:
