@@ -218,6 +218,7 @@ def test_a_cpu_job_is_refused_if_verl_sees_gpus(good: list[str], monkeypatch: py
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
         # Its prompts name another loop.
         f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent data.train_files={{folder}}/own_loops.parquet",
+        *(f"tree.path_weighting=custom tree.custom_weights={name}" for name in ("gain", "math.fsum")),
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
         "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",

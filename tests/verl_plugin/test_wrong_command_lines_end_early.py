@@ -28,6 +28,7 @@ ENGINE = f"{ACTOR}.fsdp_config"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
 GATEWAY_LOOP = f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent"
+CUSTOM_WEIGHTS = "tree.mode=tree tree.path_weighting=custom tree.custom_weights"
 CORRECTION, LOG_PROBS = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
 WRONG: list[tuple[str, ...]] = [
     # What trees do not run on.
@@ -47,6 +48,15 @@ WRONG: list[tuple[str, ...]] = [
         for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
     ),
     ("+algorithm.credit.omega=1 algorithm.adv_estimator=grpo", "adv_estimator=grpo takes no options"),
+    *(
+        (f"{CUSTOM_WEIGHTS}={name}", f"{ENGINE}.tree.custom_weights: {said}", remedy)
+        for name, said, remedy in (
+            ("no_such_file.f", "no_such_file.f: No module named", "PYTHONPATH"),
+            ("math.pi", "'math.pi' is no function of a CreditTree", "nor an entry"),
+            ("'.'", ".: Empty module name", "correct the name"),
+            ("''", "'' is no function", "nor an entry of the rows"),
+        )
+    ),
     (f"{ROLLOUT}.name=vlm", "did you mean vllm?"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", "did you mean vanilla?"),
     ("machine=cpuu", "did you mean cpu?"),

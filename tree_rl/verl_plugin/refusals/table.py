@@ -246,6 +246,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
         Refusal("algorithm.adv_estimator", "{key}: {reason}", "", when.unusable_estimator),
         Refusal("algorithm.credit", "{key}: {reason}", "", when.unusable_options),
+        *(Refusal(f"{engine}.tree", "{key}.custom_weights: {reason}", "", when.unusable_weights)
+          for engine in (ENGINES[0], ENGINES[2])),
         Refusal("algorithm.norm_adv_by_std_in_grpo", "{key}={value}: adv_estimator={name} does not read it",
                 "{remedy}", when.is_not_read_of_estimator),
         Refusal("algorithm.adv_estimator",
