@@ -157,6 +157,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 here.incomplete_model),
         Refusal("tokenizer_path", "{key}={value}: the folder has no {what}",
                 "save the tokenizer there with save_pretrained", here.incomplete_tokenizer),
+        *(Refusal(key, "{key}={value}: its {file} is damaged: {reason}", "copy or download it again", condition)
+          for key, condition in (("path", here.damaged_model), ("tokenizer_path", here.damaged_tokenizer))),
         Refusal("path", f"{{key}}: verl imports {here.VALUE_HEAD} to build a model, and {{trl}} no longer has it",
                 "pip uninstall trl", here.trl_without_value_head),
     ),

@@ -4,6 +4,7 @@ The launcher asks them only for a job whose processes all run here.
 """
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
@@ -44,6 +46,7 @@ LOGGER_MODULES = {
 WANDB_ACCOUNT = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_DISABLED")
 """Variables that let wandb start without its file of accounts."""
 TOKENIZER = {"tokenizer (tokenizer.json)": ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")}
+TOKENIZER_JSON = ("tokenizer.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
 ROW_FILES = (".parquet", ".json", ".jsonl")
 """Endings that verl's data set reads."""
@@ -309,6 +312,33 @@ def _lacks(path: Any, needed: Mapping[str, tuple[str, ...]]) -> Words | None:
     folder = Path(path or "").expanduser()
     absent = [what for what, names in needed.items() if not any(any(folder.glob(name)) for name in names)]
     return {"what": absent[0]} if path and folder.exists() and absent else None
+
+
+def damaged_model(path: Any, model: Any) -> Words | None:
+    """The first file of a model's folder on this machine that cannot be read; of weights, only headers are read."""
+    names = ("model*.safetensors",)  # as transformers names what it reads
+    return _damaged(path, names if option(model, "tokenizer_path") else names + TOKENIZER_JSON)
+
+
+def damaged_tokenizer(path: Any, _: Any) -> Words | None:
+    """The first file of a tokenizer's folder on this machine that cannot be read."""
+    return _damaged(path, TOKENIZER_JSON)
+
+
+def _damaged(path: Any, names: Sequence[str]) -> Words | None:
+    folder = Path(path or "").expanduser()
+    for file in [file for name in names for file in sorted(folder.glob(name))] if path else []:
+        try:
+            if file.suffix == ".json":
+                # Not `parse_json`, which also refuses what tokenizers read, such as a key twice.
+                if not isinstance(json.loads(file.read_bytes()), dict):
+                    raise ValueError("expected a JSON object")
+            else:
+                with safe_open(file, framework="pt"):
+                    pass
+        except (OSError, ValueError, SafetensorError) as error:
+            return {"file": file.name, "reason": error}
+    return None
 
 
 def lacks_name(key: str) -> Condition:
