@@ -100,6 +100,9 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
     refuse_unknown(CONFIG_KEY, configured, [*ARGUMENTS, "timeout_seconds"])
     for name, value in configured.items():
         check_type(f"{CONFIG_KEY}.{name}", value, kinds[name] | None)
+    timeout = configured.get("timeout_seconds")
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"{CONFIG_KEY}.timeout_seconds={timeout}: expected more than 0 seconds")
     agent, options, environment, sandbox, own = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
     if is_this_machine and agent in AGENTS and environment in ENVIRONMENTS:
         build(agent, options, environment, sandbox, own)
