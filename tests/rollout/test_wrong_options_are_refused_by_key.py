@@ -109,16 +109,20 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
     ],
     CommandLineOptions: [({"command": "claude --print"}, "the place of the task")],
     agents: [
-        ({"agent": "command_line"}, r"agent command_line\.command: expected a value"),
-        ({"agent": "command_line", "options": {"max_turns": 3}}, r"command_line\.max_turns: no such option; known are"),
+        ({"agent": "command_line"}, r"agent_options\.options\.command: expected a value; command_line has no default"),
+        (
+            {"agent": "command_line", "options": {"max_turns": 3}},
+            r"agent_options\.options\.max_turns: no such option; known are",
+        ),
         ({"agent": "claude"}, r"agent='claude': expected one of react, mini_swe, claude_code, .*, command_line, or"),
         ({"environment": "swe_bensh"}, r"environment='swe_bensh': expected one of swe, .*swe_gym, r2e, terminal_bench"),
         *(
             ({"timeout_seconds": value}, rf"agent_options\.timeout_seconds={value}: expected more than 0 seconds")
             for value in (0, -1.0)
         ),
+        ({"environment_options": {"image": "x"}}, r"agent_options\.environment_options\.image: no such option"),
         ({"agnet": "react"}, r"agent_options\.agnet: no such option; known are agent, options,"),
-        ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
+        ({"sandbox": {"image": "x"}}, r"agent_options\.sandbox\.image: no such option"),
     ],
     AgentInEnvironment: [
         ({"sandbox": {"unconfned": True}}, "unconfned: no such option; known are backend, .*, unconfined"),

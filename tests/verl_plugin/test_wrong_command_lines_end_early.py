@@ -277,17 +277,21 @@ def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pyte
     with pytest.raises(SystemExit, match=r"^2$"):
         constants_ppo.get_ppo_ray_runtime_env(sessions_of({"agent": "command_line", "options": {"max_turns": 3}}))
     said = capsys.readouterr().err
-    assert "agent_options.agent command_line.max_turns: no such option" in said and said.count("\n") == 1
+    assert "agent_options.options.max_turns: no such option" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"options": {"max_turns": "many"}}, "agent react.max_turns='many': expected a whole number"),
-        ({"sandbox": {"unconfined": "no"}}, "environment swe.unconfined='no': expected true or false"),
-        ({"sandbox": {"readable": "/opt"}}, "environment swe.readable='/opt': expected a list"),
-        ({"sandbox": {"limits": {"processes": "1"}}}, "environment swe.limits.processes='1': expected a whole number"),
-        ({"sandbox": {"limits": {"memory": 1}}}, "environment swe.limits.memory: no such option"),
+        ({"options": {"max_turns": "many"}}, "agent_options.options.max_turns='many': expected a whole number"),
+        ({"sandbox": {"backend": "dockr"}}, "agent_options.sandbox.backend='dockr': "),
+        ({"sandbox": {"unconfined": "no"}}, "agent_options.sandbox.unconfined='no': expected true or false"),
+        ({"sandbox": {"readable": "/opt"}}, "agent_options.sandbox.readable='/opt': expected a list"),
+        (
+            {"sandbox": {"limits": {"processes": "1"}}},
+            "agent_options.sandbox.limits.processes='1': expected a whole number",
+        ),
+        ({"sandbox": {"limits": {"memory": 1}}}, "agent_options.sandbox.limits.memory: no such option"),
         ({"sandbox": "docker"}, "agent_options.sandbox='docker': expected options with their names or null"),
         ({"timeout_seconds": "long"}, "agent_options.timeout_seconds='long': expected a number or null"),
     ],
