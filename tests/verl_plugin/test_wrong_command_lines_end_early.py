@@ -185,6 +185,16 @@ def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
     assert config.actor_rollout_ref.ref.fsdp_config.tree.max_tokens == 4096
 
 
+@pytest.mark.parametrize(("block", "mode"), (("null", "auto"), ("{mode:tree}", "tree")))
+@pytest.mark.parametrize("plus", ("", "++"))
+def test_the_block_of_an_engine_is_written_as_a_whole(plus: str, block: str, mode: str, good: list[str]) -> None:
+    config, banner = checked(*good, f"{plus}{ENGINE}.tree={block}")
+    assert f"mode {mode};" in banner and config.actor_rollout_ref.actor.fsdp_config._target_ == train.ENGINE_CONFIG
+    stock = [argument for argument in good if argument != TREE]
+    with pytest.raises(CommandLineError, match=rf"^{ENGINE}\.tree: no engine of this job runs trees; add trainer"):
+        checked(*stock, f"{plus}{ENGINE}.tree={block}")
+
+
 @pytest.mark.parametrize("stock", ([], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"]))
 def test_a_job_without_trees_is_left_to_verl(stock: list[str]) -> None:
     config, given = read_job(stock, train.PROGRAM)
