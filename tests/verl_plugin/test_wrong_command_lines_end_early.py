@@ -44,6 +44,10 @@ WRONG: list[tuple[str, ...]] = [
     ("algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1", "{'prior': -1}: expected finite numbers"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", "algorithm.credit: adv_estimator=gigpo:"),
     *(
+        (f"+algorithm.credit={value} algorithm.adv_estimator=gigpo", "algorithm.credit=", "expected options with their")
+        for value in ("[]", "[by_std]", "high")
+    ),
+    *(
         (f"algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator={name}", "does not read it", remedy)
         for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
     ),

@@ -96,7 +96,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("model.lora_rank", "actor_rollout_ref.model.lora_rank"), int),
     **{f"trainer.max_{name}ckpt_to_keep": int | None for name in ("", "actor_", "critic_")},
     "data.val_batch_size": int | None,
-    "data.apply_chat_template_kwargs": Mapping | None,
+    **dict.fromkeys(("data.apply_chat_template_kwargs", "algorithm.credit"), Mapping | None),
     **{f"{ROLLOUT}.custom{name}": Mapping | None for name in ("", ".gateway_agent", ".tree_agent")},
 }
 """Types of values of which verl would find out later."""
