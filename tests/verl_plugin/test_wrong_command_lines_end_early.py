@@ -108,7 +108,10 @@ WRONG: list[tuple[str, ...]] = [
     (f"{MODEL}.lora_rank=null", "expected a whole number"),
     (f"{ENGINE}.fsdp_size=0", "on 1 ranks:", "-1 for all"),
     (f"++{ENGINE}.tree=auto", "='auto': expected options with their names"),
-    ("tree.router_aux_loss_coef=low", "='low' with", "expected a number"),
+    *(
+        (f"tree.router_aux_loss_coef={value}", f"={said} with", "expected a finite number of at least 0")
+        for value, said in (("low", "'low'"), ("inf", "inf"), ("true", "True"))
+    ),
     ("tree.custom_weights=null", "expected a text"),
     (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", "='2GB': expected a whole number"),
     (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", "no such option", "kv_cache_bytes"),
