@@ -134,7 +134,7 @@ async def test_sessions_of_a_taskset_of_verifiers_have_its_tools_and_scores_and_
         ({}, {}, r"extra_info\.idx: expected the position"),
         ({"taskset": "nowhere"}, {}, r"environment_options\.taskset=nowhere: ModuleNotFoundError"),
         ({"config": {"colour": "red"}}, {}, r"environment_options\.taskset=sums_for_tests: ValidationError"),
-        ({"taskset": None}, {}, r"environment verifiers\.taskset: expected a value"),
+        ({"taskset": None}, {}, r"agent_options\.environment_options\.taskset: expected a value"),
     ],
 )
 def test_tasksets_that_cannot_be_played_are_refused_by_name(sums: str, options: Any, row: Any, message: str) -> None:

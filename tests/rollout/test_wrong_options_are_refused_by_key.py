@@ -1,6 +1,7 @@
 """A wrong option of an agent, its gateway, environment, sandbox or branches is refused by its key before a session."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -53,6 +54,14 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"agnet_options": {}}, r"gateway_agent\.agnet_options: no such option"),
         ({"session_timeout_s": 0}, r"gateway_agent\.session_timeout_s=0"),
         ({"session_timeout_s": 600}, r"=600: expected more than agent_options\.timeout_seconds=900"),
+        *(
+            ({"failed_reward": value}, rf"gateway_agent\.failed_reward={value}: expected a finite number")
+            for value in (inf, -inf)
+        ),
+        (
+            {"agent_options": {"options": {"think": "strip"}}},
+            r"agent_options\.options\.think=strip: .*; set .*gateway_agent\.gateway\.reasoning=inline",
+        ),
         ({"gateway": {"on_dirft": "reuse"}}, r"gateway_agent\.gateway\.on_dirft: no such option"),
         ({"gateway": {"on_drift": "maybe"}}, "on_drift='maybe'"),
         ({"branching": {"rounds": 2}}, r"gateway_agent\.branching\.policy: expected the name of a policy"),
@@ -93,15 +102,27 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"policy": "entropy", "options": {"weight": "1e-1"}}, "branching.options.weight='1e-1': expected a number"),
         ({"policy": "entropy", "options": {"branches": 0.5}}, "branching.options.branches=0.5"),
     ],
-    ReActOptions: [({"think": "hide"}, "think='hide'"), ({"max_turns": 0}, "max_turns=0")],
+    ReActOptions: [
+        ({"think": "hide"}, "think='hide'"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"compact_after_tokens": 0}, "compact_after_tokens=0: expected at least 1"),
+    ],
     CommandLineOptions: [({"command": "claude --print"}, "the place of the task")],
     agents: [
-        ({"agent": "command_line"}, r"agent command_line\.command: expected a value"),
-        ({"agent": "command_line", "options": {"max_turns": 3}}, r"command_line\.max_turns: no such option; known are"),
+        ({"agent": "command_line"}, r"agent_options\.options\.command: expected a value; command_line has no default"),
+        (
+            {"agent": "command_line", "options": {"max_turns": 3}},
+            r"agent_options\.options\.max_turns: no such option; known are",
+        ),
         ({"agent": "claude"}, r"agent='claude': expected one of react, mini_swe, claude_code, .*, command_line, or"),
         ({"environment": "swe_bensh"}, r"environment='swe_bensh': expected one of swe, .*swe_gym, r2e, terminal_bench"),
+        *(
+            ({"timeout_seconds": value}, rf"agent_options\.timeout_seconds={value}: expected more than 0 seconds")
+            for value in (0, -1.0)
+        ),
+        ({"environment_options": {"image": "x"}}, r"agent_options\.environment_options\.image: no such option"),
         ({"agnet": "react"}, r"agent_options\.agnet: no such option; known are agent, options,"),
-        ({"sandbox": {"image": "x"}}, r"environment swe\.image: no such option"),
+        ({"sandbox": {"image": "x"}}, r"agent_options\.sandbox\.image: no such option"),
     ],
     AgentInEnvironment: [
         ({"sandbox": {"unconfned": True}}, "unconfned: no such option; known are backend, .*, unconfined"),
@@ -113,6 +134,10 @@ WRONG: dict[Callable[..., Any], list[tuple[dict[str, Any], str]]] = {
         ({"files": []}, "`files` or an `image`"),
     ],
 }
+
+
+def test_reasoning_inside_the_text_can_be_stripped() -> None:
+    gateway_agent(agent_options={"options": {"think": "strip"}}, gateway={"reasoning": "inline"})
 
 
 @pytest.mark.parametrize(

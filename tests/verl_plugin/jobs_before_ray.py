@@ -11,6 +11,7 @@ import hydra
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
+from safetensors.numpy import save_file
 
 from tree_rl.verl_plugin.launch import train
 from tree_rl.verl_plugin.launch.command_line import read_job
@@ -23,8 +24,8 @@ def write_job(folder: Path) -> list[str]:
     """A stock config's command line that a machine without an accelerator runs; its model has no weights to load."""
     pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "a"}]] * 1024}), folder / "rows.parquet")
     (folder / "config.json").write_text(QWEN)
-    for name in ("model.safetensors", "tokenizer.json"):
-        (folder / name).touch()
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({}, folder / "model.safetensors")
     files = [f"data.{name}_files={folder}/rows.parquet" for name in ("train", "val")]
     models = [f"{role}.path={folder}" for role in ("actor_rollout_ref.model", "critic.model")]
     return [TREE, "machine=cpu", "algorithm.adv_estimator=grpo", *files, *models]

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from jobs_before_ray import assert_names, checked, write_job
 from omegaconf import OmegaConf
+from safetensors.numpy import save
 
 from tree_rl.verl_plugin import compat
 from tree_rl.verl_plugin.launch.command_line import read_job
@@ -97,6 +99,14 @@ WRONG: list[tuple[str, ...]] = [
     ("data.train_files={folder}/rows.csv", "verl reads files that end in .parquet, .json", "correct"),
     (f"{MODEL}.path={{folder}}/bare", "the folder has no config", "save"),
     (f"{MODEL}.tokenizer_path={{folder}}/bare", "the folder has no tokenizer", "save the tokenizer"),
+    *(
+        (f"{key}={{folder}}/{place}", f"{key}={{folder}}/{place}: its {said}", "download it again")
+        for key, place, said in (
+            (f"{MODEL}.path", "cut", "model.safetensors is damaged: Error while deserializing header: incomplete"),
+            (f"{MODEL}.path", "empty", "tokenizer.json is damaged: Expecting value"),
+            (f"{MODEL}.tokenizer_path", "listed", "tokenizer_config.json is damaged: expected a JSON object"),
+        )
+    ),
     (f"{REWARD}.path={{folder}}/reward.py", "it defines no compute_score", f"{REWARD}.name"),
     (f"{REWARD}.path={{folder}}/rows.csv", "Python cannot read it", "correct it"),
     (f"{RESUME}={{folder}}/global_step_9", "expected an existing folder", "resume_mode=auto"),
@@ -127,6 +137,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half.parquet").write_bytes(whole[: len(whole) // 2])
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), folder / "none.parquet")
     pq.write_table(pa.table({"prompt": ["a"] * 1024, "agent_name": ["mine"] * 1024}), folder / "loops.parquet")
+    named = pa.table({"prompt": ["a"] * 1024, "agent_name": ["tree_tool_agent"] * 1024})
+    pq.write_table(named, folder / "own_loops.parquet")
+    for place, name, content in (
+        ("cut", "model.safetensors", save({"w": np.zeros(1000)})[:1000]),
+        ("empty", "tokenizer.json", b""),
+        ("listed", "tokenizer_config.json", b"[]"),
+    ):
+        (folder / place).mkdir()
+        write_job(folder / place)
+        (folder / place / name).write_bytes(content)
     (folder / "run/global_step_4/actor").mkdir(parents=True)
     (folder / "run/global_step_4/actor/model_world_size_4_rank_0.pt").touch()
     (folder / "run/latest_checkpointed_iteration.txt").write_text("4")
@@ -214,6 +234,9 @@ def test_a_cpu_job_is_refused_if_verl_sees_gpus(good: list[str], monkeypatch: py
         f"{SEPARATE} {ACTOR}.ppo_mini_batch_size=512 trainer.v1.separate_async.parameter_sync_step=2",
         f"{REWARD}.path={{folder}}/reward.py {REWARD}.name=score reward.reward_manager.name=mine",
         f"+{ROLLOUT}.agent.agent_loop_manager_class=my.Manager data.train_files={{folder}}/loops.parquet",
+        # Its prompts name another loop.
+        f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent data.train_files={{folder}}/own_loops.parquet",
+        *(f"tree.path_weighting=custom tree.custom_weights={name}" for name in ("gain", "math.fsum")),
         "trainer.logger=[console] trainer.resume_from_path=null",
         f"{RESUME}={{folder}}/run/global_step_4/ trainer.n_gpus_per_node=4",
         "trainer.default_local_dir={folder}/run trainer.resume_mode=disable",

@@ -27,6 +27,8 @@ ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{role}" for role in ("actor", "mode
 ENGINE = f"{ACTOR}.fsdp_config"
 AS_STOCK = f"trainer.v1.trainer_mode=sync +{MODEL}.model_type=tree_language_model"
 """verl's own trainer with a tree engine."""
+GATEWAY_LOOP = f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agent"
+CUSTOM_WEIGHTS = "tree.mode=tree tree.path_weighting=custom tree.custom_weights"
 CORRECTION, LOG_PROBS = "algorithm.rollout_correction", f"{ROLLOUT}.calculate_log_probs"
 WRONG: list[tuple[str, ...]] = [
     # What trees do not run on.
@@ -42,10 +44,23 @@ WRONG: list[tuple[str, ...]] = [
     ("algorithm.adv_estimator=rtmc +algorithm.credit.prior=-1", "{'prior': -1}: expected finite numbers"),
     ("algorithm.adv_estimator=gigpo +algorithm.credit.gamma=high", "algorithm.credit: adv_estimator=gigpo:"),
     *(
+        (f"+algorithm.credit={value} algorithm.adv_estimator=gigpo", "algorithm.credit=", "expected options with their")
+        for value in ("[]", "[by_std]", "high")
+    ),
+    *(
         (f"algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator={name}", "does not read it", remedy)
         for name, remedy in (("gigpo", "set +algorithm.credit.by_std=False"), ("tree_grpo", "set it to True"))
     ),
     ("+algorithm.credit.omega=1 algorithm.adv_estimator=grpo", "adv_estimator=grpo takes no options"),
+    *(
+        (f"{CUSTOM_WEIGHTS}={name}", f"{ENGINE}.tree.custom_weights: {said}", remedy)
+        for name, said, remedy in (
+            ("no_such_file.f", "no_such_file.f: No module named", "PYTHONPATH"),
+            ("math.pi", "'math.pi' is no function of a CreditTree", "nor an entry"),
+            ("'.'", ".: Empty module name", "correct the name"),
+            ("''", "'' is no function", "nor an entry of the rows"),
+        )
+    ),
     (f"{ROLLOUT}.name=vlm", "did you mean vllm?"),
     (f"{ACTOR}.policy_loss.loss_mode=vanila", "did you mean vanilla?"),
     ("machine=cpuu", "did you mean cpu?"),
@@ -93,7 +108,10 @@ WRONG: list[tuple[str, ...]] = [
     (f"{MODEL}.lora_rank=null", "expected a whole number"),
     (f"{ENGINE}.fsdp_size=0", "on 1 ranks:", "-1 for all"),
     (f"++{ENGINE}.tree=auto", "='auto': expected options with their names"),
-    ("tree.router_aux_loss_coef=low", "='low' with", "expected a number"),
+    *(
+        (f"tree.router_aux_loss_coef={value}", f"={said} with", "expected a finite number of at least 0")
+        for value, said in (("low", "'low'"), ("inf", "inf"), ("true", "True"))
+    ),
     ("tree.custom_weights=null", "expected a text"),
     (f"++{ROLLOUT}.engine_kwargs.hf.kv_cache_bytes=2GB", "='2GB': expected a whole number"),
     (f"++{ROLLOUT}.engine_kwargs.hf.cache=1", "no such option", "kv_cache_bytes"),
@@ -113,6 +131,9 @@ WRONG: list[tuple[str, ...]] = [
     (f"+{AGENT}.agent=tree_rl.rollout.agents.in_environment.Agent", "in_environment.Agent: module", "has no attribute"),
     (f"+{AGENT}.branching.policy=entropy {LOG_PROBS}=false", "=entropy reads log-probs", "to True"),
     (f"+{AGENT}.agent=ast.AST +{AGENT}.branching.policy=tail", "branching: ast.AST has no `record`", "AgentInEnvir"),
+    (GATEWAY_LOOP, f"tree_gateway_agent needs {AGENT}.agent; set it to"),
+    (f"{GATEWAY_LOOP} +{AGENT}.agent_options.agent=react", f"tree_gateway_agent needs {AGENT}.agent; set it to"),
+    (f"{GATEWAY_LOOP} +{ROLLOUT}.custom.gateway_agnt.agent=a.B", "rename", "custom.gateway_agnt, which"),
     (f"{ROLLOUT}.agent.default_agent_loop=tree_gateway_agnt", "no such agent", "did you mean tree_gateway_agent?"),
     (f"tree.reuse_log_probs=true {AS_STOCK}", "tree.reuse_log_probs=True:", "trainer_mode=tree_sync"),
     # Keys in another section: the hint names one that exists.
@@ -169,6 +190,16 @@ def test_the_longer_key_wins_over_the_short_form(good: list[str]) -> None:
     config, _ = checked(*good, f"{ENGINE}.tree.max_tokens=64", "tree.max_tokens=4096")
     assert config.actor_rollout_ref.actor.fsdp_config.tree.max_tokens == 64
     assert config.actor_rollout_ref.ref.fsdp_config.tree.max_tokens == 4096
+
+
+@pytest.mark.parametrize(("block", "mode"), (("null", "auto"), ("{mode:tree}", "tree")))
+@pytest.mark.parametrize("plus", ("", "++"))
+def test_the_block_of_an_engine_is_written_as_a_whole(plus: str, block: str, mode: str, good: list[str]) -> None:
+    config, banner = checked(*good, f"{plus}{ENGINE}.tree={block}")
+    assert f"mode {mode};" in banner and config.actor_rollout_ref.actor.fsdp_config._target_ == train.ENGINE_CONFIG
+    stock = [argument for argument in good if argument != TREE]
+    with pytest.raises(CommandLineError, match=rf"^{ENGINE}\.tree: no engine of this job runs trees; add trainer"):
+        checked(*stock, f"{plus}{ENGINE}.tree={block}")
 
 
 @pytest.mark.parametrize("stock", ([], [f"{ACTOR}.strategy=fsdp"], ["trainer.project_name=tree"]))
@@ -263,17 +294,21 @@ def test_the_driver_starts_nothing_for_an_agent_that_does_not_exist(capsys: pyte
     with pytest.raises(SystemExit, match=r"^2$"):
         constants_ppo.get_ppo_ray_runtime_env(sessions_of({"agent": "command_line", "options": {"max_turns": 3}}))
     said = capsys.readouterr().err
-    assert "agent_options.agent command_line.max_turns: no such option" in said and said.count("\n") == 1
+    assert "agent_options.options.max_turns: no such option" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"options": {"max_turns": "many"}}, "agent react.max_turns='many': expected a whole number"),
-        ({"sandbox": {"unconfined": "no"}}, "environment swe.unconfined='no': expected true or false"),
-        ({"sandbox": {"readable": "/opt"}}, "environment swe.readable='/opt': expected a list"),
-        ({"sandbox": {"limits": {"processes": "1"}}}, "environment swe.limits.processes='1': expected a whole number"),
-        ({"sandbox": {"limits": {"memory": 1}}}, "environment swe.limits.memory: no such option"),
+        ({"options": {"max_turns": "many"}}, "agent_options.options.max_turns='many': expected a whole number"),
+        ({"sandbox": {"backend": "dockr"}}, "agent_options.sandbox.backend='dockr': "),
+        ({"sandbox": {"unconfined": "no"}}, "agent_options.sandbox.unconfined='no': expected true or false"),
+        ({"sandbox": {"readable": "/opt"}}, "agent_options.sandbox.readable='/opt': expected a list"),
+        (
+            {"sandbox": {"limits": {"processes": "1"}}},
+            "agent_options.sandbox.limits.processes='1': expected a whole number",
+        ),
+        ({"sandbox": {"limits": {"memory": 1}}}, "agent_options.sandbox.limits.memory: no such option"),
         ({"sandbox": "docker"}, "agent_options.sandbox='docker': expected options with their names or null"),
         ({"timeout_seconds": "long"}, "agent_options.timeout_seconds='long': expected a number or null"),
     ],

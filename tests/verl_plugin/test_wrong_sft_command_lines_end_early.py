@@ -71,6 +71,14 @@ def test_one_line_names_the_key(check: Any, case: tuple[str, ...], good: list[st
     assert_names(line.removesuffix("\n"), wrong.split(), *said)
 
 
+def test_a_damaged_file_of_the_model_is_named(tmp_path: Path, capsys: Any) -> None:
+    write_job(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        checked(["machine=cpu", f"data.train_files={tmp_path}/rows.parquet", f"model.path={tmp_path}"])
+    assert f"model.path={tmp_path}: its tokenizer.json is damaged: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("written, is_refused", [("pass", True), ("AutoModelForCausalLMWithValueHead", False)])
 def test_a_trl_without_the_class_that_verl_imports_is_refused(
     written: str, is_refused: bool, good: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -56,7 +56,7 @@ def imported(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, SyntaxError) as error:
         raise ValueError(f"{name}: {error}; put its folder on PYTHONPATH, or correct the name") from error
 
 

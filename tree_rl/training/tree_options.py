@@ -1,6 +1,7 @@
 """The options of a step over trees; verl reads them from the `tree:` block of an engine's config."""
 
 from dataclasses import dataclass
+from math import inf
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS
 
@@ -79,10 +80,11 @@ class TreeOptions:
         if self.offload not in (AUTO, True, False):
             raise ValueError(f"tree.offload={self.offload!r}: expected one of auto, true, false")
         coef: object = self.router_aux_loss_coef
-        if coef is not None and (self.mode == "flat" or not (isinstance(coef, int | float) and coef >= 0)):
+        is_rate = isinstance(coef, int | float) and not isinstance(coef, bool) and 0 <= coef < inf
+        if coef is not None and (self.mode == "flat" or not is_rate):
             raise ValueError(
-                f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a number of at least 0 and "
-                "mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"
+                f"tree.router_aux_loss_coef={coef!r} with tree.mode={self.mode}: expected a finite number of at least "
+                "0 and mode auto or tree; set it to null, as stock verl's FSDP engine has no router auxiliary loss"
             )
         tokens = self.max_tokens
         is_count = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 1

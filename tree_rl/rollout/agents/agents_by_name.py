@@ -60,7 +60,7 @@ def build(
     Raises:
         ValueError: an unknown name, field or value, or an agent that is not installed; names the key.
     """
-    made = _make("agent", AGENTS, agent, options)
+    made = _make("agent", AGENTS, agent, options, "options")
     sandbox = dict(sandbox or {})
     is_local = not environment_options and sandbox.get("backend", "local") == "local"
     if hasattr(made, "find_program") and is_local and _takes_readable(environment, sandbox):
@@ -69,21 +69,21 @@ def build(
         except ValueError as error:
             raise ValueError(f"{CONFIG_KEY}.agent={agent}: {error}") from error
         sandbox["readable"] = (*sandbox.get("readable", ()), *found.readable)
-    return made, _make("environment", ENVIRONMENTS, environment, _of_environment(sandbox, environment_options))
+    return made, _make("environment", ENVIRONMENTS, environment, *_of_environment(sandbox, environment_options))
 
 
 def _takes_readable(environment: str, sandbox: Mapping[str, Any]) -> bool:
-    _, taken = _class_and_options("environment", ENVIRONMENTS, environment, sandbox)
+    _, taken = _class_and_options("environment", ENVIRONMENTS, environment, sandbox, "sandbox")
     return "readable" in getattr(taken, "__dataclass_fields__", ())
 
 
 def _of_environment(
     sandbox: Mapping[str, Any] | None, environment_options: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """The options of an environment: those of its sandbox, or `environment_options` if it has none."""
+) -> tuple[Mapping[str, Any] | None, str]:
+    """The options of an environment, and the argument with them: its sandbox's, or `environment_options`."""
     if sandbox and environment_options:
         raise ValueError(f"{CONFIG_KEY}.environment_options: expected no sandbox with it, received {dict(sandbox)}")
-    return environment_options or sandbox
+    return (sandbox, "sandbox") if sandbox else (environment_options, "environment_options")
 
 
 def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
@@ -100,21 +100,24 @@ def check(configured: Mapping[str, Any], *, is_this_machine: bool) -> None:
     refuse_unknown(CONFIG_KEY, configured, [*ARGUMENTS, "timeout_seconds"])
     for name, value in configured.items():
         check_type(f"{CONFIG_KEY}.{name}", value, kinds[name] | None)
+    timeout = configured.get("timeout_seconds")
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"{CONFIG_KEY}.timeout_seconds={timeout}: expected more than 0 seconds")
     agent, options, environment, sandbox, own = (configured.get(name) or ARGUMENTS[name] for name in ARGUMENTS)
     if is_this_machine and agent in AGENTS and environment in ENVIRONMENTS:
         build(agent, options, environment, sandbox, own)
         return
-    for kind, ours, name, given in (
-        ("agent", AGENTS, agent, options),
-        ("environment", ENVIRONMENTS, environment, _of_environment(sandbox, own)),
+    for kind, ours, name, given, place in (
+        ("agent", AGENTS, agent, options, "options"),
+        ("environment", ENVIRONMENTS, environment, *_of_environment(sandbox, own)),
     ):
         if name in ours or "." not in name:
-            _class_and_options(kind, ours, name, given)
+            _class_and_options(kind, ours, name, given, place)
 
 
-def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None) -> Any:
+def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None, place: str) -> Any:
     """Construct a class with its options, a dataclass; a nested mapping replaces some of a field's defaults."""
-    made, taken = _class_and_options(kind, known, name, options)
+    made, taken = _class_and_options(kind, known, name, options, place)
     if not options:
         return made()
     fields = taken.__dataclass_fields__
@@ -128,9 +131,12 @@ def _make(kind: str, known: Mapping[str, str], name: str, options: Mapping[str, 
 
 
 def _class_and_options(
-    kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None
+    kind: str, known: Mapping[str, str], name: str, options: Mapping[str, Any] | None, place: str
 ) -> tuple[Any, Any]:
-    """A class, and the class of its options by its constructor's annotation; checks names and types of `options`."""
+    """A class, and the class of its options by its constructor's annotation; checks names and types of `options`.
+
+    `place` is the argument of `AgentInEnvironment` with these options.
+    """
     module, _, class_name = known.get(name, name).rpartition(".")
     if not module:
         raise ValueError(
@@ -142,7 +148,7 @@ def _class_and_options(
         raise MissingExtraError(f"{kind} {name!r}", (error.name or "").partition(".")[0]) from error
     annotation = get_annotations(found.__init__).get("options")
     taken = [one for one in get_args(annotation) or (annotation,) if hasattr(one, "__dataclass_fields__")]
-    key, given = f"{CONFIG_KEY}.{kind} {name}", set(options or {})
+    key, given = f"{CONFIG_KEY}.{place}", set(options or {})
     if not taken:
         if given:
             raise ValueError(f"{key}: {found.__name__} takes no options, received {sorted(given)}")
@@ -151,7 +157,7 @@ def _class_and_options(
     check_options(key, options or {}, taken[0])
     needed = [one.name for one in fields.values() if one.default is MISSING and one.default_factory is MISSING]
     if missing := [one for one in needed if one not in given]:
-        raise ValueError(f"{key}.{missing[0]}: expected a value; it has no default")
+        raise ValueError(f"{key}.{missing[0]}: expected a value; {name} has no default for it")
     for option, value in (options or {}).items():
         if hasattr(fields[option].type, "__dataclass_fields__"):
             check_options(f"{key}.{option}", value, fields[option].type)

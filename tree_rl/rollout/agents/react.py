@@ -58,8 +58,10 @@ class ReActOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.max_turns < 1:
-            raise ValueError(f"max_turns={self.max_turns}: expected at least 1")
+        for name in ("max_turns", "compact_after_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
+from math import isfinite
 from typing import Any
 
 from tree_rl.option_types import check_options, check_type, refuse_unknown
@@ -45,6 +46,8 @@ class GatewayAgentOptions:
             raise ValueError(f"{CONFIG_KEY}.branching: {self.agent} has no `record`; use AgentInEnvironment")
         if self.session_timeout_s <= 0:
             raise ValueError(f"{CONFIG_KEY}.session_timeout_s={self.session_timeout_s}: expected more than 0 seconds")
+        if self.failed_reward is not None and not isfinite(self.failed_reward):
+            raise ValueError(f"{CONFIG_KEY}.failed_reward={self.failed_reward}: expected a finite number")
         default = TIMEOUT_SECONDS if self.agent == IN_ENVIRONMENT else None
         of_agent = self.agent_options.get("timeout_seconds", default)
         if isinstance(of_agent, int | float) and of_agent >= self.session_timeout_s:
@@ -80,7 +83,21 @@ def read_gateway_options(
         "max_turn_tokens": max_turn_tokens,
         "template_options": dict(template_options),
     }
-    return GatewayAgentOptions(**{"agent_options": {}, **options}), GatewayOptions(**{**defaults, **gateway})
+    read = GatewayAgentOptions(**{"agent_options": {}, **options}), GatewayOptions(**{**defaults, **gateway})
+    _refuse_reasoning_apart(*read)
+    return read
+
+
+def _refuse_reasoning_apart(options: GatewayAgentOptions, gateway: GatewayOptions) -> None:
+    """Raise a `ValueError` if `react` would strip reasoning that the gateway keeps in a field of its own."""
+    of_agent = options.agent_options.get("options")
+    is_react = options.agent == IN_ENVIRONMENT and options.agent_options.get("agent") in (None, "react")
+    strips = isinstance(of_agent, Mapping) and of_agent.get("think") == "strip"
+    if is_react and strips and gateway.reasoning != "inline":
+        raise ValueError(
+            f"{CONFIG_KEY}.agent_options.options.think=strip: the gateway keeps reasoning apart; set "
+            f"{CONFIG_KEY}.gateway.reasoning=inline"
+        )
 
 
 def read_branching(given: BranchOptions | Mapping[str, Any] | None) -> BranchOptions | None:

@@ -21,8 +21,8 @@ class CommandLineError(ValueError):
 def expand(arguments: Iterable[str], config_name: str) -> list[str]:
     """Expand short forms of reinforcement learning; keep every other argument.
 
-    `tree.KEY=V` sets the option on every engine; `ENGINE.tree.KEY=V` overrides it on one. `machine=cpu` on verl's
-    config adds the config group that tree_rl's recipes have among their defaults.
+    `tree.KEY=V` sets the option on every engine; `ENGINE.tree.KEY=V` or `ENGINE.tree={KEY:V}` overrides it on one.
+    `machine=cpu` on verl's config adds the config group that tree_rl's recipes have among their defaults.
 
     Raises:
         CommandLineError: an unknown machine.
@@ -41,7 +41,7 @@ def expand(arguments: Iterable[str], config_name: str) -> list[str]:
         elif bare.startswith("tree.") and sign:
             engines = ENGINES[:1] if bare.removeprefix("tree.") in OF_THE_ACTOR_ALONE else ENGINES
             general += [f"++{engine}.{bare}={value}" for engine in engines]
-        elif key in MODEL_TYPE_KEYS or bare.startswith(tuple(f"{engine}.tree." for engine in ENGINES)):
+        elif key in MODEL_TYPE_KEYS or f"{bare}.".startswith(tuple(f"{engine}.tree." for engine in ENGINES)):
             specific.append(f"++{bare}={value}")
         else:
             specific.append(argument)

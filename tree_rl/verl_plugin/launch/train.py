@@ -82,7 +82,7 @@ def checked(config: DictConfig, given: Sequence[str]) -> str:
     """
     written = written_keys(given)
     if not trains_trees(config):
-        asked = [key for key in written if key.startswith(("tree.", *(f"{engine}.tree." for engine in ENGINES)))]
+        asked = [key for key in written if f"{key}.".startswith(("tree.", *(f"{engine}.tree." for engine in ENGINES)))]
         if asked:
             raise CommandLineError(
                 f"{asked[0]}: no engine of this job runs trees; add trainer.v1.trainer_mode=tree_sync"
@@ -109,7 +109,7 @@ def complete(config: DictConfig, written: Sequence[str]) -> list[str]:
                 notes.append(f"{key}=fsdp2 in place of verl's default fsdp")
     for engine in ENGINES:
         node = OmegaConf.select(config, engine, default=None)
-        if node is not None and node.get("tree", None) is not None:
+        if node is not None and "tree" in node:
             OmegaConf.update(config, f"{engine}._target_", ENGINE_CONFIG, force_add=True)
     if config.trainer.get("balance_batch", True) is not True:
         notes.append(

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from verl.protocol import DataProto
 
 from tree_rl.credit import estimator_named
+from tree_rl.credit.named import imported
 from tree_rl.models.dropout import ADAPTER_CONFIG, dropout_settings
 from tree_rl.models.language_model import TYPE_IDS
 from tree_rl.models.sequence_parallel_support import KEY as SEQUENCE_PARALLEL
@@ -167,6 +168,18 @@ def leaves_correction_to_another_loss(correction: Any, config: Any) -> Words | N
 def unusable_estimator(name: Any, _: Any) -> None:
     """The dotted name of an estimator that cannot be imported."""
     estimator_named(str(name))
+
+
+def unusable_weights(tree: Any, _: Any) -> Words | None:
+    """The dotted name of a function of weights that cannot be imported or called, or no name."""
+    name = option(tree or {}, "custom_weights")
+    if name is None or option(tree, "path_weighting") != "custom":
+        return None
+    try:
+        is_usable = callable(imported(name)) if "." in name else bool(name)
+    except ValueError as error:
+        return {"reason": error}
+    return None if is_usable else {"reason": f"{name!r} is no function of a CreditTree, nor an entry of the rows"}
 
 
 def unusable_options(options: Any, config: Any) -> Words | None:

@@ -96,7 +96,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("model.lora_rank", "actor_rollout_ref.model.lora_rank"), int),
     **{f"trainer.max_{name}ckpt_to_keep": int | None for name in ("", "actor_", "critic_")},
     "data.val_batch_size": int | None,
-    "data.apply_chat_template_kwargs": Mapping | None,
+    **dict.fromkeys(("data.apply_chat_template_kwargs", "algorithm.credit"), Mapping | None),
     **{f"{ROLLOUT}.custom{name}": Mapping | None for name in ("", ".gateway_agent", ".tree_agent")},
 }
 """Types of values of which verl would find out later."""
@@ -157,6 +157,8 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 here.incomplete_model),
         Refusal("tokenizer_path", "{key}={value}: the folder has no {what}",
                 "save the tokenizer there with save_pretrained", here.incomplete_tokenizer),
+        *(Refusal(key, "{key}={value}: its {file} is damaged: {reason}", "copy or download it again", condition)
+          for key, condition in (("path", here.damaged_model), ("tokenizer_path", here.damaged_tokenizer))),
         Refusal("path", f"{{key}}: verl imports {here.VALUE_HEAD} to build a model, and {{trl}} no longer has it",
                 "pip uninstall trl", here.trl_without_value_head),
     ),
@@ -246,12 +248,16 @@ TABLE: dict[Of, tuple[Refusal, ...]] = {
                 "choose another estimator, such as rloo", lambda name, _: str(name) == "remax"),
         Refusal("algorithm.adv_estimator", "{key}: {reason}", "", when.unusable_estimator),
         Refusal("algorithm.credit", "{key}: {reason}", "", when.unusable_options),
+        *(Refusal(f"{engine}.tree", "{key}.custom_weights: {reason}", "", when.unusable_weights)
+          for engine in (ENGINES[0], ENGINES[2])),
         Refusal("algorithm.norm_adv_by_std_in_grpo", "{key}={value}: adv_estimator={name} does not read it",
                 "{remedy}", when.is_not_read_of_estimator),
         Refusal("algorithm.adv_estimator",
                 f"{{option}} needs the actor's forward, which {CORRECTION}.bypass_mode=True skips", "set it to False",
                 lambda name, config: (str(name) in NEEDS_SUM_PI_SQUARED
                                      and option(config, f"{CORRECTION}.bypass_mode"))),
+        Refusal(f"{ROLLOUT}.agent.default_agent_loop",
+                f"{{key}}={{value}} needs {ROLLOUT}.custom.gateway_agent.agent", "{remedy}", here.lacks_agent),
         Refusal(f"{ROLLOUT}.custom.gateway_agent.branching.policy",
                 f"{{key}}={{value}} reads log-probs, which {ROLLOUT}.calculate_log_probs=False leaves out",
                 "set it to True",

@@ -4,6 +4,7 @@ The launcher asks them only for a job whose processes all run here.
 """
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
 from tree_kernels.tree_attention import IMPLEMENTATIONS, unavailable_reason
@@ -44,6 +46,7 @@ LOGGER_MODULES = {
 WANDB_ACCOUNT = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_DISABLED")
 """Variables that let wandb start without its file of accounts."""
 TOKENIZER = {"tokenizer (tokenizer.json)": ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")}
+TOKENIZER_JSON = ("tokenizer.json", "tokenizer_config.json")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
 ROW_FILES = (".parquet", ".json", ".jsonl")
 """Endings that verl's data set reads."""
@@ -311,6 +314,33 @@ def _lacks(path: Any, needed: Mapping[str, tuple[str, ...]]) -> Words | None:
     return {"what": absent[0]} if path and folder.exists() and absent else None
 
 
+def damaged_model(path: Any, model: Any) -> Words | None:
+    """The first file of a model's folder on this machine that cannot be read; of weights, only headers are read."""
+    names = ("model*.safetensors",)  # as transformers names what it reads
+    return _damaged(path, names if option(model, "tokenizer_path") else names + TOKENIZER_JSON)
+
+
+def damaged_tokenizer(path: Any, _: Any) -> Words | None:
+    """The first file of a tokenizer's folder on this machine that cannot be read."""
+    return _damaged(path, TOKENIZER_JSON)
+
+
+def _damaged(path: Any, names: Sequence[str]) -> Words | None:
+    folder = Path(path or "").expanduser()
+    for file in [file for name in names for file in sorted(folder.glob(name))] if path else []:
+        try:
+            if file.suffix == ".json":
+                # Not `parse_json`, which also refuses what tokenizers read, such as a key twice.
+                if not isinstance(json.loads(file.read_bytes()), dict):
+                    raise ValueError("expected a JSON object")
+            else:
+                with safe_open(file, framework="pt"):
+                    pass
+        except (OSError, ValueError, SafetensorError) as error:
+            return {"file": file.name, "reason": error}
+    return None
+
+
 def lacks_name(key: str) -> Condition:
     """A condition for a user's module that Python cannot read, or that does not define the name at `key`."""
 
@@ -388,12 +418,28 @@ def larger_than_data(batch: Any, config: Any) -> Words | None:
 
 def unknown_loop(name: Any, config: Any) -> Words | None:
     """A default agent loop that does not exist, unless prompts name theirs."""
-    known, prompts = known_loops(config), _prompts(config)
+    known = known_loops(config)
     if name is None or not known or name in known:
         return None
     hint = did_you_mean(str(name), sorted(known), cutoff=0.6)
-    is_asked = bool(prompts) and not any(LOOP in file.schema_arrow.names for file in prompts)
+    is_asked = bool(_prompts(config)) and not name_their_loops(config)
     return {"hint": hint or f"; expected one of {', '.join(sorted(known))}"} if hint or is_asked else None
+
+
+def lacks_agent(loop: Any, config: Any) -> Words | None:
+    """The gateway's agent loop as the default, without an agent."""
+    custom, name = option(config, f"{ROLLOUT}.custom") or {}, "gateway_agent"
+    if loop != f"tree_{name}" or option(custom, f"{name}.agent") or name_their_loops(config):
+        return None
+    near = None if name in custom else next((other for other in custom if did_you_mean(str(other), [name])), None)
+    as_meant = f"rename {ROLLOUT}.custom.{near}, which it does not read"
+    return {"remedy": as_meant if near else "set it to the class of an agent as package.module.Class"}
+
+
+def name_their_loops(config: Any) -> bool:
+    """True if prompts may name their agent loops: files to train on with such a column, or a data set of the user's."""
+    is_own = option(config, OWN_DATA_SET) is not None
+    return is_own or any(LOOP in file.schema_arrow.names for file in _prompts(config))
 
 
 def known_loops(config: Any) -> set[str]:
