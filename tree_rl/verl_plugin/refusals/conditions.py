@@ -173,7 +173,7 @@ def unusable_estimator(name: Any, _: Any) -> None:
 def unusable_weights(tree: Any, _: Any) -> Words | None:
     """The dotted name of a function of weights that cannot be imported or called, or no name."""
     name = option(tree or {}, "custom_weights")
-    if name is None or option(tree, "path_weighting") != "custom":
+    if not isinstance(name, str) or option(tree, "path_weighting") != "custom":
         return None
     try:
         is_usable = callable(imported(name)) if "." in name else bool(name)
