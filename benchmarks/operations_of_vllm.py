@@ -199,11 +199,11 @@ def main() -> None:
     with torch.no_grad():
         computed = of_trainer(model, row, at_once)
         lines += summary("trainer", [differences(name, values, at_once[name]) for name, values in computed])
-    about = {"setting": setting, "model": arguments.model.name, "tokens": len(row), "drawn": arguments.tokens}
-    about["threads"] = torch.get_num_threads()
+    about: Columns = {"setting": setting, "model": arguments.model.name, "tokens": len(row), "drawn": arguments.tokens}
+    about |= {"threads": torch.get_num_threads(), **provenance(packages=[*PACKAGES, "vllm"])}
     for line in lines:
         print(*line.values(), flush=True)
-    write_csv(arguments.output, [line | about | provenance(packages=[*PACKAGES, "vllm"]) for line in lines])
+    write_csv(arguments.output, [line | about for line in lines])
 
 
 if __name__ == "__main__":

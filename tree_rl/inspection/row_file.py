@@ -192,7 +192,7 @@ def _shown_files(folder: Path) -> list[Path]:
         seen.add(real)
         # Links come last: one to a folder beside or around it gives no file a second time.
         links = {name for name in folders if os.path.islink(os.path.join(place, name))}
-        folders[:] = sorted((name for name in folders if name[0] != "."), key=links.__contains__)
+        folders[:] = sorted((name for name in folders if name[0] != "."), key=lambda name: (name in links, name))
         files += [Path(place, name) for name in names if name[0] != "."]
     return sorted(files)
 

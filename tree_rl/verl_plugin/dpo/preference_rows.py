@@ -34,9 +34,9 @@ PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 SIDES = (CHOSEN, REJECTED)
 KINDS = MESSAGES, TEXT, IDS = ("messages", "a text", "token ids")
 MASKS = {side: f"{side}_mask" for side in SIDES}
+"""Column with a 1 for each token id of a side that is trained; without it all of them are."""
 SHORTEST_COPY = 4
 """Token ids or characters of a prompt whose copy in both answers is a mistake; they may begin with a shorter one."""
-"""Column with a 1 for each token id of a side that is trained; without it all of them are."""
 
 
 Pair = tuple[IdsAndMask, IdsAndMask]
