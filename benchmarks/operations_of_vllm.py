@@ -1,19 +1,21 @@
 """Which operations of the trainer's layers give other bits than vLLM's; whether vLLM's decoding repeats its prefill.
 
-python benchmarks/operations_of_vllm.py OUTPUT.csv --model FOLDER --data ROWS [--invariant]
+python benchmarks/operations_of_vllm.py OUTPUT.csv --model FOLDER --data ROWS [--invariant] [--head-size 128]
 
 vLLM (0.29) continues a recorded prompt, then reads the whole row at once, as a trainer does, in bf16, not compiled.
 `trainer`: each operation of transformers' Llama is fed what vLLM computed before it while reading, and compared with
 vLLM's. `vllm`: what vLLM computed for drawn tokens one by one, against the same in the whole row; here differences grow
 through the layers. With `--invariant` vLLM is batch-invariant and the trainer has its kernels, as in
-train_inference_gap.py. Columns: the share of values that differ, mean over layers; the first layer in which any does
-(`all` outside layers); the largest difference, and the largest value of that layer. More threads of a CPU make other
-sums.
+train_inference_gap.py; `trainer_decoding`: the same as `trainer` for the drawn tokens, fed what vLLM computed one by
+one, each attending by itself. Columns: the share of values that differ, mean over layers; the first layer in which any
+does (`all` outside layers); the largest difference, and the largest value of that layer. More threads of a CPU make
+other sums.
 """
 
 import argparse
 import os
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -70,7 +72,7 @@ def watch(model: Any) -> None:
 
 
 def drawn_and_read(model: Path, prompt: list[int], tokens: int) -> tuple[list[int], Seen, Seen]:
-    """A prompt that vLLM continues by some tokens; what it computed for them one by one, and for the whole row at once.
+    """A prompt that vLLM continues by some tokens; what it computed while it drew, one by one, and for the row at once.
 
     Raises:
         RuntimeError: vLLM computed other tokens than those of the row.
@@ -101,12 +103,14 @@ def drawn_and_read(model: Path, prompt: list[int], tokens: int) -> tuple[list[in
         return output, seen
 
     # The last token that it draws is not read.
-    output, one_by_one = run(prompt, len(prompt) + tokens, max_tokens=tokens + 1)
+    output, one_by_one = run(prompt, len(prompt) + tokens, max_tokens=tokens + 1, logprobs=0)
     row = prompt + list(output.outputs[0].token_ids)[:-1]
+    of_drawn = output.outputs[0].logprobs[:-1]
     output, at_once = run(row, len(row), max_tokens=1, prompt_logprobs=0)
-    log_probs = [of[token].logprob for of, token in zip(output.prompt_logprobs[1:], row[1:], strict=True)]
-    at_once["log_probs"] = torch.tensor(log_probs)
-    return row, {name: values[-tokens:] for name, values in one_by_one.items()}, at_once
+    of_prompt = output.prompt_logprobs[1 : len(prompt)]
+    for seen, found in ((at_once, output.prompt_logprobs[1:]), (one_by_one, of_prompt + of_drawn)):
+        seen["log_probs"] = torch.tensor([of[token].logprob for of, token in zip(found, row[1:], strict=True)])
+    return row, one_by_one, at_once
 
 
 def differences(name: str, received: torch.Tensor, wanted: torch.Tensor) -> Columns:
@@ -180,26 +184,38 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of published weights of a Llama, a tokenizer")
     parser.add_argument("--data", type=Path, required=True, help="recorded rows")
     parser.add_argument("--invariant", action="store_true", help="batch-invariant kernels on both sides, on a GPU")
+    parser.add_argument("--head-size", type=int, help="pad the heads of the model to this size")
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64, help="that vLLM draws and computes one by one")
     arguments = parser.parse_args()
     if arguments.tokens < 1:
         parser.error(f"--tokens {arguments.tokens}: expected at least 1")
-    if arguments.invariant:
-        os.environ[gap.INVARIANT] = "1"
+    setting = "invariant" if arguments.invariant else "stock"
+    os.environ |= gap.VARIABLES.get(setting, {})
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     arguments.prompts = 1
     (prompt,) = gap.prompts_of(arguments)
-    row, one_by_one, at_once = drawn_and_read(arguments.model, prompt, arguments.tokens)
-    drawn = ((name, values, at_once[name][-arguments.tokens :]) for name, values in one_by_one.items())
-    lines = summary("vllm", [differences(*one) for one in drawn])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    setting = "invariant" if arguments.invariant else "stock"
-    model = gap.trainer(setting, arguments.model, device)
+    with tempfile.TemporaryDirectory() as padded:
+        folder = arguments.model
+        if arguments.head_size:
+            folder = gap.with_padded_heads(folder, arguments.head_size, Path(padded))
+        row, one_by_one, at_once = drawn_and_read(folder, prompt, arguments.tokens)
+        model = gap.trainer(setting, folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def drawn(values: torch.Tensor) -> torch.Tensor:
+        return values[-arguments.tokens :]
+
+    lines = summary("vllm", [differences(name, drawn(one_by_one[name]), drawn(at_once[name])) for name in one_by_one])
     with torch.no_grad():
         computed = of_trainer(model, row, at_once)
         lines += summary("trainer", [differences(name, values, at_once[name]) for name, values in computed])
-    about: Columns = {"setting": setting, "model": arguments.model.name, "tokens": len(row), "drawn": arguments.tokens}
+        if arguments.invariant:
+            model.decoded_from = len(prompt)
+            computed = of_trainer(model, row, one_by_one)
+            found = [differences(name, drawn(values), drawn(one_by_one[name])) for name, values in computed]
+            lines += summary("trainer_decoding", found)
+    about: Columns = {"setting": setting, "model": arguments.model.name, "head_size": arguments.head_size}
+    about |= {"tokens": len(row), "drawn": arguments.tokens}
     about |= {"threads": torch.get_num_threads(), **provenance(packages=[*PACKAGES, "vllm"])}
     for line in lines:
         print(*line.values(), flush=True)

@@ -3,12 +3,16 @@
 python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 
 Settings of vLLM 0.29: `compiled` (its default), `float32_head` (the same with logits in float32), `graphs` (its own
-kernels, decoding in CUDA graphs) and `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16:
-`stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's `invariant`, for rows
-attention too; forward alone). Rows alone have the head of their layers, trees ours, whose logits are float32, but for
-`invariant`. `vllm` in a row: vLLM's log-probs of the same tokens, read as a prompt. Every setting runs in a process of
-its own. Sessions continue the first tokens of recorded rows, several times each at temperature 1, so that prompts are
-shared.
+kernels, decoding in CUDA graphs), `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`) and `in_step` (the same with the
+engine in its caller's process, so that all sessions begin in one step and no prompt is read while others decode). Of
+the trainer, in bf16: `stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's
+`invariant`; for rows attention too, in which drawn tokens attend one by one, as vLLM decodes them; forward alone). Rows
+alone have the head of their layers, trees ours, whose logits are float32, but for `invariant`. `vllm` in a row: vLLM's
+log-probs of the same tokens, read as a prompt. Every setting runs in a process of its own. Sessions continue the first
+tokens of recorded rows, several times each at temperature 1, so that prompts are shared.
+
+`--head-size` pads the heads with zeros: flash-attn 3 decodes heads of 64 in other tiles than it reads them, heads of
+128 in the same (https://github.com/vllm-project/vllm/issues/51902).
 """
 
 import argparse
@@ -24,7 +28,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tree_rl.models import use_edge_head, use_tree_attention
 from tree_rl.training import rows_alone
@@ -37,10 +41,15 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "float32_head": {"hf_overrides": {"head_dtype": "float32"}},
     "graphs": UNCOMPILED,
     "invariant": UNCOMPILED,
+    "in_step": UNCOMPILED,
 }
 """Setting of vLLM -> its arguments."""
 TRAINERS = ("stock", "liger", "invariant")
-INVARIANT = "VLLM_BATCH_INVARIANT"
+VARIABLES = {
+    "invariant": {"VLLM_BATCH_INVARIANT": "1"},
+    "in_step": {"VLLM_BATCH_INVARIANT": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+}
+"""Setting -> environment variables of its process."""
 PAGE = 16
 """Tokens of a page of vLLM's KV cache."""
 
@@ -78,6 +87,40 @@ def draw(arguments: argparse.Namespace) -> None:
     arguments.samples_file.write_text(json.dumps({"sessions": drawn, "seconds": seconds}))
 
 
+def with_padded_heads(folder: Path, size: int, padded: Path) -> Path:
+    """Save a Llama's weights in bf16 with every head padded by zeros; log-probs change by rounding alone.
+
+    Raises:
+        ValueError: `size` is no multiple of the heads'.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = model.config
+    if size % config.head_dim:
+        raise ValueError(f"--head-size {size}: expected a multiple of {config.head_dim}, the heads of {folder}")
+    # RoPE turns the dimensions i and i + size / 2 by base ** (-2 i / size): those of equal angles take the old ones.
+    first = torch.arange(config.head_dim // 2) * (size // config.head_dim)
+    places = torch.cat([first, first + size // 2])
+    weights = model.state_dict()
+    for name, values in weights.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            heads = values.unflatten(0, (-1, config.head_dim))
+            wide = heads.new_zeros(len(heads), size, values.shape[1])
+            wide[:, places] = heads
+            if "q_proj" in name:
+                wide *= (size / config.head_dim) ** 0.5  # scores are divided by the root of the size
+            weights[name] = wide.flatten(0, 1)
+        elif name.endswith("o_proj.weight"):
+            wide = values.new_zeros(len(values), config.num_attention_heads, size)
+            wide[:, :, places] = values.unflatten(1, (-1, config.head_dim))
+            weights[name] = wide.flatten(1)
+    config.head_dim = size
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(weights)
+    model.to(torch.bfloat16).save_pretrained(padded)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(padded)
+    return padded
+
+
 def trainer(setting: str, folder: Path, device: torch.device) -> Any:
     """The model in bf16 with a setting's layers."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
@@ -91,7 +134,10 @@ def trainer(setting: str, folder: Path, device: torch.device) -> Any:
 
 
 def use_kernels_of_vllm(model: Any) -> None:
-    """Give a Llama the kernels that vLLM's batch-invariant mode has on an H200; trees keep their own attention."""
+    """Give a Llama the kernels that vLLM's batch-invariant mode has on an H200; trees keep their own attention.
+
+    Queries from `model.decoded_from` on, if it is set, attend one by one, as vLLM decodes them.
+    """
     import transformers.models.llama.modeling_llama as llama
     from transformers import AttentionInterface
     from vllm import _custom_ops as ops
@@ -132,21 +178,35 @@ def use_kernels_of_vllm(model: Any) -> None:
 
     def attend(_: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: float, **__: Any) -> Any:
         length = query.shape[2]
+        read = min(getattr(model, "decoded_from", length), length)
         pages = torch.arange(-(-length // PAGE), dtype=torch.int32, device=query.device)
+        query = query[0].transpose(0, 1).contiguous()
 
         def paged(heads: torch.Tensor) -> torch.Tensor:
             padding = (0, 0, 0, 0, 0, len(pages) * PAGE - length)
             return torch.nn.functional.pad(heads[0].transpose(0, 1), padding).unflatten(0, (-1, PAGE)).contiguous()
 
-        lengths = pages.new_tensor([0, length])
-        sizes = {"cu_seqlens_q": lengths, "seqused_k": lengths[1:], "max_seqlen_q": length, "max_seqlen_k": length}
+        cache = paged(key), paged(value)
         settings = {"softmax_scale": scaling, "causal": True, "num_splits": 1, "fa_version": 3}
-        query = query[0].transpose(0, 1).contiguous()
-        out = flash_attn_varlen_func(query, paged(key), paged(value), block_table=pages[None], **sizes, **settings)
-        return out[None], None
+
+        def attended(queries: torch.Tensor, longest: int, keys: torch.Tensor) -> torch.Tensor:
+            """Queries of one size, each with the keys before its end."""
+            starts = torch.arange(len(keys) + 1, dtype=torch.int32, device=keys.device) * longest
+            sizes = {"cu_seqlens_q": starts, "seqused_k": keys, "max_seqlen_q": longest, "max_seqlen_k": length}
+            return flash_attn_varlen_func(queries, *cache, block_table=pages.repeat(len(keys), 1), **sizes, **settings)
+
+        parts = []
+        if read:
+            parts.append(attended(query[:read], read, pages.new_tensor([read])))
+        if read < length:
+            keys = torch.arange(read + 1, length + 1, dtype=torch.int32, device=query.device)
+            parts.append(attended(query[read:], 1, keys))
+        return torch.cat(parts)[None], None
 
     def next_log_probs(logits_LV: torch.Tensor, ids_L: torch.Tensor, temperature: float) -> torch.Tensor:
-        found = compute_token_logprobs(logits_LV[:-1].float() / temperature, ids_L[1:, None]).squeeze(1)
+        # At temperature 1 vLLM leaves the logits in bf16, in which its kernel sums in another order.
+        logits_LV = logits_LV if temperature == 1 else logits_LV.float() / temperature
+        found = compute_token_logprobs(logits_LV[:-1], ids_L[1:, None]).squeeze(1)
         return torch.cat([found, found.new_zeros(1)])
 
     forwards: dict[type, Callable[..., Any]] = {
@@ -169,20 +229,23 @@ def gaps(model: Any, sessions: list[dict[str, list[Any]]]) -> dict[str, float]:
     rows = [session["prompt"] + session["drawn"] for session in sessions]
     names = "log_probs", "read"
     theirs, read = (torch.tensor([value for session in sessions for value in session[name]]) for name in names)
-    drawn, of_prompt = [], dict[tuple[int, ...], list[list[int]]]()
+    alone, drawn, of_prompt = [], [], dict[tuple[int, ...], list[list[int]]]()
     for row, session in zip(rows, sessions, strict=True):
+        # vLLM has the prompt's full pages from the first round, and reads few tokens as it decodes one.
+        model.decoded_from = (len(session["prompt"]) - 1) // PAGE * PAGE
+        with torch.no_grad():
+            alone.append(rows_alone.branch_log_probs(model, [row]).float().cpu())
         is_drawn = torch.arange(len(row)) >= len(session["prompt"])
         drawn.append(is_drawn.roll(-1))  # a token's log-prob stands at the token before it
         of_prompt.setdefault(tuple(session["prompt"]), []).append(row)
     device = next(model.parameters()).device
     figures = {}
     with torch.no_grad():
-        alone = rows_alone.branch_log_probs(model, rows).float().cpu()
         use_tree_attention(model)
         use_edge_head(model)
         trees = [forest_log_probs(model, Forest.from_rows(group), device=device) for group in of_prompt.values()]
     is_drawn_F = torch.cat(drawn)
-    found = {"rows": alone[is_drawn_F], "trees": torch.cat(trees).float().cpu()[is_drawn_F], "vllm": read}
+    found = {"rows": torch.cat(alone)[is_drawn_F], "trees": torch.cat(trees).float().cpu()[is_drawn_F], "vllm": read}
     for name, ours in found.items():
         gap = ours - theirs
         figures[f"{name}_mean"] = gap.abs().mean().item()
@@ -228,7 +291,7 @@ def play(arguments: argparse.Namespace, setting: str, part: str, prompts_file: P
     """Run a setting in its own process; the last line that it printed."""
     # vLLM would fork its engine from a process that has asked for devices, after which CUDA does not start.
     environment = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    environment |= {INVARIANT: "1"} if setting == "invariant" else {}
+    environment |= VARIABLES.get(setting, {})
     command = [sys.executable, __file__, str(arguments.output), "--model", str(arguments.model), "--play", setting]
     command += ["--part", part, "--prompts-file", str(prompts_file), "--samples-file", str(samples_file)]
     command += ["--samples", str(arguments.samples), "--tokens", str(arguments.tokens)]
@@ -245,6 +308,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", type=Path, required=True, help="folder of published weights with a tokenizer")
     parser.add_argument("--data", type=Path, help="recorded rows")
+    parser.add_argument("--head-size", type=int, help="pad the heads of the model to this size")
     parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=list(SAMPLERS))
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--prompts", type=int, default=16)
@@ -268,9 +332,11 @@ def main() -> None:
         from tree_rl.benchmark.provenance import PACKAGES, provenance
         from tree_rl.benchmark.results import collect_rows
 
-        names = ("prompts", "prompt_tokens", "samples", "tokens")
+        names = ("head_size", "prompts", "prompt_tokens", "samples", "tokens")
         about: dict[str, Any] = {"model": arguments.model.name, **{name: getattr(arguments, name) for name in names}}
         with tempfile.TemporaryDirectory() as folder:
+            if arguments.head_size:
+                arguments.model = with_padded_heads(arguments.model, arguments.head_size, Path(folder) / "padded")
             about |= provenance(packages=[*PACKAGES, "vllm"])
             collect_rows(measured(arguments, Path(folder)), about, arguments.output)
 

@@ -2,12 +2,14 @@
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import train_inference_gap
+from scripted_steps.inputs import build_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tree_rl.training import rows_alone
@@ -65,14 +67,20 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         out.copy_(torch.nn.functional.silu(gate) * up)
 
     def flash_attn_varlen_func(
-        query: Any, key: Any, value: Any, *, block_table: Any, seqused_k: Any, **rest: Any
+        queries: Any, key: Any, value: Any, *, cu_seqlens_q: Any, block_table: Any, seqused_k: Any, **rest: Any
     ) -> Any:
-        groups = query.shape[1] // key.shape[2]
-        rows = [pages[block_table[0]].flatten(0, 1)[: int(seqused_k[0])] for pages in (key, value)]
-        heads = (query, *(row.repeat_interleave(groups, 1) for row in rows))
-        q, k, v = (row.transpose(0, 1) for row in heads)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        return attend(q, k, v, is_causal=rest["causal"], scale=rest["softmax_scale"]).transpose(0, 1)
+        assert rest["causal"] and len(block_table) == len(seqused_k) == len(cu_seqlens_q) - 1
+        groups, out = queries.shape[1] // key.shape[2], torch.empty_like(queries)
+        for number, keys in enumerate(seqused_k.tolist()):
+            start, end = cu_seqlens_q[number : number + 2].tolist()
+            rows = [pages[block_table[number]].flatten(0, 1)[:keys] for pages in (key, value)]
+            heads = (queries[start:end], *(row.repeat_interleave(groups, 1) for row in rows))
+            q, k, v = (row.transpose(0, 1) for row in heads)
+            mask = torch.ones(end - start, keys, dtype=torch.bool).tril(keys - (end - start))  # from the end
+            attend = torch.nn.functional.scaled_dot_product_attention
+            out[start:end] = attend(q, k, v, attn_mask=mask, scale=rest["softmax_scale"]).transpose(0, 1)
+        assert end == len(queries)
+        return out
 
     def compute_token_logprobs(logits: Any, ids: Any) -> Any:
         return logits.log_softmax(-1).gather(1, ids)
@@ -119,3 +127,21 @@ def test_layers_on_vllms_kernels_compute_what_transformers_layers_compute(monkey
     found = train_inference_gap.gaps(model, sessions)
     assert found["rows_largest"] == pytest.approx(0, abs=1e-5)
     assert found["trees_largest"] == pytest.approx(0, abs=1e-5)
+
+
+def test_padded_heads_give_the_same_log_probs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**(SIZES | {"num_key_value_heads": 2, "initializer_range": 0.5}))
+    model: Any = AutoModelForCausalLM.from_config(config).bfloat16()
+    for saved in (model, build_tokenizer(20)):
+        saved.save_pretrained(tmp_path / "plain")
+    padded = train_inference_gap.with_padded_heads(tmp_path / "plain", 32, tmp_path / "padded")
+    plain, wide = (
+        AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32) for one in (tmp_path / "plain", padded)
+    )
+    assert wide.config.head_dim == 32 and wide.model.layers[0].self_attn.q_proj.weight.shape == (4 * 32, 32)
+    row = [torch.randint(20, [50]).tolist()]
+    found, wanted = branch_log_probs(wide, row), branch_log_probs(plain, row)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)  # the root of 4 is exact in bf16
+    with pytest.raises(ValueError, match=r"--head-size 12: expected a multiple of 8, the heads of .*plain"):
+        train_inference_gap.with_padded_heads(tmp_path / "plain", 12, tmp_path / "other")
