@@ -118,7 +118,7 @@ def test_layers_on_vllms_kernels_compute_what_transformers_layers_compute(monkey
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**(SIZES | {"num_key_value_heads": 2}))).eval()
     prompts = [list(range(2, 19)), list(range(2, 19)), [3]]
-    replies = [[8, 9, 4], [8, 3], [6] * 31]  # 20, 19 and two whole pages
+    replies = [[8, 9, 4], [8, 3, 5], [6] * 31]  # twice 20, and two whole pages
     sessions: list[dict[str, Any]] = [
         {"prompt": prompt, "drawn": reply} for prompt, reply in zip(prompts, replies, strict=True)
     ]

@@ -190,6 +190,26 @@ def test_a_model_that_is_not_understood_keeps_its_logits(change: Any, reason: st
     assert "forward" not in vars(model.base_model) and "forward" not in vars(model.get_output_embeddings())
 
 
+def test_a_head_whose_forward_was_replaced_answers_by_logits_or_not_at_all() -> None:
+    def replace_forward(model: Any) -> Any:
+        """As hooks of accelerate do."""
+        forward = model.lm_head.forward
+        model.lm_head.forward = lambda hidden: forward(hidden)
+        return model
+
+    model = build(FAMILIES["llama"])
+    use_tree_attention(model)
+    expected = evaluate(model)
+    assert "replaced its head's forward" in str(use_edge_head(replace_forward(model)))
+    assert_same(evaluate(model), expected)
+    prepared = on_trees(FAMILIES["llama"])
+    # The head's own forward, bound, answers.
+    assert_same(evaluate(replace_forward(prepared)), evaluate(on_trees(FAMILIES["llama"])))
+    prepared.lm_head.forward = lambda hidden: nn.functional.linear(hidden, prepared.lm_head.weight)
+    with pytest.raises(RuntimeError, match="replaced its forward after use_edge_head"):
+        evaluate(prepared, late=True)
+
+
 def test_lora_on_the_head_trains_through_its_logits() -> None:
     model = with_lora_on_the_head(build(FAMILIES["llama"])).train()
     use_tree_attention(model)

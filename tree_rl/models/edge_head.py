@@ -70,7 +70,7 @@ def edge_values(
         One value per edge, in the order of the request.
 
     Raises:
-        RuntimeError: a wrapper between the head and the caller changed the head's output.
+        RuntimeError: a wrapper between the head and the caller changed the head's output, or replaced its forward.
     """
     head_of = getattr(model, "get_output_embeddings", None)
     call = _Call(request=cache(request), selects=head_of is not None and isinstance(head_of(), EdgeHead))
@@ -84,6 +84,11 @@ def edge_values(
         return answer.values
     if isinstance(answer, EdgeValues):
         return answer
+    if call.selects and not call.is_answered:
+        raise RuntimeError(
+            "the head was not asked for edge log-probs: something replaced its forward after use_edge_head. Replace it "
+            "before use_edge_head, which then keeps computing logits"
+        )
     if call.is_answered or not isinstance(answer, torch.Tensor):
         raise RuntimeError(
             f"the head answered with edge log-probs, but the model returned {type(answer).__name__}: something after "
@@ -109,6 +114,8 @@ def use_edge_head(model: PreTrainedModel) -> str | None:
         return None
     if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
         return f"its head is a {type(head).__name__} with a {type(head.weight).__name__}, not a plain torch.nn.Linear"
+    if "forward" in vars(head):
+        return f"something replaced its head's forward by {vars(head)['forward']}"
     rule = find_logits_rule(model)
     if isinstance(rule, str):
         return rule
