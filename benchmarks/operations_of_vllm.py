@@ -191,7 +191,7 @@ def main() -> None:
     if arguments.tokens < 1:
         parser.error(f"--tokens {arguments.tokens}: expected at least 1")
     setting = "invariant" if arguments.invariant else "stock"
-    os.environ |= gap.VARIABLES.get(setting, {})
+    os.environ |= gap.INVARIANT if arguments.invariant else {}
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     arguments.prompts = 1
     (prompt,) = gap.prompts_of(arguments)

@@ -3,13 +3,12 @@
 python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 
 Settings of vLLM 0.29: `compiled` (its default), `float32_head` (the same with logits in float32), `graphs` (its own
-kernels, decoding in CUDA graphs), `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`) and `in_step` (the same with the
-engine in its caller's process, so that all sessions begin in one step and no prompt is read while others decode). Of
-the trainer, in bf16: `stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's
-`invariant`; for rows attention too, in which drawn tokens attend one by one, as vLLM decodes them; forward alone). Rows
-alone have the head of their layers, trees ours, whose logits are float32, but for `invariant`. `vllm` in a row: vLLM's
-log-probs of the same tokens, read as a prompt. Every setting runs in a process of its own. Sessions continue the first
-tokens of recorded rows, several times each at temperature 1, so that prompts are shared.
+kernels, decoding in CUDA graphs) and `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16:
+`stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's `invariant`; for rows
+attention too, in which drawn tokens attend one by one, as vLLM decodes them; forward alone). Rows alone have the head of
+their layers, trees ours, whose logits are float32, but for `invariant`. `vllm` in a row: vLLM's log-probs of the same
+tokens, read as a prompt. Every setting runs in a process of its own. Sessions continue the first tokens of recorded
+rows, several times each at temperature 1, so that prompts are shared.
 
 `--head-size` pads the heads with zeros: flash-attn 3 decodes heads of 64 in other tiles than it reads them, heads of
 128 in the same (https://github.com/vllm-project/vllm/issues/51902).
@@ -41,15 +40,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "float32_head": {"hf_overrides": {"head_dtype": "float32"}},
     "graphs": UNCOMPILED,
     "invariant": UNCOMPILED,
-    "in_step": UNCOMPILED,
 }
 """Setting of vLLM -> its arguments."""
 TRAINERS = ("stock", "liger", "invariant")
-VARIABLES = {
-    "invariant": {"VLLM_BATCH_INVARIANT": "1"},
-    "in_step": {"VLLM_BATCH_INVARIANT": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-}
-"""Setting -> environment variables of its process."""
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 PAGE = 16
 """Tokens of a page of vLLM's KV cache."""
 
@@ -291,7 +285,7 @@ def play(arguments: argparse.Namespace, setting: str, part: str, prompts_file: P
     """Run a setting in its own process; the last line that it printed."""
     # vLLM would fork its engine from a process that has asked for devices, after which CUDA does not start.
     environment = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-    environment |= VARIABLES.get(setting, {})
+    environment |= INVARIANT if setting == "invariant" else {}
     command = [sys.executable, __file__, str(arguments.output), "--model", str(arguments.model), "--play", setting]
     command += ["--part", part, "--prompts-file", str(prompts_file), "--samples-file", str(samples_file)]
     command += ["--samples", str(arguments.samples), "--tokens", str(arguments.tokens)]
