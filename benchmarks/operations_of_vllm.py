@@ -6,10 +6,10 @@ vLLM (0.29) continues a recorded prompt, then reads the whole row at once, as a 
 `trainer`: each operation of transformers' Llama is fed what vLLM computed before it while reading, and compared with
 vLLM's. `vllm`: what vLLM computed for drawn tokens one by one, against the same in the whole row; here differences grow
 through the layers. With `--invariant` vLLM is batch-invariant and the trainer has its kernels, as in
-train_inference_gap.py; `trainer_decoding`: the same as `trainer` for the drawn tokens, fed what vLLM computed one by
-one, each attending by itself. Columns: the share of values that differ, mean over layers; the first layer in which any
-does (`all` outside layers); the largest difference, and the largest value of that layer. More threads of a CPU make
-other sums.
+train_inference_gap.py; `trainer_decoding`: as `trainer`, for the drawn tokens, fed what vLLM computed as it decoded,
+attending one by one. Columns: the share of values that differ, mean over layers; the first layer in which any does
+(`all` outside layers); the largest difference, and the largest value of that layer. More threads of a CPU make other
+sums.
 """
 
 import argparse

@@ -5,8 +5,8 @@ python benchmarks/train_inference_gap.py OUTPUT.csv --model FOLDER --data ROWS
 Settings of vLLM 0.29: `compiled` (its default), `float32_head` (the same with logits in float32), `graphs` (its own
 kernels, decoding in CUDA graphs) and `invariant` (`graphs` with `VLLM_BATCH_INVARIANT=1`). Of the trainer, in bf16:
 `stock` (transformers' layers), `liger`, and `invariant` (a Llama on the kernels of vLLM's `invariant`; for rows
-attention too, in which drawn tokens attend one by one, as vLLM decodes them; forward alone). Rows alone have the head
-of their layers, trees ours, whose logits are float32, but for `invariant`. `vllm` in a row: vLLM's log-probs of the
+attention too, in which drawn tokens attend one by one, as vLLM decodes them; forward alone). Heads are in bf16, but
+trees of `stock` and `liger` have ours, whose logits are float32. `vllm` in a row of the table: vLLM's log-probs of the
 same tokens, read as a prompt. Every setting runs in a process of its own. Sessions continue the first tokens of
 recorded rows, several times each at temperature 1, so that prompts are shared.
 
