@@ -94,19 +94,22 @@ def with_padded_heads(folder: Path, size: int, padded: Path) -> Path:
     # RoPE turns the dimensions i and i + size / 2 by base ** (-2 i / size): those of equal angles take the old ones.
     first = torch.arange(config.head_dim // 2) * (size // config.head_dim)
     places = torch.cat([first, first + size // 2])
+
+    def pad(rows: torch.Tensor) -> torch.Tensor:
+        """Rows by head, [heads * old size, width], among rows of zeros."""
+        heads = rows.unflatten(0, (-1, config.head_dim))
+        wide = heads.new_zeros(len(heads), size, rows.shape[1])
+        wide[:, places] = heads
+        return wide.flatten(0, 1)
+
     weights = model.state_dict()
     for name, values in weights.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            heads = values.unflatten(0, (-1, config.head_dim))
-            wide = heads.new_zeros(len(heads), size, values.shape[1])
-            wide[:, places] = heads
-            if "q_proj" in name:
-                wide *= (size / config.head_dim) ** 0.5  # scores are divided by the root of the size
-            weights[name] = wide.flatten(0, 1)
+        if name.endswith("q_proj.weight"):  # scores are divided by the root of the size
+            weights[name] = pad(values) * (size / config.head_dim) ** 0.5
+        elif name.endswith(("k_proj.weight", "v_proj.weight")):
+            weights[name] = pad(values)
         elif name.endswith("o_proj.weight"):
-            wide = values.new_zeros(len(values), config.num_attention_heads, size)
-            wide[:, :, places] = values.unflatten(1, (-1, config.head_dim))
-            weights[name] = wide.flatten(1)
+            weights[name] = pad(values.T).T
     config.head_dim = size
     model = AutoModelForCausalLM.from_config(config)
     model.load_state_dict(weights)
